@@ -1,0 +1,45 @@
+# `make demo`, `make test`, `make check` and `make bench` set up what they need in .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test fast check format bench clean
+
+demo: .venv/.demo
+	$(BIN)/python examples/digits.py
+
+test: .venv/.test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+fast: .venv/.test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow"
+
+check: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.test
+	$(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# mup brings torchvision along, which torch does not need and which, where the two builds do not match, cannot be
+# imported and then breaks the import of transformers.
+install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(1)]" \
+	&& { $(BIN)/python -c "import torchvision" 2>/dev/null || $(BIN)/python -m pip uninstall --quiet --yes torchvision; } \
+	&& touch $@
+
+.venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
+	$(call install,examples)
+
+.venv/.test: pyproject.toml constraints.txt | .venv/bin/python
+	$(call install,test)
+	@touch .venv/.demo

@@ -1,0 +1,1 @@
+"""A narrow stand-in for a wide model, in maximal update parametrization relative to it."""
