@@ -1,0 +1,148 @@
+"""Asynchronous successive halving, the stopping variant: a trial is decided when it reports.
+
+Li et al., "A system for massively parallel hyperparameter tuning" (https://arxiv.org/abs/1810.05934),
+decided as Ray Tune's ``ASHAScheduler`` with one bracket decides it: a trial goes on unless it is worse than
+the (1 - 1/rf) quantile of those that came to the rung before it. One difference is meant: a trial whose
+score is not finite stops here, and goes on there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TypedDict
+
+import numpy as np
+
+from hydro_rasda.schedulers._checks import Mode, check_int, check_mode
+from hydro_rasda.schedulers.milestones import milestones
+
+Rung = Mapping[str, float | None]
+
+
+class Decision(str, Enum):
+    """What a trial that reported does next."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+class PlainAshaState(TypedDict):
+    """An :class:`AshaState` in JSON's own types: per rung its milestone and (trial, score), as they came."""
+
+    rungs: list[tuple[int, list[tuple[str, float | None]]]]
+
+
+@dataclass(frozen=True)
+class AshaState:
+    """What came to each rung so far.
+
+    Attributes:
+        rungs: Milestone -> {trial -> score, None where it was not finite}, in order of arrival.
+    """
+
+    rungs: Mapping[int, Rung] = field(default_factory=lambda: MappingProxyType({}))
+
+    def recorded(self, milestone: int, trial: str, score: float) -> AshaState:
+        """This state with one more score at a rung."""
+        rung = {**self.rungs.get(milestone, {}), trial: score if math.isfinite(score) else None}
+        return AshaState(MappingProxyType({**self.rungs, milestone: MappingProxyType(rung)}))
+
+    def to_plain(self) -> PlainAshaState:
+        """Lists, strings and numbers alone; ``json.dumps(..., allow_nan=False)`` takes it."""
+        return {"rungs": [(milestone, list(rung.items())) for milestone, rung in self.rungs.items()]}
+
+    @classmethod
+    def from_plain(cls, plain: PlainAshaState) -> AshaState:
+        """The inverse of :meth:`to_plain`, before or after a trip through JSON."""
+        rungs = {milestone: MappingProxyType(dict(rung)) for milestone, rung in plain["rungs"]}
+        return cls(MappingProxyType(rungs))
+
+
+@dataclass(frozen=True)
+class AsyncSuccessiveHalving:
+    """ASHA: no trial waits for the others of its rung.
+
+    Attributes:
+        max_t: ``R``: training iterations after which a trial is done.
+        grace_period: ``r``: iterations before the first decision.
+        reduction_factor: ``eta`` in the paper, ``rf`` in RASDA.
+        mode: "min" where a lower score is better, "max" where a higher is.
+
+    Raises:
+        TypeError: a number is no integer.
+        ValueError: a number is out of range, ``grace_period`` is above ``max_t``, or ``mode`` is unknown.
+    """
+
+    max_t: int
+    grace_period: int = 1
+    reduction_factor: int = 4
+    mode: Mode = "min"
+
+    def __post_init__(self) -> None:
+        check_int("max_t", self.max_t, at_least=1)
+        check_int("grace_period", self.grace_period, at_least=1)
+        check_int("reduction_factor", self.reduction_factor, at_least=2)
+        check_mode(self.mode)
+        if self.grace_period > self.max_t:
+            raise ValueError(f"`grace_period` is {self.grace_period}, but must be <= `max_t` ({self.max_t})")
+
+    @property
+    def milestones(self) -> tuple[int, ...]:
+        """The training iterations at which a trial is decided; the last is ``max_t``."""
+        return milestones(self.grace_period, self.max_t, self.reduction_factor)
+
+    def init(self) -> AshaState:
+        """The state before the first report."""
+        return AshaState()
+
+    def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Decision]:
+        """Decides whether a trial goes on.
+
+        The deepest rung that ``t`` has reached *or passed* and that has no score of this trial takes the
+        score, so that sparse reports skip no decision. A report without such a rung changes nothing.
+
+        Args:
+            state: What came before; left as it is.
+            trial: The trial's name.
+            t: Its training iteration.
+            score: Its metric at ``t``.
+
+        Returns:
+            The new state and the decision.
+        """
+        if t >= self.max_t:
+            return state, Decision.STOP
+        milestone = self._open_rung(state, trial, t)
+        if milestone is None:
+            return state, Decision.CONTINUE
+        stops = self._falls_short(state.rungs.get(milestone, {}), score)
+        return state.recorded(milestone, trial, score), Decision.STOP if stops else Decision.CONTINUE
+
+    def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
+        """Records the last score of a trial that ended: later trials are measured by it."""
+        milestone = self._open_rung(state, trial, t)
+        return state if milestone is None else state.recorded(milestone, trial, score)
+
+    def _open_rung(self, state: AshaState, trial: str, t: int) -> int | None:
+        open_ = (m for m in reversed(self._rungs()) if t >= m and trial not in state.rungs.get(m, {}))
+        return next(open_, None)
+
+    def _rungs(self) -> tuple[int, ...]:
+        # Ray has a rung at max_t only where the multiplication meets it; a last score then goes to no other
+        # rung.
+        *earlier, last = self.milestones
+        meets = not earlier or earlier[-1] * self.reduction_factor == last
+        return (*earlier, last) if meets else tuple(earlier)
+
+    def _falls_short(self, rung: Rung, score: float) -> bool:
+        if not math.isfinite(score):
+            return True
+        sign = -1.0 if self.mode == "min" else 1.0
+        gains = [sign * other for other in rung.values() if other is not None]
+        if not gains:
+            return False
+        return bool(sign * score < np.percentile(gains, (1 - 1 / self.reduction_factor) * 100))

@@ -1,0 +1,72 @@
+"""Synchronous successive halving: a rung is decided once, over all of its trials.
+
+Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization" (2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hydro_rasda.schedulers._checks import Mode, check_int, check_mode
+from hydro_rasda.schedulers.ranking import rank
+
+TrialT = TypeVar("TrialT", int, str)
+
+
+@dataclass(frozen=True)
+class SuccessiveHalving:
+    """Keeps the best ``1 / reduction_factor`` of a rung.
+
+    It has no state: a rung's scores are all that a decision takes.
+
+    Attributes:
+        milestones: Training iterations at which a rung ends, strictly increasing (see :func:`milestones`).
+        reduction_factor: ``rf``: of ``n`` trials, ``n // rf`` go on.
+        mode: "min" where a lower score is better, "max" where a higher is.
+        keep_at_least: Trials that go on however few there are.
+
+    Raises:
+        TypeError: a number is no integer.
+        ValueError: a number is out of range, ``milestones`` does not increase, or ``mode`` is unknown.
+    """
+
+    milestones: Sequence[int]
+    reduction_factor: int
+    mode: Mode
+    keep_at_least: int = 1
+
+    def __post_init__(self) -> None:
+        check_int("reduction_factor", self.reduction_factor, at_least=2)
+        check_int("keep_at_least", self.keep_at_least, at_least=1)
+        check_mode(self.mode)
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        rising = all(a < b for a, b in zip((0, *self.milestones), self.milestones))
+        if not self.milestones or not rising:
+            raise ValueError(
+                f"`milestones` is {self.milestones}, but must be positive and strictly increasing"
+            )
+
+    def next_milestone(self, t: int) -> int | None:
+        """The first milestone after iteration ``t``; None once the last is reached."""
+        return next((milestone for milestone in self.milestones if milestone > t), None)
+
+    def promote(self, scores: Mapping[TrialT, float]) -> tuple[TrialT, ...]:
+        """The trials that go on to the next rung, best first.
+
+        ``max(keep_at_least, n // reduction_factor)`` of the ``n`` trials, fewer where not enough scores are
+        finite: a diverged trial is never promoted. Ties go by the lower trial, so that the order of
+        ``scores`` does not matter.
+
+        Args:
+            scores: Trial -> score at this rung's milestone, for ALL trials of the rung.
+
+        >>> SuccessiveHalving((1, 3, 9), 3, "min").promote({3: 0.5, 1: 0.2, 2: 0.2, 0: 0.9})
+        (1,)
+        """
+        trials = sorted(scores)
+        values = [scores[trial] for trial in trials]
+        count = max(self.keep_at_least, len(trials) // self.reduction_factor)
+        return tuple(trials[i] for i in rank(values, self.mode)[:count] if math.isfinite(values[i]))

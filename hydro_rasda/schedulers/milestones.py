@@ -1,0 +1,41 @@
+"""Where a rung ends: the training iterations at which halving is decided."""
+
+from __future__ import annotations
+
+from hydro_rasda.schedulers._checks import check_int
+
+
+def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
+    r"""The milestones of successive halving, :math:`m_k = t_{min} \cdot f^k`, the last one at ``max_t``.
+
+    Built by integer multiplication: a float logarithm of ``max_t / min_t`` loses a rung at, say, 243 / 3.
+    The first milestone that reaches or passes ``max_t`` becomes ``max_t``.
+
+    Args:
+        min_t: First milestone, in training iterations (:math:`min_I` in RASDA's eq. 3).
+        max_t: Last milestone, in training iterations (:math:`max_I`).
+        factor: Growth from one milestone to the next.
+
+    Returns:
+        Strictly increasing milestones; ``(max_t,)`` where ``min_t`` equals ``max_t``.
+
+    Raises:
+        TypeError: an argument is no integer.
+        ValueError: ``min_t`` is below 1, ``max_t`` below ``min_t``, or ``factor`` below 2.
+
+    >>> milestones(1, 243, 3)
+    (1, 3, 9, 27, 81, 243)
+    >>> milestones(5, 40, 2)
+    (5, 10, 20, 40)
+    >>> milestones(5, 30, 2)
+    (5, 10, 20, 30)
+    """
+    check_int("min_t", min_t, at_least=1)
+    check_int("factor", factor, at_least=2)
+    check_int("max_t", max_t, at_least=min_t)
+    found = []
+    milestone = min_t
+    while milestone < max_t:
+        found.append(milestone)
+        milestone *= factor
+    return (*found, max_t)

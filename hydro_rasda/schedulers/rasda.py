@@ -1,0 +1,97 @@
+"""RASDA: halving in time, doubling in space.
+
+Aach et al., "Resource-Adaptive Successive Doubling for Hyperparameter Optimization", section 3.1.
+
+At each milestone the worse trials stop, as asynchronous successive halving decides, and the survivors get
+``scaling_factor`` times their workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hydro_rasda.schedulers._checks import Mode, check_int
+from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
+
+
+class Verdict(NamedTuple):
+    """A decision together with the number of workers that a trial which goes on is due."""
+
+    decision: Decision
+    workers: int
+
+
+@dataclass(frozen=True)
+class RASDA:
+    """Algorithm 1 of the paper, on top of :class:`AsyncSuccessiveHalving`.
+
+    Attributes:
+        max_t: Training iterations after which a trial is done (``max_I``).
+        grace_period: First milestone (``min_I``).
+        reduction_factor: ``rf``: one in ``rf`` trials survives a milestone; milestones are that factor apart.
+        scaling_factor: ``sf``: a survivor's workers grow by it.
+        workers: ``base_resources``: workers of a new trial.
+        max_workers: No trial gets more; None for no limit.
+        mode: "min" where a lower score is better, "max" where a higher is.
+
+    Raises:
+        TypeError: a number is no integer.
+        ValueError: a number is out of range, or ``mode`` is unknown.
+    """
+
+    max_t: int
+    grace_period: int = 1
+    reduction_factor: int = 2
+    scaling_factor: int = 2
+    workers: int = 1
+    max_workers: int | None = None
+    mode: Mode = "min"
+
+    def __post_init__(self) -> None:
+        check_int("scaling_factor", self.scaling_factor, at_least=2)
+        check_int("workers", self.workers, at_least=1)
+        if self.max_workers is not None:
+            check_int("max_workers", self.max_workers, at_least=self.workers)
+        _ = self.halving
+
+    @property
+    def halving(self) -> AsyncSuccessiveHalving:
+        """The half of the rule that stops trials."""
+        return AsyncSuccessiveHalving(self.max_t, self.grace_period, self.reduction_factor, self.mode)
+
+    @property
+    def milestones(self) -> tuple[int, ...]:
+        """The training iterations at which a trial is decided; the last is ``max_t``."""
+        return self.halving.milestones
+
+    def rungs_survived(self, t: int) -> int:
+        """Milestones below ``max_t`` that a trial which goes on after iteration ``t`` has behind it."""
+        return sum(t >= milestone for milestone in self.milestones[:-1])
+
+    def workers_at(self, t: int) -> int:
+        """Workers due after iteration ``t``: ``workers * scaling_factor**(rungs survived)``, capped.
+
+        The first survivors grow at the first milestone, as in the paper's Fig. 7; its Algorithm 1 counts
+        from 0.
+
+        >>> rule = RASDA(max_t=40, grace_period=5, workers=2)
+        >>> [rule.workers_at(t) for t in (0, 5, 10, 20)]
+        [2, 4, 8, 16]
+        """
+        due = self.workers * math.prod([self.scaling_factor] * self.rungs_survived(t))
+        return due if self.max_workers is None else min(due, self.max_workers)
+
+    def init(self) -> AshaState:
+        """The state before the first report."""
+        return self.halving.init()
+
+    def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:
+        """Decides as :meth:`AsyncSuccessiveHalving.report` does, and adds the workers that are due."""
+        state, decision = self.halving.report(state, trial, t, score)
+        return state, Verdict(decision, self.workers_at(t))
+
+    def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
+        """Records the last score of a trial that ended; see :meth:`AsyncSuccessiveHalving.complete`."""
+        return self.halving.complete(state, trial, t, score)

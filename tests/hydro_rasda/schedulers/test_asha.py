@@ -1,0 +1,139 @@
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision, Mode
+
+Report = tuple[str, int, float]
+
+
+def stream(seed: int, trials: int, max_t: int, stride: int) -> list[Report]:
+    """Reports of trials that run side by side at different speeds, every ``stride`` iterations."""
+    rng = random.Random(seed)
+    clock = {f"t{i:02d}": 0 for i in range(trials)}
+    reports = []
+    while clock:
+        trial = rng.choice(sorted(clock))
+        clock[trial] += stride
+        score = rng.choice([0.1, 0.2, 0.3]) if rng.random() < 0.3 else rng.random()
+        reports.append((trial, clock[trial], score))
+        if clock[trial] >= max_t + stride:
+            del clock[trial]
+    return reports
+
+
+def ours(
+    scheduler: AsyncSuccessiveHalving, reports: list[Report], ends: dict[str, int]
+) -> list[tuple[str, int, str]]:
+    state, decisions, over = scheduler.init(), [], set()
+    for trial, t, score in reports:
+        if trial in over:
+            continue
+        if t >= ends.get(trial, 10**9):
+            state, decision = scheduler.complete(state, trial, t, score), Decision.STOP
+        else:
+            state, decision = scheduler.report(state, trial, t, score)
+            if decision is Decision.STOP:
+                state = scheduler.complete(state, trial, t, score)
+        if decision is Decision.STOP:
+            over.add(trial)
+        decisions.append((trial, t, decision.value.upper()))
+    return decisions
+
+
+def rays(
+    scheduler: AsyncSuccessiveHalving, reports: list[Report], ends: dict[str, int]
+) -> list[tuple[str, int, str]]:
+    """The same stream through Ray's scheduler, in the order of calls that Ray's controller makes."""
+    from ray.tune.schedulers import ASHAScheduler
+
+    ray = ASHAScheduler(
+        metric="score",
+        mode=scheduler.mode,
+        max_t=scheduler.max_t,
+        grace_period=scheduler.grace_period,
+        reduction_factor=scheduler.reduction_factor,
+    )
+    trials: dict[str, SimpleNamespace] = {}
+    decisions, over = [], set()
+    for trial, t, score in reports:
+        if trial in over:
+            continue
+        if trial not in trials:
+            trials[trial] = SimpleNamespace(trial_id=trial)
+            ray.on_trial_add(None, trials[trial])
+        result = {"training_iteration": t, "score": score}
+        done = t >= ends.get(trial, 10**9)
+        action = "STOP" if done else ray.on_trial_result(None, trials[trial], result)
+        if action == "STOP":
+            ray.on_trial_complete(None, trials[trial], result)
+            over.add(trial)
+        decisions.append((trial, t, action))
+    return decisions
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize(
+    ("max_t", "grace", "rf"), [(40, 5, 2), (27, 1, 3), (30, 5, 2), (10, 3, 4), (1, 1, 2)]
+)
+@pytest.mark.parametrize("stride", [1, 3, 7])
+def test_decides_as_ray_does(mode: Mode, max_t: int, grace: int, rf: int, stride: int) -> None:
+    scheduler = AsyncSuccessiveHalving(max_t, grace, rf, mode)
+    for seed in range(4):
+        reports = stream(seed, trials=24, max_t=max_t, stride=stride)
+        ends = {"t03": 4, "t07": 11, "t11": 1}
+        assert ours(scheduler, reports, ends) == rays(scheduler, reports, ends)
+
+
+def test_textbook_cutoff() -> None:
+    scheduler = AsyncSuccessiveHalving(max_t=9, reduction_factor=3, mode="max")
+    state, decision = scheduler.init(), Decision.STOP
+    for trial, score, expected in [
+        ("a", 0.0, Decision.CONTINUE),  # nobody to be measured by
+        ("b", 3.0, Decision.CONTINUE),
+        ("c", 1.9, Decision.STOP),  # 2/3 between 0 and 3 is 2
+        ("d", 2.3, Decision.CONTINUE),  # 2/3 of the way through 0, 1.9, 3: 1.9 + (3 - 1.9) / 3 = 2.266...
+    ]:
+        state, decision = scheduler.report(state, trial, 1, score)
+        assert decision is expected
+
+
+def test_reached_or_passed() -> None:
+    scheduler = AsyncSuccessiveHalving(max_t=8, reduction_factor=2, mode="min")
+    state, _ = scheduler.report(scheduler.init(), "a", 3, 0.5)
+    assert set(state.rungs) == {2}
+    state, _ = scheduler.report(state, "a", 6, 0.5)
+    assert set(state.rungs) == {2, 4}
+
+
+def test_stops_at_max_t() -> None:
+    scheduler = AsyncSuccessiveHalving(max_t=8, reduction_factor=2)
+    assert scheduler.report(scheduler.init(), "a", 8, 0.0)[1] is Decision.STOP
+    assert scheduler.report(scheduler.init(), "a", 11, 0.0)[1] is Decision.STOP
+
+
+def test_what_diverged_stops_and_leaves_the_cutoff_alone() -> None:
+    scheduler = AsyncSuccessiveHalving(max_t=9, reduction_factor=3, mode="max")
+    state = scheduler.init()
+    for trial, score in [("a", math.nan), ("b", math.inf), ("c", -math.inf)]:
+        state, decision = scheduler.report(state, trial, 1, score)
+        assert decision is Decision.STOP
+    state, decision = scheduler.report(state, "d", 1, -5.0)
+    assert decision is Decision.CONTINUE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_t": 0}, "`max_t` is 0, but must be >= 1"),
+        ({"max_t": 4, "grace_period": 5}, r"`grace_period` is 5, but must be <= `max_t` \(4\)"),
+        ({"max_t": 4, "grace_period": 0}, "`grace_period` is 0, but must be >= 1"),
+        ({"max_t": 4, "reduction_factor": 1}, "`reduction_factor` is 1, but must be >= 2"),
+        ({"max_t": 4, "mode": "up"}, "`mode` is 'up'"),
+    ],
+)
+def test_bad_input(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AsyncSuccessiveHalving(**arguments)
