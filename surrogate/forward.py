@@ -1,0 +1,67 @@
+"""What muP changes in the forward pass, as hooks that hold plain floats.
+
+Hooks leave parameter names and module classes alone, run under `torch.func.functional_call` and `torch.vmap`,
+survive `copy.deepcopy` and pickling, and compare by value. (`mup.MuReadout` reads an attribute planted on its
+weight, which a copy loses and vmap does not have.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from surrogate.widths import ParamWidth
+
+
+@dataclass(frozen=True)
+class ScaleInput:
+    """Forward-pre-hook that multiplies a module's first positional input.
+
+    Attributes:
+        factor: 1 / width_mult, so above 1 on a surrogate.
+    """
+
+    factor: float
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the positional inputs with the first one multiplied."""
+        if not args:
+            raise TypeError(
+                f"a readout ({type(module).__name__}) must be called with its input as first positional "
+                "argument"
+            )
+        return (args[0] * self.factor, *args[1:])
+
+
+def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
+    """Layers that read a width and write none: module name -> 1 / width_mult.
+
+    A tied readout (its weight is an embedding's) counts by its own layer: its input is scaled, the look-up is
+    not.
+    """
+    widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
+    readouts = {}
+    for name, layer in module.named_modules():
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and id(weight) in widths and _is_readout(layer, widths[id(weight)]):
+            readouts[name] = 1.0 / widths[id(weight)].width_mult
+    return readouts
+
+
+def _is_readout(layer: nn.Module, width: ParamWidth) -> bool:
+    if not isinstance(layer, nn.Linear | _ConvNd):
+        return False
+    fan_out, fan_in = width.infshape()[:2]
+    if isinstance(layer, _ConvTransposeNd):
+        fan_in, fan_out = fan_out, fan_in
+    return bool(fan_in.isinf() and not fan_out.isinf())
+
+
+def scale_readouts(module: nn.Module, readouts: Mapping[str, float]) -> None:
+    """Register the input multipliers, in place."""
+    for name, factor in readouts.items():
+        module.get_submodule(name).register_forward_pre_hook(ScaleInput(factor))

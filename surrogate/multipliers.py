@@ -1,0 +1,87 @@
+"""Per-parameter multipliers of the learning rate and of the weight decay: Tensor Programs V, table 8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mup import InfShape
+from torch import nn
+
+from surrogate.widths import PLAN_ATTRIBUTE, WidthPlan
+
+
+def _sgd(infshape: InfShape) -> float:
+    if infshape.ninf() == 2:
+        return 1.0 / float(infshape.fanin_fanout_mult_ratio())
+    return float(infshape.width_mult())
+
+
+def _adam(infshape: InfShape) -> float:
+    return 1.0 / float(infshape.width_mult()) if infshape.ninf() == 2 else 1.0
+
+
+_RULES: dict[str, Callable[[InfShape], float]] = {"sgd": _sgd, "adam": _adam, "adamw": _adam}
+
+
+def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
+    """What each parameter's learning rate is multiplied by on a surrogate.
+
+    The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. With m the width multiplier
+    (surrogate over target, below 1):
+
+    | parameter                  | SGD                  | Adam, AdamW |
+    |----------------------------|----------------------|-------------|
+    | hidden (two widths)        | m_fan_out / m_fan_in | 1 / m       |
+    | input, output, bias, norm  | m                    | 1           |
+    | no width                   | 1                    | 1           |
+
+    Args:
+        surrogate: A module from `make_surrogate` or `shrink`, or a deep copy of one.
+        optimizer: `"sgd"`, `"adam"` or `"adamw"`.
+
+    Returns:
+        Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio
+        1.
+
+    Raises:
+        ValueError: `optimizer` is another word.
+        TypeError: `surrogate` carries no width plan.
+    """
+    if optimizer not in _RULES:
+        raise ValueError(f"optimizer is {optimizer!r}, but must be one of {sorted(_RULES)}")
+    rule = _RULES[optimizer]
+    return {name: rule(param.infshape()) for name, param in width_plan(surrogate).params.items()}
+
+
+def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independent: bool = True) -> dict[str, float]:
+    """What each parameter's weight decay is multiplied by on a surrogate.
+
+    Independent weight decay keeps learning rate x weight decay, the fraction of a weight that one step
+    removes, what it is on the target: the multiplier is 1 over the learning rate's. It is what `mup`'s
+    optimizers do.
+
+    Args:
+        surrogate: As for `lr_multipliers`.
+        optimizer: As for `lr_multipliers`.
+        independent: False leaves the decay coupled to the multiplied learning rate: every multiplier is 1.
+
+    Raises:
+        ValueError, TypeError: As for `lr_multipliers`.
+    """
+    rates = lr_multipliers(surrogate, optimizer)
+    return {name: 1.0 / rate if independent else 1.0 for name, rate in rates.items()}
+
+
+def width_plan(surrogate: nn.Module) -> WidthPlan:
+    """The plan that `make_surrogate` or `shrink` left on a module.
+
+    Raises:
+        TypeError: There is none.
+    """
+    plan = getattr(surrogate, PLAN_ATTRIBUTE, None)
+    if not isinstance(plan, WidthPlan):
+        raise TypeError(
+            f"surrogate is a {type(surrogate).__name__} without a width plan; it must come from "
+            "make_surrogate or shrink"
+        )
+    return plan

@@ -1,0 +1,67 @@
+"""Whether a model's outputs keep their size at another width."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+
+
+def call_model(module: nn.Module, example_input: Any) -> Any:
+    """Run a module on a batch: a dict holds keyword, a tuple positional arguments, else it is the one."""
+    if isinstance(example_input, Mapping):
+        return module(**example_input)
+    if isinstance(example_input, tuple):
+        return module(*example_input)
+    return module(example_input)
+
+
+def output_shapes(output: Any, path: str = "output") -> dict[str, Shape]:
+    """Shapes of all tensors in a model's output, however they are nested in tuples, lists and mappings.
+
+    >>> output_shapes({"logits": torch.zeros(2, 3)})
+    {"output['logits']": (2, 3)}
+    """
+    if isinstance(output, Tensor):
+        return {path: tuple(output.shape)}
+    items: list[tuple[Any, Any]] = []
+    if isinstance(output, Mapping):
+        items = list(output.items())
+    elif isinstance(output, tuple | list):
+        items = list(enumerate(output))
+    return {inner: shape for key, value in items for inner, shape in output_shapes(value, f"{path}[{key!r}]").items()}
+
+
+def run_for_shapes(module: nn.Module, example_input: Any) -> dict[str, Shape]:
+    """Output shapes on one batch; the module itself, running statistics included, stays untouched."""
+    with torch.no_grad():
+        return output_shapes(call_model(copy.deepcopy(module), example_input))
+
+
+def check_outputs(narrow: nn.Module, other: nn.Module, example_input: Any) -> None:
+    """Refuse a model whose output grows with its width.
+
+    Args:
+        narrow: The model at one width.
+        other: The model at another width.
+        example_input: One batch, as for `call_model`.
+
+    Raises:
+        ValueError: The model fails on the batch, or an output's size differs between the widths.
+    """
+    try:
+        shapes, others = run_for_shapes(narrow, example_input), run_for_shapes(other, example_input)
+    except Exception as error:
+        raise ValueError(f"the surrogate cannot run on example_input: {type(error).__name__}: {error}") from error
+    for path, shape in shapes.items():
+        if others.get(path) != shape:
+            raise ValueError(
+                f"the model's {path} depends on width_ratio: its shape is {shape} at one width and "
+                f"{others.get(path)} "
+                "at another; keep the size of the last layer's output"
+            )

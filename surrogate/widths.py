@@ -1,0 +1,113 @@
+"""Which dimensions of a model are widths, and how much narrower they are than the target's.
+
+Read off by comparing shapes, never names. The base shapes (in the sense of the `mup` package) are the
+target's: every width multiplier of the surrogate is at most 1, and those of the target are exactly 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mup import InfDim, InfShape, zip_infshapes
+from torch import nn
+
+PLAN_ATTRIBUTE = "width_plan"
+"""Where a surrogate keeps its plan: an ordinary attribute, which survives `copy.deepcopy` and pickling."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParamWidth:
+    """How one parameter of the surrogate compares with the target's.
+
+    Attributes:
+        target_shape: Shape in the target.
+        shape: Shape in the surrogate; a dimension that differs is a width ("infinite" in mup's words).
+    """
+
+    target_shape: Shape
+    shape: Shape
+
+    def infshape(self) -> InfShape:
+        """mup's own view of this parameter; its methods define what the multipliers are."""
+        pairs = zip(self.target_shape, self.shape)
+        return InfShape([InfDim(base if base != dim else None, dim) for base, dim in pairs])
+
+    @property
+    def width_mult(self) -> float:
+        """Surrogate width over target width along mup's main dimension, the last width; 1 if none is one."""
+        return float(self.infshape().width_mult())
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether two dimensions are widths: a hidden weight in muP's table."""
+        return bool(self.infshape().ninf() == 2)
+
+
+@dataclass(frozen=True)
+class WidthPlan:
+    """Everything that makes a module a surrogate, as plain values.
+
+    Attributes:
+        width_ratio: The width ratio that was asked for.
+        params: Parameter name -> its widths, for every name of `named_parameters()`.
+        readouts: Module name -> multiplier of that module's input, 1 / width_mult.
+        attention: Module name -> multiplier of that module's attention logits, where the head size changed.
+        rounded: What did not divide and was rounded, one line each.
+    """
+
+    width_ratio: float
+    params: Mapping[str, ParamWidth]
+    readouts: Mapping[str, float]
+    attention: Mapping[str, float]
+    rounded: tuple[str, ...] = ()
+
+
+def shapes_of(module: nn.Module) -> dict[str, Shape]:
+    """Parameter name -> shape; a tied parameter is listed once, under its first name."""
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def compare_shapes(target: Mapping[str, Shape], narrow: Mapping[str, Shape]) -> dict[str, ParamWidth]:
+    """Compare two shape tables of one model at two widths.
+
+    Raises:
+        ValueError: The names or the numbers of dimensions differ, a dimension of the narrow model is larger
+            than the target's, no dimension differs, or a parameter has more than two widths (muP defines no
+            rule for it).
+    """
+    if target.keys() != narrow.keys():
+        differing = sorted(target.keys() ^ narrow.keys())
+        raise ValueError(
+            f"model_fn builds other parameter names at another width_ratio: {differing[:5]} exist at one "
+            "width only; the ratio may change sizes alone (keep the depth and the kind of every layer)"
+        )
+    for name, base in target.items():
+        if len(base) != len(narrow[name]):
+            raise ValueError(
+                f"parameter {name!r} has {len(base)} dimensions in the target and {len(narrow[name])} in the "
+                "surrogate; the width ratio may change sizes alone"
+            )
+        if any(dim > full for dim, full in zip(narrow[name], base)):
+            raise ValueError(
+                f"the surrogate is wider than the target: parameter {name!r} is {narrow[name]} in the "
+                f"surrogate and {base} at width_ratio=1.0; sizes must not grow as width_ratio falls"
+            )
+    if all(target[name] == narrow[name] for name in target):
+        raise ValueError(
+            "model_fn ignores width_ratio: every parameter has the same shape as at width_ratio=1.0; "
+            "multiply the hidden sizes by it"
+        )
+    _check_width_count(zip_infshapes(dict(target), dict(narrow)))
+    return {name: ParamWidth(target[name], narrow[name]) for name in target}
+
+
+def _check_width_count(infshapes: Mapping[str, InfShape]) -> None:
+    for name, infshape in infshapes.items():
+        if infshape.ninf() > 2:
+            raise ValueError(
+                f"parameter {name!r} changes in {infshape.ninf()} dimensions ({infshape.base_shape()} to "
+                f"{infshape.shape()}), but muP has rules for at most 2; keep the others at their full size"
+            )
