@@ -1,1 +1,26 @@
 """Hyperparameter tuning for PyTorch with muP surrogates, fused trials and elastic full-size training."""
+
+from .config import RASDAConfig
+from .result import Cost, TrialRecord, TuneResult
+from .space import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
+from .store import RunExists
+from .sweep import AllTrialsFailed
+from .tuner import tune
+
+__all__ = [
+    "AllTrialsFailed",
+    "Cost",
+    "RASDAConfig",
+    "RunExists",
+    "TrialRecord",
+    "TuneResult",
+    "choice",
+    "grid_search",
+    "loguniform",
+    "qloguniform",
+    "quniform",
+    "randint",
+    "sample_from",
+    "tune",
+    "uniform",
+]

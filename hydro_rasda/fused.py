@@ -1,0 +1,207 @@
+"""K surrogates trained as one: what a device does with a group of trials between two milestones."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer, lr_factor
+from surrogate import lr_multipliers, weight_decay_multipliers
+
+from .data import Batch
+from .problem import Problem, Trial
+from .space import OPTIMIZERS
+from .train import EpochMetrics, History, Span, train_epochs
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials that train as one fused model.
+
+    Attributes:
+        kind: Digest of the fusion key that they share.
+        members: Their numbers.
+    """
+
+    kind: str
+    members: tuple[int, ...]
+
+
+class FusedLearner:
+    """K fused models, each with its own hyperparameters."""
+
+    def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
+        self.fused: FusedModel = fuse(modules)
+        self.optimizer = fused_optimizer(self.fused, configs, **multipliers(modules[0], problem.width_ratio))
+        self._configs = list(configs)
+        self._objective = problem.objective
+        self._max_t = problem.max_t
+
+    def train_mode(self, training: bool) -> None:
+        self.fused.train(training)
+
+    def step(self, batch: Batch, epoch: float) -> Mapping[str, Tensor]:
+        self.optimizer.set_lr_factor([lr_factor(config, epoch, self._max_t) for config in self._configs])
+        metrics = self.fused.map(self._objective, batch)
+        self.optimizer.zero_grad()
+        metrics["loss"].sum().backward()
+        if any(config.get("grad_clip") is not None for config in self._configs):
+            clip_grad_norm_(self.fused, [config.get("grad_clip") or float("inf") for config in self._configs])
+        self.optimizer.step()
+        return {name: value.detach() for name, value in metrics.items()}
+
+    def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            result: Mapping[str, Tensor] = self.fused.map(self._objective, batch)
+            return result
+
+    def state(self) -> State:
+        """Weights, buffers and optimizer state of all members."""
+        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.fused.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def keep(self, positions: Sequence[int]) -> None:
+        """Drop all members but these."""
+        if list(positions) != list(range(len(self._configs))):
+            self.fused.keep(positions)
+            self.optimizer.keep(positions)
+            self._configs = [self._configs[p] for p in positions]
+
+    def concat(self, other: FusedLearner) -> None:
+        """Take in another learner's members, after its own."""
+        self.fused.concat(other.fused)
+        self.optimizer.concat(other.optimizer)
+        self._configs += other._configs
+
+
+def multipliers(module: nn.Module, width_ratio: float) -> dict[str, Any]:
+    """muP's per-parameter factors for each optimizer, as `fusion` takes them; none for a model of full width."""
+    if width_ratio == 1:
+        return {}
+    return {
+        "lr_multipliers": {name: lr_multipliers(module, name) for name in OPTIMIZERS},
+        "weight_decay_multipliers": {name: weight_decay_multipliers(module, name) for name in OPTIMIZERS},
+    }
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """A unit of work: one group, from the last milestone to the next.
+
+    Attributes:
+        key: Name of the unit in the journal and of the checkpoint that it leaves.
+        group: The trials.
+        sources: Keys of the earlier tasks that trained them; empty at the first rung.
+        span: Which epochs.
+        batch_size: Examples per step.
+    """
+
+    key: str
+    group: Group
+    sources: tuple[str, ...]
+    span: Span
+    batch_size: int
+
+
+@dataclass
+class GroupOutcome:
+    """What training a group gave.
+
+    Attributes:
+        checkpoint: To go on from: for each fused model that was trained, its members and its state.
+        history: Each trial's epochs.
+        failures: For each trial that raised, the traceback.
+    """
+
+    checkpoint: list[dict[str, Any]]
+    history: dict[int, History]
+    failures: dict[int, str]
+
+
+Load = Callable[[str], list[dict[str, Any]]]
+OnEpoch = Callable[[int, EpochMetrics], None]
+
+
+def train_group(
+    problem: Problem,
+    trials: Mapping[int, Trial],
+    task: GroupTask,
+    load: Load,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_epoch: OnEpoch = lambda epoch, metrics: None,
+) -> GroupOutcome:
+    """Train a group to its milestone, fused.
+
+    Where the group raises, its members are tried one by one, so that only those that raise by themselves fail.
+
+    Args:
+        problem: What is tuned.
+        trials: All trials by number.
+        task: The group, where it starts and where it stops.
+        load: Gives an earlier task's checkpoint by its key.
+        should_stop: Asked after each epoch.
+        on_epoch: Told of each epoch.
+    """
+    members = task.group.members
+    try:
+        learner = _resume(problem, trials, task, load) if task.sources else _start(problem, trials, members)
+        history: dict[int, History] = {number: [] for number in members}
+        seed_parts = ("surrogate", members[0])
+        for epoch, metrics in train_epochs(learner, problem, task.span, task.batch_size, seed_parts, should_stop):
+            for k, number in enumerate(members):
+                history[number].append((epoch, {name: values[k] for name, values in metrics.items()}))
+            on_epoch(epoch, metrics)
+        return GroupOutcome([{"members": list(members), "state": learner.state()}], history, {})
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        if len(members) == 1:
+            return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
+        alone = (replace(task, group=replace(task.group, members=(number,))) for number in members)
+        return _joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in alone)
+
+
+def _joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
+    whole = GroupOutcome([], {}, {})
+    for outcome in outcomes:
+        whole.checkpoint += outcome.checkpoint
+        whole.history |= outcome.history
+        whole.failures |= outcome.failures
+    return whole
+
+
+def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]) -> FusedLearner:
+    chosen = [trials[number] for number in members]
+    return FusedLearner([problem.surrogate(trial) for trial in chosen], [t.config for t in chosen], problem)
+
+
+def _resume(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load: Load) -> FusedLearner:
+    """The fused model of a group whose members were trained in other groups, in the group's order."""
+    merged: FusedLearner | None = None
+    order: list[int] = []
+    for part in (part for source in task.sources for part in load(source)):
+        kept = [number for number in part["members"] if number in task.group.members]
+        if not kept:
+            continue
+        learner = _start(problem, trials, part["members"])
+        learner.load(part["state"])
+        learner.keep([part["members"].index(number) for number in kept])
+        order += kept
+        if merged is None:
+            merged = learner
+        else:
+            merged.concat(learner)
+    assert merged is not None
+    merged.keep([order.index(number) for number in task.group.members])
+    return merged

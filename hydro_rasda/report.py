@@ -1,0 +1,105 @@
+"""A result for people: a table of the best trials, a line on the cost, and the same as a page."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from .result import TrialRecord, TuneResult
+
+SHOWN = 8
+"""Trials in the table on a console; a page has all of them."""
+
+
+def render(result: TuneResult, shown: int | None = SHOWN) -> Group:
+    """The best trials, those trained at full size first, and what the run cost.
+
+    Args:
+        result: What a run found.
+        shown: Rows of the table; None for all trials.
+    """
+    records = best_first(result)[:shown]
+    table = Table(
+        title=f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})", box=SIMPLE
+    )
+    for heading in ("trial", "surrogate", "epochs", "full size", "epochs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("configuration")
+    names = _varied(result)
+    for record in records:
+        settings = " ".join(f"{name}={show(record.config[name])}" for name in names if name in record.config)
+        table.add_row(*_row(record), settings)
+    return Group(table, Text(cost_line(result)))
+
+
+def _varied(result: TuneResult) -> list[str]:
+    """Names whose values differ between trials: the others do not tell why one beat another."""
+    names = dict.fromkeys(name for record in result.trials for name in record.config)
+    return [n for n in names if len({repr(record.config.get(n)) for record in result.trials}) > 1]
+
+
+def best_first(result: TuneResult) -> list[TrialRecord]:
+    """Records by full-size score, then by how far their surrogates went and how well they did."""
+    sign = 1.0 if result.mode == "min" else -1.0
+
+    def key(record: TrialRecord) -> tuple[float, ...]:
+        full, narrow = record.metric, record.surrogate_metric
+        return (
+            *((0.0, sign * full) if math.isfinite(full) else (1.0, 0.0)),
+            -record.surrogate_epochs,
+            *((0.0, sign * narrow) if math.isfinite(narrow) else (1.0, 0.0)),
+        )
+
+    return sorted(result.trials, key=key)
+
+
+def cost_line(result: TuneResult) -> str:
+    """What the run cost, and what training its surrogates spared (an estimate: see `Cost.spared_seconds`)."""
+    cost = result.cost
+    line = (
+        f"{cost.seconds:.1f} s: {cost.surrogate_epochs} epochs of surrogates in {cost.surrogate_seconds:.1f} s, "
+        f"{cost.target_epochs} epochs at full size in {cost.target_seconds:.1f} s"
+    )
+    if cost.spared_seconds > 0:
+        line += f"; the fused surrogates spared about {cost.spared_seconds:.0f} s of full-size training"
+    return line
+
+
+def _row(record: TrialRecord) -> tuple[str, ...]:
+    return (
+        str(record.trial),
+        show(record.surrogate_metric),
+        str(record.surrogate_epochs),
+        show(record.metric) if record.epochs else "",
+        str(record.epochs or ""),
+        record.status,
+    )
+
+
+def show(value: Any) -> str:
+    """A value in a few characters."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(getattr(value, "__name__", value))
+
+
+def write_report(result: TuneResult, path: Path) -> Path:
+    """Write a result as an HTML page."""
+    console = Console(record=True, width=160, file=io.StringIO(), highlight=False)
+    console.print(f"Best configuration (trial {best_first(result)[0].trial}): {result.best_config}")
+    console.print(f"{result.metric}: {result.best_metric:.6g}\n")
+    console.print(render(result, shown=None))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    console.save_html(str(path))
+    return path

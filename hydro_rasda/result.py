@@ -1,0 +1,238 @@
+"""What a run found: the best configuration, its trained model, every trial's record, and what each stage cost."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from rich.console import Group
+from torch import nn
+
+from .data import Data, batch_length, make_batches
+from .problem import Problem, Trial
+from .report import render, write_report
+from .run import Run
+from .schedulers import rank
+from .sweep import AllTrialsFailed
+from .train import mean_metrics
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["finished", "stopped", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """What became of one configuration.
+
+    Attributes:
+        trial: Its number.
+        config: The configuration.
+        status: "finished": trained at full size to the last milestone, or as far as the time budget went; "stopped":
+            halved away; "diverged": its metric or training loss was no longer finite; "failed": it raised.
+        surrogate_metric: The metric after its last epoch on the surrogate; NaN where it has none.
+        surrogate_epochs: Epochs trained on the surrogate.
+        metric: The metric after its last epoch at full size; NaN where it has none.
+        epochs: Epochs trained at full size.
+        history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
+        error: Traceback of a failed trial.
+    """
+
+    trial: int
+    config: Mapping[str, Any]
+    status: Status
+    surrogate_metric: float
+    surrogate_epochs: int
+    metric: float
+    epochs: int
+    history: tuple[Mapping[str, Any], ...]
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the run cost.
+
+    Attributes:
+        surrogate_epochs: Epochs trained on surrogates, over all trials.
+        surrogate_seconds: Wall time of the sweep.
+        target_epochs: Epochs trained at full size, over the finalists.
+        target_seconds: Wall time of the full-size trainings.
+        seconds: Wall time of the whole run, interrupted sessions included.
+    """
+
+    surrogate_epochs: int
+    surrogate_seconds: float
+    target_epochs: int
+    target_seconds: float
+    seconds: float
+
+    @property
+    def spared_seconds(self) -> float:
+        """Estimate of what the sweep would have taken at full size, one trial after another, less what it took.
+
+        The sweep's epochs times the mean wall time of an epoch of this run's own full-size trainings.
+        """
+        if not self.target_epochs:
+            return math.nan
+        return self.surrogate_epochs * self.target_seconds / self.target_epochs - self.surrogate_seconds
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The outcome of `tune`.
+
+    Attributes:
+        best_config: The configuration whose full-size model ended with the best metric.
+        best_metric: That metric, after its last epoch.
+        trials: A record for each configuration, in the order of sampling.
+        metric: Name of the metric.
+        mode: "min" or "max".
+        cost: What the run cost.
+        path: The run directory.
+    """
+
+    best_config: dict[str, Any]
+    best_metric: float
+    trials: tuple[TrialRecord, ...]
+    metric: str
+    mode: Literal["min", "max"]
+    cost: Cost
+    path: Path
+    _best: int
+    _checkpoints: Mapping[int, Path]
+    _problem: Problem
+
+    def best_model(self, trial: int | None = None) -> nn.Module:
+        """The trained full-size model, in evaluation mode, on the device that it was trained on.
+
+        Args:
+            trial: Number of another finalist whose model is wanted.
+
+        Raises:
+            ValueError: where that trial was not trained at full size.
+        """
+        number = self._best if trial is None else trial
+        if number not in self._checkpoints:
+            raise ValueError(f"`trial` is {number}, but must be one of the finalists {sorted(self._checkpoints)}")
+        with torch.random.fork_rng():
+            model = self._problem.target(Trial(number, self.trials[number].config))
+        state = torch.load(self._checkpoints[number], map_location=self._problem.device, weights_only=True)
+        model.load_state_dict(state["model"])
+        return model.eval()
+
+    def evaluate(self, data: Data, batch_size: int = 256) -> dict[str, float]:
+        """The objective's metrics for the best model, averaged over a data set such as the test set.
+
+        Args:
+            data: In any form that `tune` takes.
+            batch_size: Examples at a time.
+        """
+        model = self.best_model()
+        batches = make_batches(data, "data", self._problem.device, self._problem.seed)
+        with torch.no_grad():
+            means = mean_metrics(
+                (self._problem.objective(model, batch), batch_length(batch)) for batch in batches.in_order(batch_size)
+            )
+        return {name: float(mean) for name, mean in means.items()}
+
+    def dataframe(self) -> pd.DataFrame:
+        """One row a trial: number, status, scores, epochs, and a column `config/<name>` for each hyperparameter."""
+        import pandas as pd
+
+        rows = [
+            {name: getattr(record, name) for name in _COLUMNS}
+            | {f"config/{name}": value for name, value in _flat(record.config).items()}
+            for record in self.trials
+        ]
+        return pd.DataFrame(rows)
+
+    def report(self, path: str | Path) -> Path:
+        """Write a page (HTML) with the best configuration, the table of trials and the cost; return its path."""
+        return write_report(self, Path(path))
+
+    def __rich__(self) -> Group:
+        """The table of the best trials and the cost, for a rich console."""
+        return render(self)
+
+
+_COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs")
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def make_result(run: Run, finalists: list[int]) -> TuneResult:
+    """Sum up a run that is over.
+
+    Raises:
+        AllTrialsFailed: where no finalist has a finite metric.
+    """
+    scores = [run.score("target", number) for number in finalists]
+    best = finalists[rank(scores, run.settings.mode)[0]]
+    if not math.isfinite(run.score("target", best)):
+        errors = "\n\n".join(run.failures[n] for n in finalists if n in run.failures)
+        raise AllTrialsFailed(
+            f"all {len(finalists)} finalists diverged or failed at full size; their records are in "
+            f"{run.store.path / 'journal.jsonl'}\n{errors}"
+        )
+    return TuneResult(
+        best_config=copy.deepcopy(dict(run.trials[best].config)),
+        best_metric=run.score("target", best),
+        trials=tuple(_record(run, number, finalists) for number in sorted(run.trials)),
+        metric=run.settings.metric,
+        mode=run.settings.mode,
+        cost=_cost(run),
+        path=run.store.path,
+        _best=best,
+        _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
+        _problem=run.problem,
+    )
+
+
+def _record(run: Run, number: int, finalists: list[int]) -> TrialRecord:
+    return TrialRecord(
+        trial=number,
+        config=run.trials[number].config,
+        status=_status(run, number, finalists),
+        surrogate_metric=run.score("surrogate", number),
+        surrogate_epochs=run.epochs("surrogate", number),
+        metric=run.score("target", number),
+        epochs=run.epochs("target", number),
+        history=tuple(
+            {name: value for name, value in line.items() if name not in ("event", "trial")}
+            for stage in ("surrogate", "target")
+            for line in run.metrics.get((stage, number), ())
+        ),
+        error=run.failures.get(number),
+    )
+
+
+def _status(run: Run, number: int, finalists: list[int]) -> Status:
+    if number in run.failures:
+        return "failed"
+    stage: Literal["surrogate", "target"] = "target" if run.epochs("target", number) else "surrogate"
+    if run.epochs(stage, number) and not math.isfinite(run.score(stage, number)):
+        return "diverged"
+    longest = max(run.epochs("target", n) for n in finalists)
+    return "finished" if stage == "target" and run.epochs("target", number) == longest else "stopped"
+
+
+def _cost(run: Run) -> Cost:
+    def seconds(stage: str) -> float:
+        return sum(unit.seconds for key, unit in run.store.units().items() if key.startswith(f"{stage}/"))
+
+    def epochs(stage: str) -> int:
+        return sum(len(lines) for (of, _), lines in run.metrics.items() if of == stage)
+
+    return Cost(epochs("surrogate"), seconds("surrogate"), epochs("target"), seconds("target"), run.store.seconds)

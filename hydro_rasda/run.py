@@ -1,0 +1,73 @@
+"""A run in progress: what is tuned, how far each trial is, and what all of it has cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .config import TuneConfig
+from .problem import Problem, Trial
+from .progress import Progress
+from .store import Line, Store, Unit
+
+Stage = Literal["surrogate", "target"]
+
+
+@dataclass
+class Run:
+    """What the stages share.
+
+    Attributes:
+        problem: What is tuned.
+        settings: How.
+        store: The run directory.
+        progress: What the user sees.
+        trials: All configurations so far, by number.
+        metrics: Of each stage and trial, the journal's lines, one an epoch.
+        failures: Of each trial that raised, the traceback.
+        checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
+    """
+
+    problem: Problem
+    settings: TuneConfig
+    store: Store
+    progress: Progress
+    trials: dict[int, Trial] = field(default_factory=dict)
+    metrics: dict[tuple[Stage, int], list[Line]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    checkpoints: dict[int, str] = field(default_factory=dict)
+
+    def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
+        """Do a unit of work once in the life of the run, and take in what it says of its trials."""
+        unit = self.store.once(key, work)
+        for line in unit.lines:
+            if line["event"] == "metrics":
+                self.metrics.setdefault((line["stage"], line["trial"]), []).append(line)
+            elif line["event"] == "failed":
+                self.failures[line["trial"]] = line["error"]
+        return unit
+
+    def decide(self, key: str, decision: Callable[[], Iterable[int]]) -> list[int]:
+        """Take a decision about trials once in the life of the run."""
+        chosen: list[int] = self.store.once(key, lambda: list(decision())).value
+        return chosen
+
+    def epochs(self, stage: Stage, number: int) -> int:
+        """Epochs that a trial has trained in a stage."""
+        lines = self.metrics.get((stage, number))
+        return int(lines[-1]["epoch"]) if lines else 0
+
+    def score(self, stage: Stage, number: int) -> float:
+        """The metric after a trial's last epoch; NaN where it diverged, failed or never began."""
+        lines = self.metrics.get((stage, number))
+        if not lines or number in self.failures or lines[-1]["train_loss"] is None:
+            return math.nan
+        value = lines[-1][self.problem.metric]
+        return math.nan if value is None else float(value)
+
+    def out_of_time(self, share: float) -> bool:
+        """Whether a share of the run's time budget is spent, interrupted sessions included."""
+        budget = self.settings.time_budget_s
+        return budget is not None and self.store.seconds >= share * budget

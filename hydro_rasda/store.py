@@ -1,0 +1,237 @@
+"""The run directory: what was asked, what happened, and the weights to go on from.
+
+::
+
+    storage_path/name/
+        run.json          what was asked: settings, space, data and model in outline
+        journal.jsonl     one line for each metric, decision and finished unit of work
+        checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
+
+A run is a sequence of *units* of work, such as one fused group trained to one milestone. Every unit starts from what is
+on disk and leaves its lines and its checkpoint there, so a resumed run is an ordinary run whose first units are read
+instead of trained. The lines of a unit reach the journal in one write, the unit's own line last; what follows the last
+such line when a process is killed does not count and is cut off on resume.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from .config import RESUME, require
+
+Line = dict[str, Any]
+
+_UNIT = "unit"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A finished unit of work, as the journal keeps it.
+
+    Attributes:
+        value: JSON values: what later units and decisions need to know.
+        lines: The unit's metrics and events, one journal line each.
+        seconds: Wall time that it took.
+    """
+
+    value: Any
+    lines: list[Line] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class RunExists(ValueError):
+    """A run of this name is there already, and is another one."""
+
+
+class Store:
+    """One run's directory, held by one process at a time."""
+
+    def __init__(self, path: Path, units: dict[str, Unit], lock: FileLock) -> None:
+        self.path = path
+        self._units = units
+        self._lock = lock
+        self._journal = open(path / "journal.jsonl", "ab")  # noqa: SIM115 (closed in close)
+        self._spent = sum(unit.seconds for unit in units.values())
+        self._opened = time.monotonic()
+        self._recorded = len(units)
+
+    @classmethod
+    def open(cls, path: Path, asked: Mapping[str, Any], resume: str) -> Store:
+        """Make a run directory, or open the one that is there.
+
+        Args:
+            path: `storage_path/name`.
+            asked: JSON values that say what the run is; a directory whose run differs in any is refused.
+            resume: "auto" goes on with a run that is there; "must" refuses to start anew; "never" to go on.
+
+        Raises:
+            RunExists: where the directory holds another run, or any run under resume="never".
+            FileNotFoundError: where there is none under resume="must".
+            RuntimeError: where another process holds it.
+        """
+        require(resume in RESUME, "resume", resume, f"one of {RESUME}")
+        spec = path / "run.json"
+        if spec.exists():
+            _refuse_other(path, json.loads(spec.read_text()), _jsonable(asked), resume)
+        elif resume == "must":
+            raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
+        elif path.exists() and any(p.name != ".lock" for p in path.iterdir()):
+            raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / ".lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise RuntimeError(f"another process is working on the run in {path}") from None
+        if not spec.exists():
+            _write_atomically(spec, (json.dumps(_jsonable(asked), indent=2) + "\n").encode())
+        return cls(path, _read_units(path / "journal.jsonl"), lock)
+
+    def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
+        """Do a unit of work, or read what it gave when it was done before.
+
+        Args:
+            key: Names the unit within the run, such as "surrogate/rung-0/group-3".
+            work: Does it. Any checkpoint that it writes must be complete before it returns.
+        """
+        if key not in self._units:
+            started = time.perf_counter()
+            result = work()
+            unit = result if isinstance(result, Unit) else Unit(result)
+            unit = Unit(_jsonable(unit.value), _jsonable(unit.lines), time.perf_counter() - started)
+            own = {"event": _UNIT, "key": key, "seconds": round(unit.seconds, 4), "value": unit.value}
+            self._append([*unit.lines, own])
+            self._units[key] = unit
+        return self._units[key]
+
+    def done(self, key: str) -> bool:
+        """Whether a unit of work is finished."""
+        return key in self._units
+
+    @property
+    def recorded(self) -> int:
+        """Units that were in the journal when the run was opened."""
+        return self._recorded
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all units done before this process, plus what has passed in it."""
+        return self._spent + time.monotonic() - self._opened
+
+    def units(self) -> Mapping[str, Unit]:
+        """All finished units, in the order in which they finished."""
+        return self._units
+
+    def save(self, name: str, payload: Mapping[str, Any]) -> None:
+        """Write a checkpoint: it is there whole, or not at all."""
+        target = self.file(name)
+        temporary = target.with_suffix(".tmp")
+        with open(temporary, "wb") as file:
+            torch.save(dict(payload), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+
+    def load(self, name: str, device: torch.device | None = None) -> dict[str, Any]:
+        """Read a checkpoint back; nothing in it can run code."""
+        loaded: dict[str, Any] = torch.load(self.file(name), map_location=device, weights_only=True)
+        return loaded
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a checkpoint."""
+        return self.file(name).exists()
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove checkpoints that nothing will go on from."""
+        for name in names:
+            self.file(name).unlink(missing_ok=True)
+
+    def file(self, name: str) -> Path:
+        """Where a checkpoint lies."""
+        return self.path / "checkpoints" / f"{name.replace('/', '.')}.pt"
+
+    def _append(self, lines: Iterable[Line]) -> None:
+        self._journal.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._journal.close()
+        self._lock.release()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> None:
+    if resume == "never":
+        raise RunExists(f"`resume` is 'never', but {path} holds a run; choose another `name`")
+    different = [key for key in {**asked, **found} if asked.get(key) != found.get(key)]
+    if different:
+        told = "; ".join(f"{key} was {found.get(key)!r}, now {asked.get(key)!r}" for key in different)
+        raise RunExists(f"`name` is {path.name!r}, but the run of that name in {path.parent} is another: {told}")
+
+
+def _read_units(journal: Path) -> dict[str, Unit]:
+    """Finished units of a journal; what a killed process left unfinished after them is cut off."""
+    units: dict[str, Unit] = {}
+    if not journal.exists():
+        return units
+    lines: list[Line] = []
+    end = kept = 0
+    with open(journal, "rb") as file:
+        for raw in file:
+            end += len(raw)
+            try:
+                line = json.loads(raw) if raw.endswith(b"\n") else None
+            except ValueError:
+                line = None
+            if line is None:
+                break
+            if line["event"] == _UNIT:
+                units[line["key"]] = Unit(line["value"], lines, line["seconds"])
+                lines, kept = [], end
+            else:
+                lines.append(line)
+    if kept < journal.stat().st_size:
+        os.truncate(journal, kept)
+    return units
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _jsonable(value: Any) -> Any:
+    """A value as strict JSON gives it back: NaN and infinities become null, what has no JSON form its `repr`."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return getattr(value, "__qualname__", None) or repr(value)

@@ -1,0 +1,187 @@
+"""`tune()`: surrogates, fusion, transfer, full-size training."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from ray.tune.search import Searcher
+from torch import nn
+from torch.nn import functional as F
+
+from .backends.local import LocalBackend, default_device
+from .config import Mode, RASDAConfig, TuneConfig, require
+from .data import Data, make_batches
+from .objective import LossFn, Objective, supervised
+from .problem import Problem, dry_run, takes_width_ratio
+from .progress import Progress
+from .result import TuneResult, make_result
+from .run import Run
+from .search import RandomSearch, Search, SearcherSearch
+from .space import check_space, describe
+from .store import Store
+from .sweep import sweep
+
+
+def tune(
+    model_fn: Callable[..., nn.Module],
+    space: Mapping[str, Any],
+    *,
+    train_data: Data,
+    val_data: Data,
+    loss_fn: LossFn = F.cross_entropy,
+    objective: Objective | None = None,
+    metric: str = "val_loss",
+    mode: Mode = "min",
+    num_samples: int = 64,
+    max_t: int = 27,
+    grace_period: int = 1,
+    reduction_factor: int = 3,
+    top_k: int = 4,
+    surrogate: float = 1 / 8,
+    fusion: int | Literal["auto"] = "auto",
+    rasda: RASDAConfig | None = None,
+    searcher: Searcher | None = None,
+    backend: Literal["local"] = "local",
+    storage_path: str | Path = "runs",
+    name: str | None = None,
+    resume: Literal["auto", "must", "never"] = "auto",
+    checkpoint_every: int | None = None,
+    time_budget_s: float | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> TuneResult:
+    """Find good hyperparameters for a model, and train the full-size model with them.
+
+    Many configurations are tried on narrow surrogates of the model (muP: Yang et al. 2022; Hydro: Hu et al. 2023),
+    fused into few models and halved at each rung. The `top_k` best train at full size, halved at RASDA's milestones
+    (Aach et al. 2024, Sec. 3), the winner for `max_t` epochs.
+
+    Args:
+        model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
+            `model_fn(config)` is swept at full width.
+        space: Maps hyperparameters to Ray Tune domains (see `hydro_rasda.space`). The library reads `lr` (required),
+            `optimizer` (sgd, adam, adamw), `momentum`, `nesterov`, `dampening`, `weight_decay`, `beta1`, `beta2`,
+            `eps`, `batch_size`, `grad_clip`, `schedule` (constant, cosine, step, exponential) with `gamma`,
+            `step_size` and `warmup_epochs`. All keys reach `model_fn`.
+        train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`.
+        val_data: Likewise; trials are compared on it.
+        loss_fn: Mean loss of `(output, target)`; with it, batches are `(inputs, target)`.
+        objective: In its place, `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch.
+        metric: What trials are compared by: "val_" or "train_" and a key of the objective's dict.
+        mode: "min" or "max".
+        num_samples: Configurations to try (for each point of a `grid_search`).
+        max_t: Epochs of a full training.
+        grace_period: Epochs of the sweep's first rung.
+        reduction_factor: One in this many goes on from each rung of the sweep; rungs lie at
+            `grace_period * reduction_factor**k` epochs.
+        top_k: Configurations that move to the full-size model.
+        surrogate: Width of the surrogates over that of the model, in (0, 1]; 1 sweeps the model itself.
+        fusion: Most trials in one fused model, or "auto".
+        rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
+        searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
+        backend: "local": everything in this process.
+        storage_path: Folder of runs.
+        name: Folder of this run below it; None makes one from the time.
+        resume: What to do where there is a run of this name. "auto" goes on with it; "never" refuses; "must" refuses to
+            start anew.
+        checkpoint_every: Epochs between full-size checkpoints; None checkpoints at milestones only.
+        time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. What was
+            interrupted goes on where the same call has more.
+        device: Where to train; None takes the GPU where there is one.
+        seed: Determines configurations, initial weights, shuffles and dropout.
+        progress: Whether to print.
+
+    Returns:
+        The best configuration, its trained model, and every trial's record.
+
+    Raises:
+        ValueError, TypeError: for bad input, before any training; each names the argument, its value and the rule.
+        RunExists: where `name` is taken by another run; nothing of it is changed.
+        AllTrialsFailed: where no trial has a finite metric.
+        KeyboardInterrupt: on Ctrl-C; the same call goes on from the last finished unit of work.
+    """
+    settings = TuneConfig(
+        metric=metric,
+        mode=mode,
+        num_samples=num_samples,
+        max_t=max_t,
+        grace_period=grace_period,
+        reduction_factor=reduction_factor,
+        top_k=top_k,
+        surrogate=surrogate,
+        fusion=fusion,
+        rasda=rasda or RASDAConfig(),
+        checkpoint_every=checkpoint_every,
+        time_budget_s=time_budget_s,
+        seed=seed,
+    )
+    require(backend == "local", "backend", backend, '"local"')
+    check_space(space)
+    with torch.random.fork_rng():
+        problem = _problem(model_fn, settings, train_data, val_data, loss_fn, objective, device)
+        candidates = RandomSearch(space, num_samples, seed)
+        asked = settings.determining() | {
+            "space": describe(space),
+            "searcher": type(searcher).__name__ if searcher else None,
+            "train_data": problem.train_data.describe(),
+            "val_data": problem.val_data.describe(),
+            "model": dry_run(problem, candidates.trials),
+        }
+        path = Path(storage_path) / (name or time.strftime("tune-%Y%m%d-%H%M%S"))
+        with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
+            run = Run(problem, settings, store, shown)
+            search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
+            worker = LocalBackend()
+            if store.recorded:
+                shown.say(f"going on with the run in {path}: {store.recorded} units of work are done")
+            try:
+                finalists = sweep(run, search, worker)
+                worker.train_targets(run, finalists)
+            except KeyboardInterrupt:
+                where = f"storage_path={str(storage_path)!r}, name={path.name!r}"
+                shown.say(f"interrupted: the same call with {where} goes on from the last finished unit of work")
+                raise
+            result = make_result(run, finalists)
+            shown.console.print(result)
+    return result
+
+
+def _problem(
+    model_fn: Callable[..., nn.Module],
+    settings: TuneConfig,
+    train_data: Data,
+    val_data: Data,
+    loss_fn: LossFn,
+    objective: Objective | None,
+    device: str | torch.device | None,
+) -> Problem:
+    if not callable(model_fn):
+        raise TypeError(f"`model_fn` is {model_fn!r}, but must be a function of (config) or (config, width_ratio)")
+    if objective is not None and loss_fn is not F.cross_entropy:
+        raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
+    where = torch.device(device) if device is not None else default_device()
+    ratio = settings.surrogate
+    if ratio != 1 and not takes_width_ratio(model_fn):
+        warnings.warn(
+            f"`surrogate` is {ratio:g}, but `model_fn` takes no `width_ratio`: the sweep trains at full width",
+            stacklevel=3,
+        )
+        ratio = 1.0
+    return Problem(
+        model_fn=model_fn,
+        objective=objective or supervised(loss_fn),
+        train_data=make_batches(train_data, "train_data", where, settings.seed),
+        val_data=make_batches(val_data, "val_data", where, settings.seed),
+        width_ratio=ratio,
+        metric=settings.metric,
+        mode=settings.mode,
+        max_t=settings.max_t,
+        seed=settings.seed,
+        device=where,
+    )
