@@ -1,1 +1,21 @@
-"""Many models as one: K same-shaped modules stacked, trained by one forward, one backward, one optimizer step."""
+"""Many models as one: K same-shaped modules stacked: one forward, one backward, one optimizer step."""
+
+from fusion.clip import clip_grad_norm_
+from fusion.model import FusedModel, fuse
+from fusion.optim import FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
+from fusion.schedules import lr_factor
+from fusion.structure import fusion_key
+
+__all__ = [
+    "FusedAdam",
+    "FusedAdamW",
+    "FusedModel",
+    "FusedOptimizer",
+    "FusedSGD",
+    "clip_grad_norm_",
+    "fuse",
+    "fused_optimizer",
+    "fusion_key",
+    "lr_factor",
+    "optimizer",
+]

@@ -1,0 +1,16 @@
+"""Optimizers over stacked parameters, and the same for one module, from the same configuration keys."""
+
+from fusion.optim.fused import FusedOptimizer
+from fusion.optim.hyper import Hyperparameters
+from fusion.optim.make import FusedAdam, FusedAdamW, FusedSGD, fused_optimizer
+from fusion.optim.single import optimizer
+
+__all__ = [
+    "FusedAdam",
+    "FusedAdamW",
+    "FusedOptimizer",
+    "FusedSGD",
+    "Hyperparameters",
+    "fused_optimizer",
+    "optimizer",
+]

@@ -1,0 +1,247 @@
+"""One optimizer for K members, each with hyperparameters, and if need be an update rule, of its own.
+
+Shape suffixes: K members, P trainable parameters. Hyperparameters are kept as vectors [K], what also differs
+from parameter to parameter (multipliers, step counts) as [P, K], the moments as [K, ...] like the parameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion.members import member_indices, member_vector
+from fusion.model import FusedModel
+from fusion.optim import updates
+from fusion.optim.hyper import KINDS, Hyperparameters
+from fusion.optim.runs import Coefficients, Run, runs_of
+from fusion.optim.single import Multipliers, multipliers_of
+
+
+class FusedOptimizer:
+    """Updates the stacked parameters of a `FusedModel`, each member as `torch.optim` would update it alone.
+
+    Members whose neighbours use the same rule are updated together, on slices that are views: K members take
+    as few kernels as one if those of one optimizer stand side by side.
+
+    Args:
+        fused: the model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
+        members: K hyperparameters.
+        lr_multipliers: optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: likewise, for the weight decay.
+
+    Attributes:
+        lr_factor_K: [K], what a schedule multiplies each member's learning rate with; 1 at first.
+
+    Raises:
+        ValueError: if there are not K hyperparameters, or multipliers name no parameter.
+    """
+
+    def __init__(
+        self,
+        fused: FusedModel,
+        members: Sequence[Hyperparameters],
+        *,
+        lr_multipliers: Multipliers | None = None,
+        weight_decay_multipliers: Multipliers | None = None,
+    ) -> None:
+        if len(members) != fused.K:
+            raise ValueError(f"hyperparameters for {len(members)} members, but the fused model has {fused.K}")
+        self.fused = fused
+        self.members = list(members)
+        self.names = [name for name, p in fused.stacked.items() if p.requires_grad]
+        if not self.names:
+            raise ValueError("the fused model has no stacked parameter that needs gradients")
+        self.state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
+        self.steps_PK = torch.zeros(len(self.names), fused.K, dtype=torch.float64)
+        self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
+        self._lr_multipliers_PK = self._per_parameter(lr_multipliers)
+        self._decay_multipliers_PK = self._per_parameter(weight_decay_multipliers)
+        self._tabulate()
+
+    @property
+    def K(self) -> int:  # noqa: N802
+        """The number of members."""
+        return len(self.members)
+
+    def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
+        """Multiply the learning rates, those given at construction, by `factor`: a number, or [K]."""
+        self.lr_factor_K.copy_(member_vector("factor", factor, self.K))
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.fused.stacked.values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient; like torch's, the others are left alone."""
+        if self.fused.K != self.K:
+            raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
+        stacked = self.fused.stacked
+        rows = [i for i, name in enumerate(self.names) if stacked[name].grad is not None]
+        if not rows:
+            return
+        self._move(stacked[self.names[rows[0]]].device)
+        if len(rows) == len(self.names):
+            self.steps_PK += 1
+        else:
+            self.steps_PK[rows] += 1
+        for run in self._runs:
+            self._step_run(run, stacked, rows)
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
+        chosen = member_indices(indices, self.K)
+        self.members = [self.members[k] for k in chosen]
+        for name in ("steps_PK", "lr_factor_K", "_lr_multipliers_PK", "_decay_multipliers_PK"):
+            setattr(self, name, getattr(self, name)[..., chosen])
+        for moments in self.state.values():
+            for key, moment in moments.items():
+                moments[key] = moment[torch.tensor(chosen, device=moment.device)]
+        self._tabulate()
+
+    def concat(self, other: "FusedOptimizer") -> None:
+        """Append the members of `other`, with their state, as `FusedModel.concat` does.
+
+        Raises:
+            ValueError: if the two optimize different parameters.
+        """
+        if self.names != other.names:
+            raise ValueError("other optimizes different parameters, so its members cannot join")
+        self.state = {n: _join(self.state[n], other.state[n], self.K, other.K) for n in self.names}
+        self.members = self.members + other.members
+        for name in ("steps_PK", "lr_factor_K", "_lr_multipliers_PK", "_decay_multipliers_PK"):
+            ours = getattr(self, name)
+            setattr(self, name, torch.cat([ours, getattr(other, name).to(ours.device)], -1))
+        self._tabulate()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `load_state_dict` restores, hyperparameters included: tensors and plain values
+        only."""
+        return {
+            "members": [asdict(hp) for hp in self.members],
+            "names": list(self.names),
+            "state": {name: _clone(moments) for name, moments in self.state.items()},
+            "steps": self.steps_PK.clone(),
+            "lr_factor": self.lr_factor_K.clone(),
+            "lr_multipliers": self._lr_multipliers_PK.clone(),
+            "weight_decay_multipliers": self._decay_multipliers_PK.clone(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: if it is of other parameters, or of another number of members than the model has.
+        """
+        if list(state_dict["names"]) != self.names:
+            raise ValueError("state_dict is of an optimizer for other parameters")
+        if len(state_dict["members"]) != self.fused.K:
+            raise ValueError(f"state_dict has {len(state_dict['members'])} members, the model {self.fused.K}")
+        stacked = self.fused.stacked
+        self.members = [Hyperparameters(**hp) for hp in state_dict["members"]]
+        self.state = {
+            name: {key: moment.to(stacked[name].device, copy=True) for key, moment in moments.items()}
+            for name, moments in state_dict["state"].items()
+        }
+        self.steps_PK = state_dict["steps"].clone()
+        self.lr_factor_K = state_dict["lr_factor"].clone()
+        self._lr_multipliers_PK = state_dict["lr_multipliers"].clone()
+        self._decay_multipliers_PK = state_dict["weight_decay_multipliers"].clone()
+        self._tabulate()
+
+    def _per_parameter(self, multipliers: Multipliers | None) -> Tensor:
+        """Multipliers as [P, K], each member's taken from those of its optimizer."""
+        known = {**self.fused.stacked, **self.fused.shared}
+        columns = {kind: multipliers_of(kind, multipliers, known) for kind in KINDS}
+        rows = [[columns[hp.kind].get(name, 1.0) for hp in self.members] for name in self.names]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _tabulate(self) -> None:
+        """Work out what stays as it is from step to step."""
+        self._runs = list(runs_of(self.members))
+        decay_K = torch.tensor([hp.decay for hp in self.members], dtype=torch.float64)
+        lr_K = torch.tensor([hp.lr for hp in self.members], dtype=torch.float64)
+        self._lr_PK = lr_K * self._lr_multipliers_PK.cpu()
+        self._decay_PK = decay_K * self._decay_multipliers_PK.cpu()
+        self._move(self.fused.stacked[self.names[0]].device, force=True)
+
+    def _move(self, device: torch.device, *, force: bool = False) -> None:
+        if self.steps_PK.device == device and not force:
+            return
+        for name in ("steps_PK", "lr_factor_K", "_lr_PK", "_decay_PK"):
+            setattr(self, name, getattr(self, name).to(device))
+        for run in self._runs:
+            run.to(device)
+
+    def _step_run(self, run: Run, stacked: Mapping[str, nn.Parameter], rows: Sequence[int]) -> None:
+        at = slice(run.start, run.stop)
+        coefficients_PR = run.coefficients(
+            self._lr_PK[:, at], self._decay_PK[:, at], self.steps_PK[:, at], self.lr_factor_K[at]
+        )
+        by_dtype = {_math_dtype(stacked[self.names[i]].dtype) for i in rows}
+        tables = {dtype: _unbind(coefficients_PR, dtype) for dtype in by_dtype}
+        for i in rows:
+            parameter = stacked[self.names[i]]
+            assert parameter.grad is not None
+            moments = [self._moment(self.names[i], key, parameter)[at] for key in run.moments]
+            math = _math_dtype(parameter.dtype)
+            _update(run, parameter[at], parameter.grad[at], moments, tables[math], i, math)
+
+    def _moment(self, name: str, key: str, parameter: Tensor) -> Tensor:
+        moments = self.state[name]
+        if key not in moments:
+            moments[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return moments[key]
+
+
+def _update(
+    run: Run,
+    p: Tensor,
+    g: Tensor,
+    moments: Sequence[Tensor],
+    table: Mapping[str, Sequence[Tensor] | None],
+    row: int,
+    math: torch.dtype,
+) -> None:
+    """Apply the run's rule in `math` precision to one parameter's members and their moments, in place."""
+    shape = (-1,) + (1,) * (p.ndim - 1)
+    coefficients = {name: None if c is None else c[row].view(shape) for name, c in table.items()}
+    tensors = [t if t.dtype == math else t.to(math) for t in (p, g, *moments)]
+    if run.adaptive:
+        updates.adam(*tensors, **coefficients)  # type: ignore[arg-type]
+    else:
+        momentum = tensors[2] if moments else None
+        updates.sgd(tensors[0], tensors[1], momentum, **coefficients)  # type: ignore[arg-type]
+    if p.dtype != math:
+        for target, value in zip((p, g, *moments), tensors, strict=True):
+            if target is not g:
+                target.copy_(value)
+
+
+def _unbind(coefficients: Coefficients, dtype: torch.dtype) -> dict[str, Sequence[Tensor] | None]:
+    """Each [P, R] as P rows of the parameters' type."""
+    return {name: None if c is None else c.to(dtype).unbind(0) for name, c in coefficients.items()}
+
+
+def _math_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision to update in: a coefficient like 1 - lr * weight_decay is 1 in half precision."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _clone(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: moment.clone() for key, moment in moments.items()}
+
+
+def _join(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], K: int, L: int) -> dict[str, Tensor]:
+    """Moments of K and of L members one after the other; zeros, as at the start, where a side keeps none."""
+    joined = {}
+    for key in {**ours, **theirs}:
+        like = ours.get(key, theirs.get(key))
+        assert like is not None
+        first = ours.get(key, like.new_zeros(K, *like.shape[1:]))
+        second = theirs.get(key, like.new_zeros(L, *like.shape[1:])).to(first.device)
+        joined[key] = torch.cat([first, second])
+    return joined

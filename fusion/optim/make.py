@@ -1,0 +1,151 @@
+"""Ways to make a `FusedOptimizer`: from vectors, or from the configurations of the members."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fusion.members import member_vector
+from fusion.model import FusedModel
+from fusion.optim.fused import FusedOptimizer
+from fusion.optim.hyper import Hyperparameters
+from fusion.optim.single import Multipliers
+
+PerMember = float | Sequence[float] | Tensor
+"""One number for all members, or one for each: [K]."""
+
+
+def fused_optimizer(
+    fused: FusedModel,
+    configs: Sequence[Mapping[str, Any]],
+    *,
+    lr_multipliers: Multipliers | None = None,
+    weight_decay_multipliers: Multipliers | None = None,
+) -> FusedOptimizer:
+    """One optimizer for members whose configurations may name different ones.
+
+    Args:
+        fused: the model.
+        configs: K configurations, with the keys of `Hyperparameters.from_config`. Members of one optimizer
+            are best kept side by side: each run of them is one update.
+        lr_multipliers: optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: likewise, for the weight decay.
+
+    Raises:
+        ValueError: for an unknown optimizer, parameter name, or a value out of range; the member is named.
+    """
+    return FusedOptimizer(
+        fused,
+        [_member(k, config) for k, config in enumerate(configs)],
+        lr_multipliers=lr_multipliers,
+        weight_decay_multipliers=weight_decay_multipliers,
+    )
+
+
+class FusedSGD(FusedOptimizer):
+    """`torch.optim.SGD` for K members; each setting is one number for all of them, or K.
+
+    Args:
+        fused: the model.
+        lr: learning rates.
+        momentum: momenta.
+        dampening: the gradient enters the momentum times `1 - dampening`.
+        weight_decay: added to the gradient, times the weights.
+        nesterov: whether to look ahead; needs momentum > 0 and dampening 0.
+        lr_multipliers: parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: likewise, for the weight decay.
+    """
+
+    def __init__(
+        self,
+        fused: FusedModel,
+        *,
+        lr: PerMember,
+        momentum: PerMember = 0.0,
+        dampening: PerMember = 0.0,
+        weight_decay: PerMember = 0.0,
+        nesterov: bool | Sequence[bool] | Tensor = False,
+        lr_multipliers: Mapping[str, float] | None = None,
+        weight_decay_multipliers: Mapping[str, float] | None = None,
+    ) -> None:
+        settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        super().__init__(
+            fused,
+            _members("sgd", fused.K, {**settings, "nesterov": nesterov}),
+            lr_multipliers={"sgd": lr_multipliers or {}},
+            weight_decay_multipliers={"sgd": weight_decay_multipliers or {}},
+        )
+
+
+class _FusedAdam(FusedOptimizer):
+    _kind: str
+
+    def __init__(
+        self,
+        fused: FusedModel,
+        *,
+        lr: PerMember,
+        betas: tuple[PerMember, PerMember] = (0.9, 0.999),
+        eps: PerMember = 1e-8,
+        weight_decay: PerMember | None = None,
+        independent_weight_decay: bool | Sequence[bool] | Tensor = False,
+        lr_multipliers: Mapping[str, float] | None = None,
+        weight_decay_multipliers: Mapping[str, float] | None = None,
+    ) -> None:
+        settings = {"lr": lr, "beta1": betas[0], "beta2": betas[1], "eps": eps}
+        if weight_decay is not None:
+            settings["weight_decay"] = weight_decay
+        super().__init__(
+            fused,
+            _members(self._kind, fused.K, {**settings, "independent_weight_decay": independent_weight_decay}),
+            lr_multipliers={self._kind: lr_multipliers or {}},
+            weight_decay_multipliers={self._kind: weight_decay_multipliers or {}},
+        )
+
+
+class FusedAdam(_FusedAdam):
+    """`torch.optim.Adam` for K members; each setting is one number for all of them, or K.
+
+    Args:
+        fused: the model.
+        lr: learning rates.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: added to the gradient, times the weights.
+        lr_multipliers: parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: likewise, for the weight decay.
+    """
+
+    _kind = "adam"
+
+
+class FusedAdamW(_FusedAdam):
+    """`torch.optim.AdamW` for K members; each setting is one number for all of them, or K.
+
+    Args:
+        fused: the model.
+        lr: learning rates.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: taken off the weights, times the learning rate; 0.01 by default.
+        independent_weight_decay: take the weight decay off times the schedule's factor alone.
+        lr_multipliers: parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: likewise, for the weight decay.
+    """
+
+    _kind = "adamw"
+
+
+def _member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
+    try:
+        return Hyperparameters.from_config(config)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"configs[{k}]: {error}") from None
+
+
+def _members(kind: str, K: int, settings: Mapping[str, Any]) -> list[Hyperparameters]:
+    columns = {name: member_vector(name, value, K).tolist() for name, value in settings.items()}
+    for flag in ("nesterov", "independent_weight_decay"):
+        if flag in columns:
+            columns[flag] = [bool(value) for value in columns[flag]]
+    return [Hyperparameters(kind, **{name: column[k] for name, column in columns.items()}) for k in range(K)]

@@ -1,0 +1,70 @@
+"""One module's `torch.optim` optimizer, from the same configuration keys as the fused one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusion.optim.hyper import Hyperparameters
+
+Multipliers = Mapping[str, Mapping[str, float]]
+
+
+def optimizer(
+    module: nn.Module,
+    config: Mapping[str, Any],
+    *,
+    lr_multipliers: Multipliers | None = None,
+    weight_decay_multipliers: Multipliers | None = None,
+) -> torch.optim.Optimizer:
+    """The `torch.optim` optimizer that `config` asks for: what `fused_optimizer` does for one member.
+
+    Args:
+        module: its parameters are optimized, those that need gradients.
+        config: see `Hyperparameters.from_config`.
+        lr_multipliers: optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: likewise, for the weight decay.
+
+    Returns:
+        An optimizer with one group for each pair of factors; multiply every group's `lr` to follow a
+        schedule.
+
+    Raises:
+        ValueError: for an unknown optimizer, parameter name, or a value out of range.
+    """
+    hp = Hyperparameters.from_config(config)
+    named = dict(module.named_parameters())
+    lr = multipliers_of(hp.kind, lr_multipliers, named)
+    decay = multipliers_of(hp.kind, weight_decay_multipliers, named)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        if parameter.requires_grad:
+            groups.setdefault((lr.get(name, 1.0), decay.get(name, 1.0)), []).append(parameter)
+    if not groups:
+        raise ValueError("module has no parameter that needs gradients")
+    return _torch_optimizer(hp, [_group(hp, *factors, params) for factors, params in groups.items()])
+
+
+def multipliers_of(kind: str, multipliers: Multipliers | None, known: Mapping[str, Any]) -> Mapping[str, float]:
+    """The multipliers for one optimizer, checked against the known parameter names."""
+    chosen = (multipliers or {}).get(kind, {})
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ValueError(f"multipliers for {kind} name {unknown[0]!r}, which is no parameter of the model")
+    return chosen
+
+
+def _group(hp: Hyperparameters, lr: float, decay: float, params: list[nn.Parameter]) -> dict[str, Any]:
+    rate, weight_decay = hp.lr * lr, hp.decay * decay
+    if hp.independent_weight_decay:
+        # torch takes lr * weight_decay off, lr with the schedule in it: divided here, only the schedule is left.
+        weight_decay = weight_decay / rate if rate > 0 else 0.0
+    return {"params": params, "lr": rate, "weight_decay": weight_decay}
+
+
+def _torch_optimizer(hp: Hyperparameters, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    if hp.kind == "sgd":
+        return torch.optim.SGD(groups, hp.lr, hp.momentum, hp.dampening, nesterov=hp.nesterov)
+    cls = torch.optim.Adam if hp.kind == "adam" else torch.optim.AdamW
+    return cls(groups, hp.lr, (hp.beta1, hp.beta2), hp.eps)

@@ -1,0 +1,67 @@
+"""The update rules, each for one stacked parameter and a run of members that use the same rule.
+
+p, g, m, v are [R, ...]: the parameter, its gradient, and the moments of R members. Every coefficient is
+[R, 1, ..., 1] (or None where it is zero for all of them), so no rule mixes members. Each follows
+torch.optim's single-tensor code, with constants folded to save passes over memory.
+"""
+
+from torch import Tensor
+
+
+def sgd(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor | None,
+    *,
+    lr: Tensor,
+    weight_decay: Tensor | None,
+    momentum: Tensor,
+    gain: Tensor,
+    direct: Tensor | None,
+    buffered: Tensor,
+) -> None:
+    """`m = momentum m + gain g; p -= lr (direct g + buffered m)`, g with weight decay added; p -= lr g if m
+    is None.
+
+    `gain` is 1 at a member's first step, then `1 - dampening`; with nesterov `direct` is 1 and `buffered` is
+    the momentum, without it they are 0 and 1.
+    """
+    if weight_decay is not None:
+        g = g.addcmul(p, weight_decay)
+    if m is None:
+        p.addcmul_(g, lr, value=-1)
+        return
+    m.mul_(momentum).addcmul_(g, gain)
+    if direct is None:
+        p.addcmul_(m, lr, value=-1)
+    else:
+        p.addcmul_((g * direct).addcmul_(m, buffered), lr, value=-1)
+
+
+def adam(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    *,
+    step_size: Tensor,
+    eps: Tensor,
+    one_minus_beta1: Tensor,
+    one_minus_beta2: Tensor,
+    weight_decay: Tensor | None,
+    shrink: Tensor | None,
+) -> None:
+    """Adam (Kingma & Ba 2015, Algorithm 1) and AdamW (Loshchilov & Hutter 2019, Algorithm 2).
+
+    With c1 = 1 - beta1^t and c2 = 1 - beta2^t, `step_size` is lr sqrt(c2) / c1 and `eps` is epsilon sqrt(c2),
+    so that step_size m / (sqrt(v) + eps) = lr (m / c1) / (sqrt(v / c2) + epsilon). `weight_decay` is coupled;
+    `shrink` multiplies the weights first, 1 - lr * weight_decay for AdamW.
+    """
+    if shrink is not None:
+        p.mul_(shrink)
+    if weight_decay is not None:
+        g = g.addcmul(p, weight_decay)
+    m.lerp_(g, one_minus_beta1)
+    v.lerp_(g.square(), one_minus_beta2)
+    denominator = v.sqrt().add_(eps)
+    p.addcmul_(m.div(denominator), step_size, value=-1)

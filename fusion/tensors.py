@@ -1,0 +1,148 @@
+"""A module taken apart into a skeleton without data and its tensors by name, and put together again.
+
+`skeleton` and `materialize` are inverse: both are `copy.deepcopy` with the tensors exchanged through its
+memo, so tied weights stay tied, and attributes, hooks and subclasses survive as they are.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class TensorTree(nn.Module):
+    """Parameters and buffers by dotted name, in nested modules, since torch allows no dot in one name.
+
+    Being a module, it takes part in `.to()`, `state_dict()` and `parameters()`: `"encoder.0.weight"` is found
+    there under just that name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+
+    def put(self, name: str, tensor: Tensor, *, persistent: bool = True) -> None:
+        """Add or replace a tensor: an `nn.Parameter` becomes a parameter, any other tensor a buffer."""
+        node, leaf = self._place(name)
+        if isinstance(tensor, nn.Parameter):
+            node._parameters[leaf] = tensor
+            return
+        node._buffers[leaf] = tensor
+        if not persistent:
+            node._non_persistent_buffers_set.add(leaf)
+
+    def pop(self, name: str) -> Tensor:
+        """Remove a tensor and return it."""
+        node, leaf = self._places.pop(name)
+        node._non_persistent_buffers_set.discard(leaf)
+        tensor = (node._parameters if leaf in node._parameters else node._buffers).pop(leaf)
+        assert tensor is not None
+        return tensor
+
+    def get(self, name: str) -> Tensor | None:
+        """The tensor called `name`, or None."""
+        if name not in self._places:
+            return None
+        node, leaf = self._places[name]
+        return node._parameters[leaf] if leaf in node._parameters else node._buffers[leaf]
+
+    def params(self) -> dict[str, nn.Parameter]:
+        """The parameters by name."""
+        return {n: p for n, (node, leaf) in self._places.items() if (p := node._parameters.get(leaf)) is not None}
+
+    def bufs(self) -> dict[str, Tensor]:
+        """The buffers by name."""
+        return {n: b for n, (node, leaf) in self._places.items() if (b := node._buffers.get(leaf)) is not None}
+
+    def is_persistent(self, name: str) -> bool:
+        """Whether the tensor is part of `state_dict()`."""
+        node, leaf = self._places[name]
+        return leaf not in node._non_persistent_buffers_set
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        if name not in self._places:
+            *path, leaf = name.split(".")
+            node: nn.Module = self
+            for part in path:
+                child = node._modules.get(part) or nn.Module()
+                node._modules[part] = child
+                node = child
+            self._places[name] = (node, leaf)
+        return self._places[name]
+
+
+class Slot:
+    """One place of a module that holds the tensor called `name`; tied tensors have several."""
+
+    __slots__ = ("holder", "leaf", "name")
+
+    def __init__(self, holder: dict[str, Any], leaf: str, name: str) -> None:
+        self.holder, self.leaf, self.name = holder, leaf, name
+
+
+def tensor_slots(module: nn.Module) -> list[Slot]:
+    """Every place that holds a parameter or buffer, each with the name under which torch lists it first."""
+    canonical = {id(t): name for name, t in named_tensors(module).items()}
+    return [
+        Slot(holder, leaf, canonical[id(tensor)])
+        for child in module.modules()
+        for holder in (child._parameters, child._buffers)
+        for leaf, tensor in holder.items()
+        if tensor is not None
+    ]
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters, then buffers, each once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def non_persistent(module: nn.Module) -> set[str]:
+    """Names of the buffers that `state_dict()` leaves out: constants that the constructor makes."""
+    return {
+        f"{path}.{leaf}" if path else leaf
+        for path, child in module.named_modules()
+        for leaf in child._non_persistent_buffers_set
+    }
+
+
+def skeleton(module: nn.Module) -> nn.Module:
+    """A deep copy of `module` whose tensors have shapes but no data."""
+    memo: dict[int, Any] = {id(t): _hollow(t) for t in named_tensors(module).values()}
+    return copy.deepcopy(module, memo)
+
+
+def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A deep copy of the skeleton `hollow` with `tensors`, by name, in their places."""
+    memo: dict[int, Any] = {id(t): tensors[name] for name, t in named_tensors(hollow).items()}
+    return copy.deepcopy(hollow, memo)
+
+
+@contextmanager
+def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Put `tensors` in the slots for a while, then the previous ones again.
+
+    Yields:
+        A dict that is empty inside the block; after it, it holds by name the tensors that replaced those
+        bound, where code in the block assigned to a buffer instead of writing into it.
+    """
+    before = [slot.holder[slot.leaf] for slot in slots]
+    rebound: dict[str, Tensor] = {}
+    for slot in slots:
+        slot.holder[slot.leaf] = tensors[slot.name]
+    try:
+        yield rebound
+    finally:
+        for slot, tensor in zip(slots, before, strict=True):
+            after = slot.holder[slot.leaf]
+            if after is not tensors[slot.name] and after is not None:
+                rebound[slot.name] = after
+            slot.holder[slot.leaf] = tensor
+
+
+def _hollow(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+    return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

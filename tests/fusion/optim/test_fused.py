@@ -1,0 +1,234 @@
+"""Every member of a fused optimizer moves as under `torch.optim` alone."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusion import FusedAdam, FusedAdamW, FusedModel, FusedOptimizer, FusedSGD, fuse, fused_optimizer, optimizer
+
+X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+
+MIXED: list[dict[str, Any]] = [
+    {"optimizer": "adam", "lr": 0.02, "beta1": 0.8, "weight_decay": 0.1},
+    {"optimizer": "adam", "lr": 0.01, "beta2": 0.9, "eps": 1e-3},
+    {"optimizer": "sgd", "lr": 0.3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    {"optimizer": "sgd", "lr": 0.2},
+    {"optimizer": "sgd", "lr": 0.1, "momentum": 0.5, "dampening": 0.3},
+    {"lr": 0.03, "weight_decay": 0.2},
+    {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.3, "dampening": 0.5},
+    {"optimizer": "adamw", "lr": 0.03, "weight_decay": 0.02, "independent_weight_decay": True},
+]
+
+
+class Net(nn.Module):
+    """Two layers and one that forward uses only on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.late = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor, late: bool = False) -> Tensor:
+        out = self.second(torch.tanh(self.first(x))) * self.scale
+        logits: Tensor = self.late(out) if late else out
+        return logits
+
+
+def loss(model: Net, batch: tuple[Tensor, Tensor, bool]) -> Tensor:
+    logits: Tensor = model(batch[0], batch[2])
+    return nn.functional.cross_entropy(logits, batch[1])
+
+
+def nets(K: int) -> list[Net]:
+    torch.manual_seed(0)
+    return [Net() for _ in range(K)]
+
+
+def train(fused: FusedModel, opt: FusedOptimizer, steps: Sequence[int]) -> None:
+    for step in steps:
+        opt.zero_grad()
+        opt.set_lr_factor([1 / (1 + step + k) for k in range(fused.K)])
+        fused.map(loss, (X, Y, step % 3 == 1)).sum().backward()
+        opt.step()
+
+
+def train_one(k: int, model: Net, opt: torch.optim.Optimizer, steps: Sequence[int]) -> None:
+    rates = [group["lr"] for group in opt.param_groups]
+    for step in steps:
+        opt.zero_grad()
+        for group, rate in zip(opt.param_groups, rates, strict=True):
+            group["lr"] = rate / (1 + step + k)
+        loss(model, (X, Y, step % 3 == 1)).backward()
+        opt.step()
+
+
+def assert_members_equal(fused: FusedModel, models: Sequence[nn.Module]) -> None:
+    for k, model in enumerate(models):
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(fused.stacked[name].detach()[k], tensor, rtol=2e-5, atol=1e-6)
+
+
+def test_members_with_different_optimizers_match_torch() -> None:
+    models = nets(len(MIXED))
+    fused = fuse(models)
+    train(fused, fused_optimizer(fused, MIXED), range(7))
+    for k, (model, config) in enumerate(zip(models, MIXED, strict=True)):
+        train_one(k, model, optimizer(model, config), range(7))
+    assert_members_equal(fused, models)
+
+
+@pytest.mark.parametrize(
+    ("make", "oracle"),
+    [
+        (
+            lambda f: FusedSGD(f, lr=[0.1, 0.2, 0.4], momentum=[0.0, 0.5, 0.9], weight_decay=0.01),
+            lambda m, k: torch.optim.SGD(m, [0.1, 0.2, 0.4][k], [0.0, 0.5, 0.9][k], weight_decay=0.01),
+        ),
+        (
+            lambda f: FusedSGD(f, lr=0.1, momentum=[0.3, 0.5, 0.9], nesterov=[True, False, True]),
+            lambda m, k: torch.optim.SGD(m, 0.1, [0.3, 0.5, 0.9][k], nesterov=k != 1),
+        ),
+        (
+            lambda f: FusedAdam(f, lr=torch.tensor([0.01, 0.02, 0.04]), betas=([0.5, 0.8, 0.9], 0.99), eps=1e-4),
+            lambda m, k: torch.optim.Adam(m, [0.01, 0.02, 0.04][k], ([0.5, 0.8, 0.9][k], 0.99), 1e-4),
+        ),
+        (
+            lambda f: FusedAdamW(f, lr=0.02, weight_decay=[0.0, 0.1, 1.0]),
+            lambda m, k: torch.optim.AdamW(m, 0.02, weight_decay=[0.0, 0.1, 1.0][k]),
+        ),
+        (lambda f: FusedAdamW(f, lr=0.02), lambda m, k: torch.optim.AdamW(m, 0.02)),
+    ],
+)
+def test_vectors_match_torch(make: Any, oracle: Any) -> None:
+    models = nets(3)
+    fused = fuse(models)
+    train(fused, make(fused), range(5))
+    for k, model in enumerate(models):
+        train_one(k, model, oracle(model.parameters(), k), range(5))
+    assert_members_equal(fused, models)
+
+
+def test_multipliers_match_parameter_groups() -> None:
+    rates: Mapping[str, Mapping[str, float]] = {
+        "sgd": {"first.weight": 0.5, "scale": 3.0},
+        "adam": {"second.bias": 0.0},
+    }
+    decays: Mapping[str, Mapping[str, float]] = {"adam": {"first.weight": 4.0}, "adamw": {"first.weight": 0.5}}
+    models = nets(len(MIXED))
+    fused = fuse(models)
+    train(fused, fused_optimizer(fused, MIXED, lr_multipliers=rates, weight_decay_multipliers=decays), range(4))
+    for k, (model, config) in enumerate(zip(models, MIXED, strict=True)):
+        alone = optimizer(model, config, lr_multipliers=rates, weight_decay_multipliers=decays)
+        train_one(k, model, alone, range(4))
+    assert_members_equal(fused, models)
+
+
+def test_independent_weight_decay_is_free_of_the_learning_rate() -> None:
+    """Without a gradient signal, two steps with factors 1 and 1/2 leave (1 - w) (1 - w / 2) of the weights."""
+    fused = fuse([nn.Linear(2, 2, bias=False) for _ in range(2)])
+    before = fused.stacked["weight"].detach().clone()
+    opt = FusedAdamW(fused, lr=[1e-3, 1e-1], weight_decay=[0.1, 0.2], independent_weight_decay=True)
+    for factor in (1.0, 0.5):
+        opt.set_lr_factor(factor)
+        fused.stacked["weight"].grad = torch.zeros_like(before)
+        opt.step()
+    left = torch.tensor([0.9 * 0.95, 0.8 * 0.9]).view(2, 1, 1)
+    torch.testing.assert_close(fused.stacked["weight"].detach(), before * left)
+
+
+def test_keep_and_concat_carry_the_state() -> None:
+    models = nets(len(MIXED))
+    groups = [fuse(models[:3]), fuse(models[3:])]
+    opts = [fused_optimizer(groups[0], MIXED[:3]), fused_optimizer(groups[1], MIXED[3:])]
+    for k, fused in enumerate(groups):
+        for step in range(3):
+            opts[k].zero_grad()
+            fused.map(loss, (X, Y, step == 1)).sum().backward()
+            opts[k].step()
+    chosen = [[2, 0], [4, 0, 1]]
+    for fused, opt, indices in zip(groups, opts, chosen, strict=True):
+        fused.keep(indices)
+        opt.keep(indices)
+    groups[0].concat(groups[1])
+    opts[0].concat(opts[1])
+    survivors = [2, 0, 7, 3, 4]
+    train(groups[0], opts[0], range(3, 7))
+    for position, k in enumerate(survivors):
+        alone = optimizer(models[k], MIXED[k])
+        for step in range(3):
+            alone.zero_grad()
+            loss(models[k], (X, Y, step == 1)).backward()
+            alone.step()
+        train_one(position, models[k], alone, range(3, 7))
+    assert_members_equal(groups[0], [models[k] for k in survivors])
+
+
+def test_state_dict_resumes_exactly(tmp_path: Any) -> None:
+    fused = fuse(nets(len(MIXED)))
+    opt = fused_optimizer(fused, MIXED, lr_multipliers={"sgd": {"scale": 2.0}})
+    train(fused, opt, range(3))
+    torch.save({"model": fused.state_dict(), "optimizer": opt.state_dict()}, tmp_path / "state.pt")
+    train(fused, opt, range(3, 5))
+
+    again = fuse(nets(len(MIXED)))
+    resumed = fused_optimizer(again, [{"lr": 1.0}] * len(MIXED))
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    again.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    train(again, resumed, range(3, 5))
+    for name, parameter in fused.stacked.items():
+        assert torch.equal(parameter, again.stacked[name])
+
+
+def test_state_dict_does_not_follow_later_steps() -> None:
+    fused = fuse(nets(2))
+    opt = FusedAdam(fused, lr=0.1)
+    train(fused, opt, range(1))
+    saved = opt.state_dict()
+    before = copy.deepcopy(saved)
+    train(fused, opt, range(1, 3))
+    assert torch.equal(saved["steps"], before["steps"])
+    for name, moments in saved["state"].items():
+        assert all(torch.equal(moment, before["state"][name][key]) for key, moment in moments.items())
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_half_precision_parameters_still_decay(name: str) -> None:
+    """1 - lr * weight_decay = 0.999 is 1 in bfloat16; the update must be worked out in float32."""
+    fused = fuse([nn.Linear(8, 8, bias=False, dtype=torch.bfloat16) for _ in range(2)])
+    opt = fused_optimizer(fused, [{"optimizer": name, "lr": 0.01, "weight_decay": 0.1}] * 2)
+    before = fused.stacked["weight"].detach().float().clone()
+    for _ in range(20):
+        fused.stacked["weight"].grad = torch.full_like(fused.stacked["weight"], 1e-3)
+        opt.step()
+    assert not torch.equal(fused.stacked["weight"].detach().float(), before)
+    assert fused.stacked["weight"].dtype == torch.bfloat16
+
+
+def test_errors_name_argument_value_and_rule() -> None:
+    fused = fuse(nets(2))
+    with pytest.raises(ValueError, match=r"configs\[1\]: optimizer is 'lion', but must be one of sgd, adam, adamw"):
+        fused_optimizer(fused, [{"lr": 0.1}, {"lr": 0.1, "optimizer": "lion"}])
+    with pytest.raises(ValueError, match=r"configs\[0\]: config has no key 'lr'"):
+        fused_optimizer(fused, [{}, {"lr": 0.1}])
+    with pytest.raises(ValueError, match="hyperparameters for 1 members, but the fused model has 2"):
+        fused_optimizer(fused, [{"lr": 0.1}])
+    with pytest.raises(ValueError, match="lr has shape \\(3,\\)"):
+        FusedSGD(fused, lr=[0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=r"'first.wieght', which is no parameter"):
+        FusedSGD(fused, lr=0.1, lr_multipliers={"first.wieght": 2.0})
+    with pytest.raises(ValueError, match="nesterov needs momentum > 0"):
+        FusedSGD(fused, lr=0.1, nesterov=True)
+
+
+def test_step_refuses_a_model_of_another_size() -> None:
+    fused = fuse(nets(3))
+    opt = FusedSGD(fused, lr=0.1)
+    fused.keep([0])
+    fused.map(loss, (X, Y, False)).sum().backward()
+    with pytest.raises(RuntimeError, match="the optimizer has 3 members, but its model has 1"):
+        opt.step()

@@ -1,0 +1,67 @@
+"""Clipping per member against `torch.nn.utils.clip_grad_norm_` for each alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from fusion import FusedModel, clip_grad_norm_, fuse
+
+LIMITS = [0.1, 1.0, 1e6, float("inf")]
+
+
+def fused_with_gradients() -> tuple[FusedModel, list[nn.Module]]:
+    torch.manual_seed(0)
+    models: list[nn.Module] = [nn.Sequential(nn.Linear(4, 8), nn.PReLU(), nn.Linear(8, 3)) for _ in LIMITS]
+    fused, x = fuse(models), 10 * torch.randn(16, 4)
+    fused(x).square().mean((1, 2)).sum().backward()
+    for model in models:
+        model(x).square().mean().backward()
+    return fused, models
+
+
+def test_equal_to_torch() -> None:
+    fused, models = fused_with_gradients()
+    norm_K = clip_grad_norm_(fused, LIMITS)
+    for k, model in enumerate(models):
+        norm = nn.utils.clip_grad_norm_(model.parameters(), LIMITS[k])
+        torch.testing.assert_close(norm_K[k], norm)
+        for name, p in model.named_parameters():
+            grad = fused.stacked[name].grad
+            assert grad is not None
+            torch.testing.assert_close(grad[k], p.grad)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_bad_member_changes_no_bit_of_another(bad: float) -> None:
+    fused, _ = fused_with_gradients()
+    twin, _ = fused_with_gradients()
+    grad = fused.stacked["0.weight"].grad
+    assert grad is not None
+    grad[1, 0, 0] = bad
+    norm_K = clip_grad_norm_(fused, LIMITS)
+    clip_grad_norm_(twin, LIMITS)
+    assert not torch.isfinite(norm_K[1])
+    for name, parameter in twin.stacked.items():
+        ours, theirs = fused.stacked[name].grad, parameter.grad
+        assert ours is not None
+        assert theirs is not None
+        assert torch.equal(ours[[0, 2, 3]], theirs[[0, 2, 3]])
+
+
+def test_inf_clips_nothing() -> None:
+    fused, _ = fused_with_gradients()
+    before = {name: p.grad.clone() for name, p in fused.stacked.items() if p.grad is not None}
+    clip_grad_norm_(fused, float("inf"))
+    assert all(torch.equal(before[name], p.grad) for name, p in fused.stacked.items() if p.grad is not None)
+
+
+def test_without_gradients_norms_are_zero() -> None:
+    assert clip_grad_norm_(fuse([nn.Linear(2, 2)] * 3), 1.0).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_errors() -> None:
+    fused, _ = fused_with_gradients()
+    with pytest.raises(ValueError, match="max_norm has shape"):
+        clip_grad_norm_(fused, [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"max_norm is .* but must be >= 0"):
+        clip_grad_norm_(fused, -1.0)

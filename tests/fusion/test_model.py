@@ -1,0 +1,284 @@
+"""What `fuse` makes: the stack, its parts, and the way back."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusion import FusedModel, fuse
+
+
+class Net(nn.Module):
+    """Tied weights, a frozen layer, buffers of three kinds, a method, and attributes."""
+
+    table: Tensor
+    count: Tensor
+    mean: Tensor
+
+    def __init__(self, name: str = "net") -> None:
+        super().__init__()
+        self.name = name
+        self.embed = nn.Embedding(7, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("table", torch.linspace(0, 1, 5), persistent=False)
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("mean", torch.zeros(5))
+
+    def encode(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(self.frozen(self.embed(x)) + self.table)
+        return normed
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encode(x)
+        if self.training:
+            self.count += 1
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        logits: Tensor = self.head(torch.relu(h - self.mean))
+        return logits
+
+
+X = torch.tensor([0, 3, 6, 2, 2, 1])
+
+
+def loss(model: Net, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), x)
+
+
+def nets(K: int, seed: int = 0) -> list[Any]:
+    torch.manual_seed(seed)
+    return [Net() for _ in range(K)]
+
+
+def assert_same(module: nn.Module, other: nn.Module) -> None:
+    here, there = module.state_dict(), other.state_dict()
+    assert list(here) == list(there)
+    for name, tensor in here.items():
+        assert torch.equal(tensor, there[name]), name
+
+
+def test_unfuse_undoes_fuse() -> None:
+    models = nets(3)
+    models[1].embed.weight.infshape = "kept"
+    fused = fuse(models)
+    for k, model in enumerate(models):
+        again: Any = fused.unfuse(k)
+        assert_same(again, model)
+        assert type(again) is Net
+        assert again.head.weight is again.embed.weight
+        assert [n for n, p in again.named_parameters() if not p.requires_grad] == ["frozen.weight", "frozen.bias"]
+        assert again(X).shape == (6, 7)
+    assert vars(fused.unfuse(-2).get_parameter("embed.weight"))["infshape"] == "kept"
+
+
+def test_fuse_copies() -> None:
+    models = nets(2)
+    before = copy.deepcopy(models[0])
+    fused = fuse(models)
+    fused.map(loss, X).sum().backward()
+    with torch.no_grad():
+        for p in fused.parameters():
+            p.zero_()
+    assert_same(models[0], before)
+    assert all(p.grad is None for p in models[0].parameters())
+    fused.unfuse(0).get_parameter("embed.weight").data.fill_(1)
+    assert not fused.stacked["embed.weight"].any()
+
+
+def test_stacked_has_tied_weights_once_and_original_names() -> None:
+    fused = fuse(nets(4))
+    assert {name: tuple(p.shape) for name, p in fused.stacked.items()} == {
+        "embed.weight": (4, 7, 5),
+        "norm.weight": (4, 5),
+        "norm.bias": (4, 5),
+        "frozen.weight": (4, 5, 5),
+        "frozen.bias": (4, 5),
+    }
+    assert fused.stacked["embed.weight"].requires_grad
+    assert not fused.stacked["frozen.weight"].requires_grad
+    assert list(fused.shared) == ["table"]
+    assert len(fused) == fused.K == 4
+
+
+def test_equal_frozen_parameters_are_held_once() -> None:
+    models = nets(3)
+    for model in models[1:]:
+        model.frozen.load_state_dict(models[0].frozen.state_dict())
+    fused = fuse(models)
+    assert set(fused.shared) == {"table", "frozen.weight", "frozen.bias"}
+    assert fused.shared["frozen.weight"].shape == (5, 5)
+    loss_K = fused.map(loss, X)
+    for k, model in enumerate(models):
+        torch.testing.assert_close(loss_K[k], loss(model, X))
+        assert_same(fused.unfuse(k).get_submodule("frozen"), model.frozen)
+
+
+def test_map_matches_separate_models_over_steps_and_modes() -> None:
+    models = nets(3)
+    fused = fuse(models)
+    for training in (True, True, False, True):
+        fused.train(training)
+        fused.zero_grad()
+        loss_K = fused.map(loss, X)
+        loss_K.sum().backward()
+        for k, model in enumerate(models):
+            model.train(training).zero_grad()
+            alone = loss(model, X)
+            alone.backward()
+            torch.testing.assert_close(loss_K[k], alone)
+            for name, p in model.named_parameters():
+                if p.requires_grad:
+                    grad = fused.stacked[name].grad
+                    assert grad is not None
+                    torch.testing.assert_close(grad[k], p.grad)
+            for name, buffer in fused.unfuse(k).named_buffers():
+                torch.testing.assert_close(buffer, model.get_buffer(name))
+    assert fused.stacked_buffers["count"].tolist() == [3, 3, 3]
+
+
+def test_map_sees_a_real_module_and_returns_pytrees() -> None:
+    fused = fuse(nets(2))
+
+    def objective(model: Net, batch: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(model, Net)
+        assert model.name == "net"
+        assert batch["note"] == "any value"
+        return {"hidden": model.encode(batch["x"]), "pair": (model.head.weight.sum(), torch.tensor(1.0))}
+
+    out = fused.map(objective, {"x": X, "note": "any value"})
+    assert out["hidden"].shape == (2, 6, 5)
+    assert [t.shape for t in out["pair"]] == [(2,), (2,)]
+
+
+def test_forward_stacks_outputs() -> None:
+    models = nets(3)
+    fused = fuse(models).eval()
+    torch.testing.assert_close(fused(X), torch.stack([model.eval()(X) for model in models]))
+
+
+def test_a_failing_objective_leaves_the_model_usable() -> None:
+    fused = fuse(nets(2))
+
+    def broken(model: Net, x: Tensor) -> Tensor:
+        model(x)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fused.map(broken, X)
+    assert fused.map(loss, X).shape == (2,)
+
+
+def test_keep_selects_and_orders() -> None:
+    models = nets(4)
+    fused = fuse(models)
+    fused.keep([3, 1, 1])
+    for position, k in enumerate([3, 1, 1]):
+        assert_same(fused.unfuse(position), models[k])
+    assert fused.map(loss, X).shape == (3,)
+
+
+def test_concat_joins_and_parts_what_was_shared() -> None:
+    first, second = nets(2), nets(3, seed=1)
+    for group in (first, second):
+        for model in group:
+            model.frozen.load_state_dict(group[0].frozen.state_dict())
+    fused, other = fuse(first), fuse(second)
+    assert "frozen.weight" in fused.shared
+    fused.concat(other)
+    assert fused.K == 5
+    assert other.K == 3
+    assert "frozen.weight" in fused.stacked
+    for k, model in enumerate(first + second):
+        assert_same(fused.unfuse(k), model)
+
+
+def test_concat_keeps_an_equal_base_shared() -> None:
+    models = nets(4)
+    for model in models:
+        model.frozen.load_state_dict(models[0].frozen.state_dict())
+    fused = fuse(models[:2])
+    fused.concat(fuse(models[2:]))
+    assert "frozen.weight" in fused.shared
+    assert_same(fused.unfuse(3), models[3])
+
+
+def test_state_dict_round_trip(tmp_path: Any) -> None:
+    fused = fuse(nets(3))
+    fused.map(loss, X)
+    torch.save(fused.state_dict(), tmp_path / "fused.pt")
+    again = fuse(nets(3, seed=5))
+    again.load_state_dict(torch.load(tmp_path / "fused.pt", weights_only=True))
+    for k in range(3):
+        assert_same(again.unfuse(k), fused.unfuse(k))
+
+
+def test_copy_and_dtype() -> None:
+    fused = fuse(nets(2))
+    twin = copy.deepcopy(fused).double()
+    assert twin.stacked["embed.weight"].dtype == torch.float64
+    torch.testing.assert_close(twin.eval()(X).float(), fused.eval()(X))
+    assert fused.stacked["embed.weight"].dtype == torch.float32
+
+
+def test_modes_reach_the_members() -> None:
+    models = nets(2)
+    for model in models:
+        model.norm.eval()
+    fused = fuse(models)
+    assert fused.training
+    assert not fused.unfuse(1).get_submodule("norm").training
+    fused.keep([1])
+    assert not fused.unfuse(0).get_submodule("norm").training
+    assert fused.train().unfuse(0).get_submodule("norm").training
+
+
+class Scaled(nn.Linear):
+    """A layer whose hook carries a plain float, as a width multiplier does."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(3, 2)
+        self.register_forward_pre_hook(Multiply(scale))
+
+
+class Multiply:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] * self.scale, *args[1:])
+
+
+def test_hooks_survive() -> None:
+    models = [Scaled(8.0) for _ in range(2)]
+    fused, x = fuse(models), torch.randn(4, 3)
+    torch.testing.assert_close(fused(x), torch.stack([model(x) for model in models]))
+    torch.testing.assert_close(fused.unfuse(1)(x), models[1](x))
+
+
+def test_a_module_without_tensors() -> None:
+    assert fuse([nn.ReLU()] * 3)(torch.tensor([-1.0, 2.0])).tolist() == [[0.0, 2.0]] * 3
+
+
+def test_errors() -> None:
+    fused: FusedModel = fuse(nets(2))
+    with pytest.raises(ValueError, match="modules is empty"):
+        fuse([])
+    with pytest.raises(TypeError, match=r"modules\[1\] is a function"):
+        fuse([nn.Linear(1, 1), F.relu])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"modules\[1\] is not in the mode"):
+        fuse([nn.Dropout(), nn.Dropout().eval()])
+    with pytest.raises(ValueError, match=r"modules\[0\]\.weight is not initialized"):
+        fuse([nn.LazyLinear(3)])
+    with pytest.raises(ValueError, match="several devices"):
+        fuse([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
+    with pytest.raises(ValueError, match="indices is empty"):
+        fused.keep([])
+    with pytest.raises(IndexError, match="index 2 is out of range"):
+        fused.unfuse(2)
+    with pytest.raises(ValueError, match="they differ in type"):
+        fused.concat(fuse([nn.Linear(2, 2)]))

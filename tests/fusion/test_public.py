@@ -1,0 +1,20 @@
+"""The names that the package promises."""
+
+import fusion
+
+
+def test_public_names() -> None:
+    assert fusion.__all__ == [
+        "FusedAdam",
+        "FusedAdamW",
+        "FusedModel",
+        "FusedOptimizer",
+        "FusedSGD",
+        "clip_grad_norm_",
+        "fuse",
+        "fused_optimizer",
+        "fusion_key",
+        "lr_factor",
+        "optimizer",
+    ]
+    assert all(hasattr(fusion, name) for name in fusion.__all__)

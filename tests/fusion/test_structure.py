@@ -1,0 +1,127 @@
+"""The fusion key: equal where fusing is exact, different where it is not."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusion import fuse, fusion_key
+
+
+class Block(nn.Module):
+    def __init__(self, act: Any = F.relu, **attributes: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.act = act
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def power(n: int) -> Callable[[Tensor], Tensor]:
+    def apply(x: Tensor) -> Tensor:
+        return x**n
+
+    return apply
+
+
+def local(width: int, slope: float) -> nn.Module:
+    class Local(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.leaky_relu(super().forward(x), 0.1)
+
+    return Local(width, width)
+
+
+class Scale:
+    def __init__(self, factor: float, axis: int = 0) -> None:
+        self.factor, self.axis = factor, axis
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        return None
+
+
+def hooked(hook: Any) -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_forward_pre_hook(hook)
+    return module
+
+
+def tied(tie: bool) -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    if tie:
+        module[1].weight = module[0].weight
+    return module
+
+
+EQUAL: list[tuple[nn.Module, nn.Module]] = [
+    (nn.Linear(2, 3), nn.Linear(2, 3)),
+    (nn.Dropout(0.1), nn.Dropout(0)),
+    (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.2)),
+    (Block(F.gelu), Block(F.gelu)),
+    (Block(lambda x: x + 1), Block(lambda x: x + 1)),
+    (Block(power(2)), Block(power(2))),
+    (Block(functools.partial(F.gelu, approximate="tanh")), Block(functools.partial(F.gelu, approximate="tanh"))),
+    (Block(scale=1.0), Block(scale=2.0)),
+    (Block(scales={"a": [1.0]}), Block(scales={"a": [3.0]})),
+    (local(3, 0.1), local(3, 0.1)),
+    (hooked(Scale(1.0)), hooked(Scale(2.0))),
+    (Block(mask=torch.eye(3)), Block(mask=torch.eye(3))),
+    (nn.LSTM(2, 3), nn.LSTM(2, 3)),
+    (tied(True), tied(True)),
+]
+
+DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
+    (nn.Linear(2, 3), nn.Linear(2, 4), r"out_features: \('int', 4\) against \('int', 3\)"),
+    (nn.Linear(2, 3), nn.Linear(2, 3, bias=False), "bias: absent"),
+    (nn.Linear(2, 3), nn.Linear(2, 3).double(), "torch.float64"),
+    (nn.Linear(2, 3), nn.Linear(2, 3).requires_grad_(False), "weight: "),
+    (nn.ReLU(), nn.GELU(), "type: torch.nn.modules.activation.GELU against torch.nn.modules.activation.ReLU"),
+    (nn.GELU(), nn.GELU("tanh"), "approximate"),
+    (nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 3, padding=1), "padding"),
+    (nn.BatchNorm2d(3), nn.BatchNorm2d(3, momentum=None), "momentum"),
+    (Block(F.relu), Block(F.gelu), "act"),
+    (Block(lambda x: x + 1), Block(lambda x: x - 1), "act"),
+    (Block(lambda x: x + 1), Block(lambda x: x + 2), "act"),
+    (Block(power(2)), Block(power(3)), "act"),
+    (Block(functools.partial(F.gelu, approximate="tanh")), Block(functools.partial(F.gelu)), "act"),
+    (Block(scale=1.0), Block(scale=1), "scale"),
+    (Block(window=(0.1, 0.2)), Block(window=(0.1, 0.3)), r"window\[1\]"),
+    (hooked(Scale(1.0)), hooked(Scale(1.0, axis=1)), r"_forward_pre_hooks\[0\].axis"),
+    (hooked(Scale(1.0)), nn.Linear(2, 2), r"_forward_pre_hooks\[0\]"),
+    (Block(mask=torch.eye(3)), Block(mask=torch.ones(3, 3)), "mask"),
+    (tied(True), tied(False), "1.weight"),
+]
+
+
+@pytest.mark.parametrize(("module", "other"), EQUAL)
+def test_equal(module: nn.Module, other: nn.Module) -> None:
+    assert fusion_key(module) == fusion_key(other)
+    assert hash(fusion_key(module)) == hash(fusion_key(other))
+    assert fuse([module, other]).K == 2
+
+
+@pytest.mark.parametrize(("module", "other", "match"), DIFFERENT)
+def test_different_and_the_error_says_where(module: nn.Module, other: nn.Module, match: str) -> None:
+    assert fusion_key(module) != fusion_key(other)
+    with pytest.raises(ValueError, match=match) as raised:
+        fuse([other, other, module])
+    assert str(raised.value).startswith("modules[2] cannot be fused with modules[0]")
+
+
+def test_extra_values_count() -> None:
+    assert fusion_key(nn.ReLU(), 64, "bf16") != fusion_key(nn.ReLU(), 32, "bf16")
+
+
+def test_the_mode_does_not_count() -> None:
+    assert fusion_key(nn.Dropout().eval()) == fusion_key(nn.Dropout())
+
+
+def test_the_key_survives_fusing_and_running() -> None:
+    models = [nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.1)) for _ in range(2)]
+    fused = fuse(models)
+    fused(torch.randn(4, 1, 5, 5))
+    assert fused.key == fusion_key(models[0]) == fusion_key(fused.unfuse(1))
