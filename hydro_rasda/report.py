@@ -30,10 +30,10 @@ def render(result: TuneResult, shown: int | None = SHOWN) -> Group:
     table = Table(
         title=f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})", box=SIMPLE
     )
-    for heading in ("trial", "surrogate", "epochs", "full size", "epochs"):
+    for heading in ("trial", "surrogate\n(epochs)", "full size\n(epochs)"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
-    table.add_column("configuration")
+    table.add_column("configuration", overflow="fold")
     names = _varied(result)
     for record in records:
         settings = " ".join(f"{name}={show(record.config[name])}" for name in names if name in record.config)
@@ -77,10 +77,8 @@ def cost_line(result: TuneResult) -> str:
 def _row(record: TrialRecord) -> tuple[str, ...]:
     return (
         str(record.trial),
-        show(record.surrogate_metric),
-        str(record.surrogate_epochs),
-        show(record.metric) if record.epochs else "",
-        str(record.epochs or ""),
+        f"{show(record.surrogate_metric)} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
+        f"{show(record.metric)} ({record.epochs})" if record.epochs else "",
         record.status,
     )
 
@@ -90,7 +88,7 @@ def show(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.3g}"
     return str(getattr(value, "__name__", value))
 
 

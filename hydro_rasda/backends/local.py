@@ -49,9 +49,10 @@ class LocalBackend:
             left = run.decide(f"target/to-{stop}/kept", lambda: halving.promote(scores))  # noqa: B023 (called at once)
             if not left:
                 return
-            best = f"best {run.problem.metric} {scores[left[0]]:.4g} (trial {left[0]})"
-            kept = f"{len(left)} of {len(scores)} go on" if stop < stops[-1] else "done"
-            run.progress.say(f"full size at epoch {stop}: {kept}, {best}")
+            if len(scores) > 1 or stop == stops[-1]:
+                kept = f"{len(left)} of {len(scores)} go on" if stop < stops[-1] else "done"
+                best = f"best {run.problem.metric} {scores[left[0]]:.4g} (trial {left[0]})"
+                run.progress.say(f"full size at epoch {stop}: {kept}, {best}")
 
 
 def _group_unit(run: Run, task: GroupTask) -> Unit:
