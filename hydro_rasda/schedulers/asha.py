@@ -116,7 +116,7 @@ class AsyncSuccessiveHalving:
         """
         if t >= self.max_t:
             return state, Decision.STOP
-        milestone = self._open_rung(state, trial, t)
+        milestone = self.open_rung(state, trial, t)
         if milestone is None:
             return state, Decision.CONTINUE
         stops = self._falls_short(state.rungs.get(milestone, {}), score)
@@ -124,10 +124,11 @@ class AsyncSuccessiveHalving:
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
         """Records the last score of a trial that ended: later trials are measured by it."""
-        milestone = self._open_rung(state, trial, t)
+        milestone = self.open_rung(state, trial, t)
         return state if milestone is None else state.recorded(milestone, trial, score)
 
-    def _open_rung(self, state: AshaState, trial: str, t: int) -> int | None:
+    def open_rung(self, state: AshaState, trial: str, t: int) -> int | None:
+        """The milestone that a report at ``t`` is decided at; None where it decides nothing."""
         open_ = (m for m in reversed(self._rungs()) if t >= m and trial not in state.rungs.get(m, {}))
         return next(open_, None)
 

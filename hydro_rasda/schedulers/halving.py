@@ -45,9 +45,7 @@ class SuccessiveHalving:
         object.__setattr__(self, "milestones", tuple(self.milestones))
         rising = all(a < b for a, b in zip((0, *self.milestones), self.milestones))
         if not self.milestones or not rising:
-            raise ValueError(
-                f"`milestones` is {self.milestones}, but must be positive and strictly increasing"
-            )
+            raise ValueError(f"`milestones` is {self.milestones}, but must be positive and strictly increasing")
 
     def next_milestone(self, t: int) -> int | None:
         """The first milestone after iteration ``t``; None once the last is reached."""

@@ -133,9 +133,7 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
     if not needs:
         raise ValueError(f"`resources_per_worker` is {dict(worker)}, but must ask for some resource")
     # The small surplus forgives 0.1 + 0.2 in fractional GPUs.
-    return sum(
-        min(int(node.get(name, 0) / amount + 1e-9) for name, amount in needs.items()) for node in nodes
-    )
+    return sum(min(int(node.get(name, 0) / amount + 1e-9) for name, amount in needs.items()) for node in nodes)
 
 
 def _line(queue: Queue, capacity: int, patience: int) -> list[Waiting]:

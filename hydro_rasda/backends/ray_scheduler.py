@@ -1,0 +1,375 @@
+"""RASDA as a Ray Tune scheduler, for any Ray Tune script.
+
+The rules are those of :mod:`hydro_rasda.schedulers`; this file knows Ray alone. A survivor of a milestone
+is paused, which frees its placement group, and goes on from its checkpoint in one of ``scaling_factor``
+times the bundles.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from ray.tune import PlacementGroupFactory, Trainable
+from ray.tune.experiment import Trial
+from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.trainable import FunctionTrainable
+
+from hydro_rasda.backends.ray_journal import Entry, Journal, replay
+from hydro_rasda.backends.ray_nodes import Slots
+from hydro_rasda.schedulers import RASDA, AshaState, Decision, Mode, Placement, Queue, Running, Waiting, place
+
+logger = logging.getLogger(__name__)
+
+# What Ray's controller reads as "stage no trial by yourself"; 0 would mean "as many as you like".
+_STAGE_NONE = -1
+
+
+class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
+    """Halving in time, doubling in space: a drop-in for Ray Tune's ``ASHAScheduler``.
+
+    Stops trials as ``ASHAScheduler`` does, and trains the survivors of a milestone on ``scaling_factor``
+    times their workers. A worker is one bundle of the trial's placement group, so that a trainable learns
+    its number of workers from ``len(tune.get_context().get_trial_resources().bundles)``;
+    :func:`~hydro_rasda.backends.cluster.elastic` turns a training function into one that uses them.
+    Resources given by ``tune.with_resources`` are overruled.
+
+    Promoted trials start before new ones, deepest rung first, see :func:`hydro_rasda.schedulers.place`. The
+    rungs and all reports are kept in ``rasda.jsonl`` in the experiment's folder, from which
+    ``Tuner.restore`` goes on.
+
+    Args:
+        max_t: Iterations after which a trial is done (``max_I`` in the paper).
+        grace_period: First milestone (``min_I``).
+        reduction_factor: ``rf``: one in ``rf`` trials survives a milestone; milestones are that factor apart.
+        scaling_factor: ``sf``: a survivor's workers grow by it.
+        workers: Workers of a new trial.
+        resources_per_worker: In Ray's words; one CPU by default.
+        max_workers: No trial gets more; None for what the cluster holds.
+        metric: What trials report; None to take ``TuneConfig``'s.
+        mode: "min" or "max"; None to take ``TuneConfig``'s.
+        time_attr: What counts iterations in a report; a whole number that grows.
+        patience: Starts out of turn before the longest waiting trial comes first.
+
+    Raises:
+        TypeError: a number is no integer.
+        ValueError: a number is out of range, or ``mode`` is unknown. From ``Tuner.fit``: no worker fits on
+            any node,
+            a new trial does not fit on the cluster, or ``reuse_actors`` is set for a class that cannot be
+            reset.
+    """
+
+    # Reports handed over in bulk could pass a milestone before it is decided.
+    _supports_buffered_results = False
+
+    def __init__(
+        self,
+        max_t: int = 100,
+        grace_period: int = 1,
+        reduction_factor: int = 2,
+        scaling_factor: int = 2,
+        workers: int = 1,
+        resources_per_worker: Mapping[str, float] | None = None,
+        max_workers: int | None = None,
+        metric: str | None = None,
+        mode: Mode | None = None,
+        time_attr: str = "training_iteration",
+        patience: int = 8,
+    ) -> None:
+        super().__init__()
+        numbers = (max_t, grace_period, reduction_factor, scaling_factor, workers, max_workers)
+        self._rule = RASDA(*numbers, mode="min" if mode is None else mode)
+        self._mode = mode
+        self._metric: Any = metric
+        self._time_attr = time_attr
+        self._patience = patience
+        self._worker = dict(resources_per_worker or {"CPU": 1})
+        self._slots = Slots(self._worker)
+        self._journal: Journal | None = None
+        self._stopped_before: dict[str, int] = {}
+        self._state: AshaState | None = None
+        self._known: set[str] = set()
+        self._line = _Line()
+        self._told: set[str] = set()
+
+    @property
+    def rule(self) -> RASDA:
+        """The rule that decides, without Ray."""
+        return self._rule
+
+    def set_search_properties(self, metric: str | None, mode: Mode | None, **spec: Any) -> bool:
+        """Takes metric and mode from ``TuneConfig``; False where both sides name one."""
+        if (self._metric and metric) or (self._mode and mode):
+            return False
+        self._metric = metric or self._metric
+        self._mode = mode or self._mode
+        if self._mode:
+            self._metric = self._metric or DEFAULT_METRIC
+            rule = self._rule
+            self._rule = RASDA(
+                rule.max_t,
+                rule.grace_period,
+                rule.reduction_factor,
+                rule.scaling_factor,
+                rule.workers,
+                rule.max_workers,
+                self._mode,
+            )
+        return True
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """Gives a new trial its first size, and a restored one the size that its checkpoint is due."""
+        if self._journal is None:
+            self._begin(tune_controller, trial)
+        self._known.add(trial.trial_id)
+        self._state = None
+        self._line.release(trial)
+        if trial.is_finished():
+            return
+        self._line.join(trial)
+        self._resize(trial, self._fitting(self._rule.workers_at(self._restart_t(trial))))
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        """Stops a trial, lets it go on, or pauses it until it can go on with more workers."""
+        if self._time_attr not in result or self._metric not in result:
+            return str(TrialScheduler.CONTINUE)
+        t, score = result[self._time_attr], float(result[self._metric])
+        decision, milestone = self._decide(trial, t, score)
+        self._record(trial, result, milestone, decision)
+        result["hyperband_info"] = {} if milestone is None else {"budget": milestone}
+        if decision is Decision.STOP:
+            # Ray tells the searcher of a stopped trial's end only; BOHB learns from milestones.
+            tune_controller.search_alg.on_trial_result(trial.trial_id, result)
+            return str(TrialScheduler.STOP)
+        if self._due(t) <= _size(trial) or not self._can_pause(trial, result):
+            return str(TrialScheduler.CONTINUE)
+        self._line.release(trial)
+        self._line.join(trial)
+        return str(TrialScheduler.PAUSE)
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        """Keeps the last score of a trial, by which later ones are measured."""
+        self._line.leave(trial)
+        if self._time_attr not in result or self._metric not in result:
+            return
+        before, t = self._rungs(), result[self._time_attr]
+        milestone = self._rule.halving.open_rung(before, trial.trial_id, t)
+        if milestone is not None:
+            self._state = before.recorded(milestone, trial.trial_id, float(result[self._metric]))
+            self._record(trial, result, milestone, Decision.STOP)
+
+    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        """Frees the trial's place; Ray adds the trial again where it may be repeated."""
+        self._line.leave(trial)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        """Frees the trial's place."""
+        self._line.leave(trial)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """The trial that starts next; None where all have to wait."""
+        live = list(tune_controller.get_live_trials())
+        waiting = self._line.waiting(live)
+        held = [trial for trial in live if trial.status in (Trial.RUNNING, Trial.PENDING) and trial not in waiting]
+        free = max(0, self._slots.count() - sum(map(_size, held)))
+        placement = self._place(waiting, held, free)
+        chosen = None
+        if placement.start is not None:
+            chosen = next(trial for trial in waiting if trial.trial_id == placement.start.trial)
+            waiting.remove(chosen)
+            free -= placement.start.workers
+            self._start(chosen, placement.start.workers)
+        self._limit_staging(tune_controller, live, waiting, free, chosen)
+        return chosen
+
+    def debug_string(self) -> str:
+        """One line for Ray's progress table."""
+        rungs = ", ".join(f"{m}: {len(rung)} trials" for m, rung in sorted(self._rungs().rungs.items()))
+        return f"Using RASDA: workers {self._rule.workers}, milestones reached by {rungs or 'none'}"
+
+    def _begin(self, controller: Any, trial: Trial) -> None:
+        if not self._metric or not self._mode:
+            raise ValueError(
+                f"`metric` is {self._metric!r} and `mode` is {self._mode!r}, but both must be given, "
+                "to RASDAScheduler or to tune.TuneConfig"
+            )
+        self._slots.check(self._rule.workers)
+        _check_reuse(_unwrapped(controller), trial)
+        self._journal = Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path)
+        # A killed run may have decided more than Ray had saved: what a restored trial repeats is not decided anew.
+        self._stopped_before = {
+            entry.trial: entry.milestone
+            for entry in self._journal.entries()
+            if entry.decision == Decision.STOP and entry.milestone is not None
+        }
+
+    def _rungs(self) -> AshaState:
+        if self._state is None:
+            entries = self._journal.entries() if self._journal else ()
+            self._state = replay(entries, self._known)
+        return self._state
+
+    def _decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
+        before = self._rungs()
+        if t >= self._stopped_before.get(trial.trial_id, self._rule.max_t):
+            return Decision.STOP, None
+        milestone = self._rule.halving.open_rung(before, trial.trial_id, t)
+        self._state, verdict = self._rule.report(before, trial.trial_id, t, score)
+        return verdict.decision, milestone
+
+    def _record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
+        assert self._journal is not None
+        score = float(result[self._metric])
+        self._journal.append(
+            Entry(
+                trial=trial.trial_id,
+                t=result[self._time_attr],
+                score=score if math.isfinite(score) else None,
+                workers=_size(trial),
+                milestone=milestone,
+                decision=decision.value,
+                global_batch_size=result.get("global_batch_size"),
+            )
+        )
+
+    def _due(self, t: int) -> int:
+        return min(self._rule.workers_at(t), max(self._slots.count(), self._rule.workers))
+
+    def _fitting(self, workers: int) -> int:
+        fitting = min(workers, max(1, self._slots.count()))
+        if fitting < workers:
+            self._tell(f"{workers}", f"A trial is due {workers} workers and gets {fitting}: the cluster holds no more.")
+        return fitting
+
+    def _can_pause(self, trial: Trial, result: Mapping[str, Any]) -> bool:
+        cls = trial.get_trainable_cls()
+        if issubclass(cls, FunctionTrainable):
+            able = bool(result.get(SHOULD_CHECKPOINT))
+        else:
+            able = cls.save_checkpoint is not Trainable.save_checkpoint
+        if not able:
+            self._tell(
+                trial.trainable_name,
+                f"Trainable {trial.trainable_name!r} reported iteration {result[self._time_attr]} of trial "
+                f"{trial} without a checkpoint, so the trial cannot be paused and goes on with {_size(trial)} "
+                "workers. Add `checkpoint=` to the reports at the milestones.",
+            )
+        return able
+
+    def _tell(self, key: str, message: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            logger.warning(message)
+
+    def _restart_t(self, trial: Trial) -> int:
+        latest = trial.latest_checkpoint_result
+        return int(latest.metrics.get(self._time_attr, 0)) if latest else 0
+
+    def _place(self, waiting: list[Trial], held: list[Trial], free: int) -> Placement:
+        if not waiting or not free:
+            return Placement()
+        queue = Queue(tuple(self._waiting(trial) for trial in waiting), self._line.overtaken)
+        running = [Running(_size(trial), self._line.seconds_left(trial, self._rung(trial))) for trial in held]
+        queue, placement = place(queue, running, free, self._patience)
+        self._line.overtaken = queue.overtaken
+        return placement
+
+    def _waiting(self, trial: Trial) -> Waiting:
+        t = trial.last_result.get(self._time_attr, 0) if trial.status == Trial.PAUSED else self._restart_t(trial)
+        rung = self._rule.rungs_survived(t)
+        return Waiting(trial.trial_id, self._rule.workers_at(t), rung, self._line.usual_seconds(rung))
+
+    def _rung(self, trial: Trial) -> int:
+        return self._rule.rungs_survived((trial.last_result or {}).get(self._time_attr, 0))
+
+    def _start(self, trial: Trial, workers: int) -> None:
+        self._fitting(self._waiting(trial).workers)
+        self._resize(trial, workers)
+        self._line.start(trial, self._waiting(trial).rung)
+
+    def _resize(self, trial: Trial, workers: int) -> None:
+        if not trial.placement_group_factory or _size(trial) != workers or not self._is_ours(trial):
+            trial.update_resources(PlacementGroupFactory([self._worker] * workers))
+
+    def _is_ours(self, trial: Trial) -> bool:
+        return bool(trial.placement_group_factory == PlacementGroupFactory([self._worker] * _size(trial)))
+
+    def _limit_staging(
+        self, controller: Any, live: list[Trial], waiting: list[Trial], free: int, chosen: Trial | None
+    ) -> None:
+        """Keeps Ray's controller from starting trials by itself, and has it ask the searcher for one at a time."""
+        new = [trial for trial in waiting if trial.status == Trial.PENDING]
+        limit = _STAGE_NONE
+        if not new and free:
+            pending = sum(trial.status == Trial.PENDING for trial in live)
+            limit = pending + 1 + (chosen is not None and chosen.status == Trial.PAUSED)
+        _unwrapped(controller).update_max_pending_trials(limit)
+
+
+class _Line:
+    """Who waits since when, who started when, and how long a rung usually takes."""
+
+    def __init__(self) -> None:
+        self.overtaken = 0
+        self._arrived: dict[str, int] = {}
+        self._started: dict[str, tuple[float, int]] = {}
+        self._took: defaultdict[int, list[float]] = defaultdict(list)
+        self._count = 0
+
+    def join(self, trial: Trial) -> None:
+        """The trial waits from now on."""
+        self._count += 1
+        self._arrived[trial.trial_id] = self._count
+
+    def start(self, trial: Trial, rung: int) -> None:
+        """The trial holds workers from now on."""
+        self._arrived.pop(trial.trial_id, None)
+        self._started[trial.trial_id] = (time.monotonic(), rung)
+
+    def release(self, trial: Trial) -> None:
+        """The trial gives its workers back."""
+        since, rung = self._started.pop(trial.trial_id, (None, 0))
+        if since is not None:
+            self._took[rung].append(time.monotonic() - since)
+
+    def leave(self, trial: Trial) -> None:
+        """The trial is over."""
+        self.release(trial)
+        self._arrived.pop(trial.trial_id, None)
+
+    def waiting(self, live: list[Trial]) -> list[Trial]:
+        """Those of ``live`` that wait, in order of arrival. One that still saves its checkpoint does not wait yet."""
+        able = [t for t in live if t.trial_id in self._arrived and t.status in (Trial.PENDING, Trial.PAUSED)]
+        return sorted(able, key=lambda t: self._arrived[t.trial_id])
+
+    def usual_seconds(self, rung: int) -> float:
+        """Median time that trials of a rung held their workers; inf before the first gave them back."""
+        return median(self._took[rung]) if self._took[rung] else math.inf
+
+    def seconds_left(self, trial: Trial, rung: int) -> float:
+        """Time until the trial gives its workers back, if it takes as long as usual."""
+        since, _ = self._started.get(trial.trial_id, (time.monotonic(), rung))
+        return max(0.0, self.usual_seconds(rung) - (time.monotonic() - since))
+
+
+def _size(trial: Trial) -> int:
+    return len(trial.placement_group_factory.bundles)
+
+
+def _unwrapped(controller: Any) -> Any:
+    # Ray hands some hooks a wrapper that warns of every name outside its list, and has no other public way.
+    return getattr(controller, "_tune_controller", controller)
+
+
+def _check_reuse(controller: Any, trial: Trial) -> None:
+    cls = trial.get_trainable_cls()
+    if controller._reuse_actors and cls.reset_config is Trainable.reset_config:
+        raise ValueError(
+            f"`reuse_actors` is True, but must be False for {trial.trainable_name!r}, which has no `reset_config`"
+        )
