@@ -1,7 +1,8 @@
 """Many models as one: K same-shaped modules stacked: one forward, one backward, one optimizer step."""
 
+from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
-from fusion.model import FusedModel, fuse
+from fusion.model import FusedModel
 from fusion.optim import FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
 from fusion.schedules import lr_factor
 from fusion.structure import fusion_key

@@ -1,142 +1,125 @@
 """K modules of one structure as one module.
 
-Shape suffixes: K members, N samples of a batch. Every stacked tensor has K as its first axis; a tensor
-without it is shared by all members.
+Shape suffixes: K members, N samples of a batch. Every stacked tensor has K as its first axis; a tensor without it is
+shared by all members.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fusion.members import member_indices
-from fusion.structure import FusionKey, check_same_structure, differences, fusion_key
-from fusion.tensors import (
-    TensorTree,
-    bound,
-    materialize,
-    named_tensors,
-    non_persistent,
-    skeleton,
-    tensor_slots,
-)
+from fusion.rules import folded
+from fusion.settings import Settings
+from fusion.structure import FusionKey, differences, fusion_key
+from fusion.tensors import TensorTree, bound, like, materialize, named_tensors, tensor_slots
+
+Objective = Callable[[Any, Any], Any]
+"""`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""
 
 
-def fuse(modules: Sequence[nn.Module]) -> "FusedModel":
-    """K modules of one structure as one, which trains all of them at once, each as if it were alone.
+@dataclass(frozen=True)
+class Member:
+    """What a member has besides the data of its tensors.
 
-    Args:
-        modules: K >= 1 modules with equal `fusion_key`, on one device. They are copied, and stay as they are.
-
-    Returns:
-        A `FusedModel` whose parameters and buffers are those of the modules, stacked as [K, ...]. Frozen
-        parameters that are equal in all members, and constants that are (non-persistent buffers), are held
-        once, without K.
-
-    Raises:
-        TypeError: if something else than modules is given.
-        ValueError: if there are no modules, or if they differ in more than the values of tensors and floats.
-
-    >>> fused = fuse([nn.Linear(2, 3) for _ in range(4)])
-    >>> fused.stacked["weight"].shape, fused(torch.ones(5, 2)).shape
-    (torch.Size([4, 3, 2]), torch.Size([4, 5, 3]))
+    Attributes:
+        skeleton: the module without data.
+        marks: attributes that were set on its tensors, by name: other libraries mark parameters so.
+        floats: the floats in it, by path.
     """
-    modules = list(modules)
-    _check_modules(modules)
-    states = [named_tensors(module) for module in modules]
-    members, common = TensorTree(), TensorTree()
-    constants = non_persistent(modules[0])
-    for name, first in states[0].items():
-        tensors = [state[name] for state in states]
-        may_share = name in constants or (isinstance(first, nn.Parameter) and not first.requires_grad)
-        if may_share and _all_equal(tensors):
-            common.put(name, _like(first, first.detach().clone()), persistent=name not in constants)
-        else:
-            stacked = torch.stack([tensor.detach() for tensor in tensors])
-            members.put(name, _like(first, stacked), persistent=name not in constants)
-    return FusedModel([skeleton(module) for module in modules], [_tags(s) for s in states], members, common)
+
+    skeleton: nn.Module
+    marks: Mapping[str, Mapping[str, Any]]
+    floats: Mapping[str, float]
 
 
 class FusedModel(nn.Module):
     """K modules in one, made by `fuse`.
 
-    What is written for one module runs for all of them: `fused(x)` is their forward, `fused.map(objective,
-    batch)` any function of one module. The K results come from one vmapped computation; the sum of K losses
-    gives each member its own gradient, since no member's loss depends on another's parameters.
+    What is written for one module runs for all of them: `fused(x)` is their forward, `fused.map(objective, batch)`
+    any function of one module. The K results come from one vmapped computation; the sum of K losses gives each
+    member its own gradient, since no member's loss depends on another's parameters.
+
+    Attributes:
+        one_by_one: if True, `map` evaluates the members one after another, which runs whatever one module runs and
+            is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
     """
 
     def __init__(
-        self,
-        skeletons: list[nn.Module],
-        tags: list[dict[str, dict[str, Any]]],
-        members: TensorTree,
-        common: TensorTree,
+        self, members: Sequence[Member], own: TensorTree, common: TensorTree, *, one_by_one: bool = False
     ) -> None:
         super().__init__()
-        self.members, self.common = members, common
-        self._skeletons, self._tags = skeletons, tags
-        self._bind(skeletons[0])
+        self.own, self.common, self.one_by_one = own, common, one_by_one
+        self._set_members(members, mode_of=members[0].skeleton)
 
     @property
     def K(self) -> int:  # noqa: N802
         """The number of members."""
-        return len(self._skeletons)
+        return len(self._members)
 
     def __len__(self) -> int:
-        return len(self._skeletons)
+        return len(self._members)
 
     @property
     def template(self) -> nn.Module:
-        """The module that computes, one member's, without data: its modes and attributes are every
-        member's."""
-        return self._skeletons[0]
+        """The module that computes for all, one member's without data: its modes and attributes are everyone's."""
+        return self._members[0].skeleton
+
+    @property
+    def key(self) -> FusionKey:
+        """The `fusion_key` that a module must have to join the members."""
+        return fusion_key(self.template)
 
     @property
     def stacked(self) -> dict[str, nn.Parameter]:
         """The parameters that each member has its own of, by their name in the original module: [K, ...]."""
-        return self.members.params()
+        return self.own.params()
 
     @property
     def stacked_buffers(self) -> dict[str, Tensor]:
         """The buffers that each member has its own of, by their name in the original module: [K, ...]."""
-        return self.members.bufs()
+        return self.own.bufs()
 
     @property
     def shared(self) -> dict[str, Tensor]:
         """The tensors that all members have in common (frozen parameters, constants), by name, without K."""
         return {**self.common.params(), **self.common.bufs()}
 
+    @property
+    def settings(self) -> dict[str, Tensor]:
+        """The floats in which members differ, by their path in the module: [K], e.g. `"encoder.dropout.p"`."""
+        return dict(self._settings.values_K)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The members' forward on the same arguments: every tensor of the result gains a leading K."""
         return self.map(lambda model, _: model(*args, **kwargs), None)
 
-    def map(self, objective: Callable[[Any, Any], Any], batch: Any) -> Any:
+    def map(self, objective: Objective, batch: Any) -> Any:
         """Evaluate a function of one module for every member, on one batch.
 
         Args:
-            objective: called as `objective(model, batch)` with a real module, attributes and methods
-                included, whose tensors are one member's. It returns a tensor, or a dict, list or tuple of
-                tensors.
+            objective: called as `objective(model, batch)` with a real module, attributes and methods included, whose
+                tensors are one member's. It returns a tensor, or a dict, list or tuple of tensors.
             batch: passed on as it is, and shared by all members.
 
         Returns:
-            What `objective` returns, each tensor with a leading K: losses are [K]. Buffers that the modules
-            update (running statistics, counters) are updated member by member. Random numbers (dropout)
-            differ between members.
+            What `objective` returns, each tensor with a leading K: losses are [K]. Buffers that the modules update
+            (running statistics, counters) are updated member by member. Random numbers (dropout) differ between
+            members.
         """
+        shared = self.shared
 
-        def one(tensors: dict[str, Tensor]) -> Any:
-            with bound(self._slots, {**shared, **tensors}) as rebound:
+        def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
+            with bound(self._slots, {**shared, **tensors}) as rebound, self._settings.bound(settings):
                 result = objective(self.template, batch)
             return result, rebound
 
-        shared = self.shared
-        tensors: dict[str, Tensor] = {**self.stacked, **self.stacked_buffers}
-        if not tensors:
-            tensors[""] = torch.empty(self.K, 0)
-        result, rebound = torch.func.vmap(one, randomness="different")(tensors)
+        result, rebound = (self._loop if self.one_by_one else self._vmap)(one)
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result
@@ -144,20 +127,18 @@ class FusedModel(nn.Module):
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, in place.
 
-        Stacked parameters are replaced by new ones without gradients; optimizers of this package find them by
-        name (call their `keep` with the same indices). A repeated index makes a copy of that member.
+        Stacked parameters are replaced by new ones without gradients; optimizers of this package find them by name
+        (call their `keep` with the same indices). A repeated index makes a copy of that member.
 
         Raises:
             ValueError: if no index is given.
             IndexError: if an index is not in [-K, K).
         """
-        chosen, template = member_indices(indices, self.K), self.template
+        chosen = member_indices(indices, self.K)
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
             at = torch.tensor(chosen, device=tensor.device)
-            self.members.put(name, _like(tensor, tensor.detach().index_select(0, at)))
-        self._skeletons = [self._skeletons[k] for k in chosen]
-        self._tags = [self._tags[k] for k in chosen]
-        self._bind(template)
+            self.own.put(name, like(tensor, tensor.detach().index_select(0, at)))
+        self._set_members([self._members[k] for k in chosen], mode_of=self.template)
 
     def concat(self, other: "FusedModel") -> None:
         """Append the members of `other`, which keeps its own, in place.
@@ -168,15 +149,15 @@ class FusedModel(nn.Module):
         if self.key != other.key:
             listed = "; ".join(differences(self.key, other.key)[:5])
             raise ValueError(f"other cannot be fused with this model, they differ in {listed}")
-        for name in list(self.shared):
-            here, there = self.shared[name], other.shared.get(name)
-            if there is None or not torch.equal(here, there):
+        theirs = other.shared
+        for name, tensor in self.shared.items():
+            if name not in theirs or not torch.equal(tensor, theirs[name].to(tensor.device)):
                 self._unshare(name)
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
             both = [tensor.detach(), other._per_member(name).to(tensor.device)]
-            self.members.put(name, _like(tensor, torch.cat(both)))
-        self._skeletons = self._skeletons + other._skeletons
-        self._tags = self._tags + other._tags
+            self.own.put(name, like(tensor, torch.cat(both)))
+        self.one_by_one = self.one_by_one or other.one_by_one
+        self._set_members([*self._members, *other._members], mode_of=self.template)
 
     def unfuse(self, k: int) -> nn.Module:
         """Member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
@@ -187,11 +168,27 @@ class FusedModel(nn.Module):
         (k,) = member_indices([k], self.K)
         tensors: dict[str, Tensor] = {}
         for name, hollow in named_tensors(self.template).items():
-            tensors[name] = _like(hollow, self._per_member(name)[k].clone())
-            vars(tensors[name]).update(copy.deepcopy(self._tags[k].get(name, {})))
-        module = materialize(self._skeletons[k], tensors)
+            tensors[name] = like(hollow, self._per_member(name)[k].clone())
+            vars(tensors[name]).update(copy.deepcopy(self._members[k].marks.get(name, {})))
+        module = materialize(self._members[k].skeleton, tensors)
         _copy_mode(self.template, module)
         return module
+
+    def diverged(self) -> list[int]:
+        """The members that have an infinite or NaN value in a parameter or floating-point buffer.
+
+        A member that diverges harms no other: it can train on as it is, or be left out by `keep`.
+        """
+        finite_K = torch.ones(self.K, dtype=torch.bool)
+        for tensor in (*self.stacked.values(), *self.stacked_buffers.values()):
+            if tensor.is_floating_point():
+                finite_K &= torch.isfinite(tensor.detach()).flatten(1).all(1).cpu()
+        return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
+
+    def part_buffers(self) -> None:
+        """Give each member its own copy of the buffers that all share, so that one may write into its own."""
+        for name in self.common.bufs():
+            self._unshare(name)
 
     def train(self, mode: bool = True) -> "FusedModel":
         """Set the mode of all members."""
@@ -199,14 +196,36 @@ class FusedModel(nn.Module):
         self.template.train(mode)
         return self
 
-    @property
-    def key(self) -> FusionKey:
-        """What a module must share with the members to join them."""
-        return fusion_key(self.template)
+    def _vmap(self, one: Callable[..., Any]) -> Any:
+        tensors: dict[str, Tensor] = {**self.stacked, **self.stacked_buffers}
+        device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+        settings = self._settings.on(device)
+        if not tensors and not settings:
+            tensors[""] = torch.empty(self.K, 0)
+        with folded():
+            return torch.func.vmap(one, randomness="different")(tensors, settings)
+
+    def _loop(self, one: Callable[..., Any]) -> Any:
+        self.part_buffers()
+        tensors: dict[str, Any] = {name: parameter.unbind() for name, parameter in self.stacked.items()}
+        tensors.update(self.stacked_buffers)
+        settings = {path: value.tolist() for path, value in self._settings.values_K.items()}
+        results: list[Any] = [
+            one({n: t[k] for n, t in tensors.items()}, {p: v[k] for p, v in settings.items()}) for k in range(self.K)
+        ]
+        return tree_map(lambda *values: torch.stack(values), *results)
+
+    def _set_members(self, members: Sequence[Member], *, mode_of: nn.Module) -> None:
+        """Make these the members; the first one's skeleton computes from now on, in the mode of `mode_of`."""
+        self._members = list(members)
+        _copy_mode(mode_of, self.template)
+        self.training = self.template.training
+        self._slots = tensor_slots(self.template)
+        self._settings = Settings(self.template, [member.floats for member in members])
 
     def _per_member(self, name: str) -> Tensor:
         """The tensor `name` as [K, ...]; without a copy where it is shared."""
-        own = self.members.get(name)
+        own = self.own.get(name)
         if own is not None:
             return own.detach()
         shared = self.shared[name].detach()
@@ -215,57 +234,15 @@ class FusedModel(nn.Module):
     def _unshare(self, name: str) -> None:
         persistent = self.common.is_persistent(name)
         own = self._per_member(name).clone()
-        self.members.put(name, _like(self.common.pop(name), own), persistent=persistent)
+        self.own.put(name, like(self.common.pop(name), own), persistent=persistent)
 
     def _rebind(self, name: str, value: Tensor) -> None:
         """A module assigned to its buffer: from now on each member has its own."""
         if name in self.shared:
             self._unshare(name)
-        self.members.put(name, value.contiguous())
-
-    def _bind(self, like: nn.Module) -> None:
-        """Run the first member's skeleton from now on, in the mode of the module `like`."""
-        self._slots = tensor_slots(self.template)
-        _copy_mode(like, self.template)
-        self.training = self.template.training
-
-
-def _like(tensor: Tensor, data: Tensor) -> Tensor:
-    """`data` as a parameter if `tensor` is one, frozen if it is."""
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(data, requires_grad=tensor.requires_grad)
-    return data
+        self.own.put(name, value.contiguous())
 
 
 def _copy_mode(source: nn.Module, target: nn.Module) -> None:
     for theirs, ours in zip(source.modules(), target.modules(), strict=True):
         ours.training = theirs.training
-
-
-def _all_equal(tensors: Sequence[Tensor]) -> bool:
-    first = tensors[0]
-    return all(other is first or torch.equal(first, other) for other in tensors[1:])
-
-
-def _tags(state: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Attributes that were set on tensors, by name: other libraries mark parameters so."""
-    return {name: dict(vars(tensor)) for name, tensor in state.items() if vars(tensor)}
-
-
-def _check_modules(modules: Sequence[nn.Module]) -> None:
-    if not modules:
-        raise ValueError("modules is empty, but a fused model has at least one member")
-    for k, module in enumerate(modules):
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"modules[{k}] is a {type(module).__name__}, but must be an nn.Module")
-        lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.UninitializedParameter)]
-        if lazy:
-            raise ValueError(f"modules[{k}].{lazy[0]} is not initialized: run the module once first")
-    check_same_structure([fusion_key(module) for module in modules])
-    devices = {str(t.device) for module in modules for t in named_tensors(module).values()}
-    if len(devices) > 1:
-        raise ValueError(f"modules are on several devices ({', '.join(sorted(devices))}), but must be on one")
-    modes = [[child.training for child in module.modules()] for module in modules]
-    for k, mode in enumerate(modes):
-        if mode != modes[0]:
-            raise ValueError(f"modules[{k}] is not in the mode (train or eval) of modules[0] in all parts")

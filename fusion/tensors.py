@@ -146,3 +146,10 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
 def _hollow(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta", requires_grad=False)
     return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def like(tensor: Tensor, data: Tensor) -> Tensor:
+    """`data` as a parameter if `tensor` is one, frozen if it is."""
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(data, requires_grad=tensor.requires_grad)
+    return data
