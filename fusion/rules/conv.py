@@ -1,0 +1,89 @@
+"""Convolutions: K members are K groups of one convolution, channels last.
+
+Measured on CPU (8 members, 8 to 64 channels each): grouped and channels last is 1.0 to 2.5 times as fast, forward
+and backward, as one convolution per member; grouped and channels first is slower than that. Channels last also keeps
+the K*C channels of a pixel side by side, so that BatchNorm and pooling, which see K*C channels, stay vectorized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusion.rules.member import Member, Rule
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """`x` in channels-last memory, where torch has one for its number of dimensions."""
+    x = x.contiguous(memory_format=_FORMATS.get(x.dim(), torch.contiguous_format))
+    if x.dim() != 4 or x.shape[1] != 1 or x.requires_grad:
+        return x
+    # One channel is both formats at once; only these strides make torch answer with channels last.
+    _, _, height, width = x.shape
+    return x.as_strided(x.shape, (height * width, 1, width, 1))
+
+
+def fold_channels(x: Member, K: int) -> Tensor:
+    """[N, C, ...] per member to [N, K*C, ...]; a view where K and C lie side by side."""
+    return x.at(K, 1).flatten(1, 2)
+
+
+def unfold_channels(x: Tensor, K: int) -> Member:
+    """[N, K*C, ...] back to [N, C, ...] per member: a view."""
+    return Member(x.unflatten(1, (K, -1)), 1)
+
+
+def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
+    """The rule of a convolution over `dims` dimensions: input [N, C, ...], weight [O, C/groups, ...]."""
+
+    def fold(
+        K: int,
+        input: Member,
+        weight: Member,
+        bias: Member | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        batched = input.value.dim() - (input.dim is not None) == dims + 2
+        shared = input.dim is None
+        if weight.dim is None or not batched or (shared and groups != 1):
+            return NotImplemented
+        x = channels_last(input.value if shared else fold_channels(input, K))
+        flat_weight = channels_last(weight.lead(K).flatten(0, 1))
+        flat_bias = None if bias is None else bias.lead(K).reshape(-1)
+        out = function(x, flat_weight, flat_bias, stride, padding, dilation, groups if shared else K * groups)
+        return unfold_channels(out, K)
+
+    return fold
+
+
+def transposed(function: Callable[..., Tensor], dims: int) -> Rule:
+    """The rule of a transposed convolution over `dims` dimensions: input [N, C, ...], weight [C, O/groups, ...]."""
+
+    def fold(
+        K: int,
+        input: Member,
+        weight: Member,
+        bias: Member | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
+        if weight.dim is None or input.value.dim() - (input.dim is not None) != dims + 2:
+            return NotImplemented
+        x = channels_last(fold_channels(input, K))
+        flat_weight = weight.lead(K).flatten(0, 1)
+        flat_bias = None if bias is None else bias.lead(K).reshape(-1)
+        out = function(x, flat_weight, flat_bias, stride, padding, output_padding, K * groups, dilation)
+        return unfold_channels(out, K)
+
+    return fold

@@ -1,0 +1,61 @@
+"""Cross-entropy: one call over the K members' rows, one mean per member, label smoothing per member if given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusion.rules.member import Member
+
+
+def cross_entropy(
+    K: int,
+    input: Member,
+    target: Member,
+    weight: Member | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float | Member = 0.0,
+) -> Any:
+    """`F.cross_entropy` with class indices: input [N, C, ...] or [C], target [N, ...] or []."""
+    weighted_by_member = weight is not None and weight.dim is not None
+    if target.value.is_floating_point() or weighted_by_member or size_average is not None or reduce is not None:
+        return NotImplemented
+    logits_K, target_K = input.lead(K), target.lead(K)
+    if logits_K.dim() == 2:
+        logits_K, target_K = logits_K.unsqueeze(1), target_K.unsqueeze(1)
+        if reduction == "none":
+            return NotImplemented
+    class_weight = None if weight is None else weight.value
+    flat = logits_K.flatten(0, 1), target_K.flatten(0, 1), class_weight, ignore_index
+    loss_KN = _smoothed(K, label_smoothing, *flat).view(target_K.shape)
+    if reduction == "none":
+        return Member(loss_KN, 0)
+    loss_K = loss_KN.flatten(1).sum(1)
+    if reduction == "sum":
+        return Member(loss_K, 0)
+    counted = target_K != ignore_index
+    share = counted if class_weight is None else class_weight[target_K.where(counted, 0)] * counted
+    return Member(loss_K / share.flatten(1).sum(1), 0)
+
+
+def _smoothed(
+    K: int, label_smoothing: float | Member, logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+) -> Tensor:
+    """Loss of each row. It is affine in the smoothing: a smoothing per member mixes the losses at 0 and at 1."""
+
+    def at(smoothing: float) -> Tensor:
+        return F.cross_entropy(
+            logits, target, weight, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
+        )
+
+    if not isinstance(label_smoothing, Member):
+        return at(label_smoothing)
+    rows_K = label_smoothing.lead(K).reshape(K, *[1] * target.dim())
+    smoothing = rows_K.expand(K, target.shape[0] // K, *target.shape[1:]).flatten(0, 1)
+    return torch.lerp(at(0.0), at(1.0), smoothing)

@@ -1,0 +1,78 @@
+"""How a rule sees the tensors inside ``torch.func.vmap``.
+
+`vmap` hands every operator tensors that hide the axis of the K members. A rule gets them opened, as
+`Member(value, dim)`: the whole value, and where its K axis lies (`None`: all members share the value). It
+works below `vmap`, on whole values, so that autograd records the one wide operation and nothing per member.
+
+``torch.autograd.Function`` with a ``vmap`` method is the public way to the same place; it costs about 0.15 ms
+for each operator, more than the arithmetic of a small layer. The few private calls that replace it stand in
+this file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
+
+# (K, *args, **kwargs) with each tensor argument as a `Member` -> results as `Member`, or `NotImplemented`
+Rule = Callable[..., Any]
+
+
+class Member(NamedTuple):
+    """A tensor of all K members at once: `value`, with its K axis at `dim`, or `None` if they share it."""
+
+    value: Tensor
+    dim: int | None
+
+    def lead(self, K: int) -> Tensor:
+        """The value as [K, ...]; a shared one is expanded, not copied."""
+        if self.dim is None:
+            return self.value.expand(K, *self.value.shape)
+        return self.value.movedim(self.dim, 0)
+
+    def at(self, K: int, dim: int) -> Tensor:
+        """The value with its K axis at `dim`; a shared one is expanded, not copied."""
+        return self.lead(K).movedim(0, dim)
+
+
+def innermost_vmap() -> VmapInterpreter | None:
+    """The one `vmap` around us; None outside of it, and where transforms are nested."""
+    stack = functorch.get_interpreter_stack()
+    if stack is None or len(stack) != 1:
+        return None
+    interpreter = retrieve_current_functorch_interpreter()
+    return interpreter if isinstance(interpreter, VmapInterpreter) else None
+
+
+def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a rule below `vmap`; `NotImplemented` where it declines, or where no argument has a K axis."""
+    vmap = innermost_vmap()
+    if vmap is None:
+        return NotImplemented
+    level, has_K = vmap.level(), False
+
+    def opened(x: Any) -> Any:
+        nonlocal has_K
+        if isinstance(x, Tensor):
+            value, dim = functorch._unwrap_batched(x, level)
+            has_K = has_K or dim is not None
+            return Member(value, dim)
+        if isinstance(x, (tuple, list)) and any(isinstance(item, Tensor) for item in x):
+            return [opened(item) for item in x]
+        return x
+
+    def closed(x: Any) -> Any:
+        if isinstance(x, Member):
+            return x.value if x.dim is None else functorch._add_batch_dim(x.value, x.dim, level)
+        return tuple(closed(item) for item in x)
+
+    args, kwargs = tuple(map(opened, args)), {name: opened(x) for name, x in kwargs.items()}
+    if not has_K:
+        return NotImplemented
+    with vmap.lower():
+        result = function(vmap.batch_size(), *args, **kwargs)
+    return result if result is NotImplemented else closed(result)

@@ -1,0 +1,49 @@
+"""Normalization: the K members' channels are K*C channels of one call, affine part and statistics included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusion.rules.conv import fold_channels, unfold_channels
+from fusion.rules.member import Member
+
+
+def batch_norm(
+    K: int,
+    input: Member,
+    running_mean: Member | None,
+    running_var: Member | None,
+    weight: Member | None = None,
+    bias: Member | None = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """`F.batch_norm`: input [N, C, ...]; running statistics are updated in place, member by member."""
+    statistics = (running_mean, running_var)
+    if not isinstance(momentum, float) or any(training and s is not None and not _is_rows(s) for s in statistics):
+        return NotImplemented
+    x = fold_channels(input, K)
+    mean, var = (None if s is None else _flat(s, K) for s in statistics)
+    scale, shift = (None if p is None else _flat(p, K) for p in (weight, bias))
+    return unfold_channels(F.batch_norm(x, mean, var, scale, shift, training, momentum, eps), K)
+
+
+def group_norm(
+    K: int, input: Member, num_groups: int, weight: Member | None = None, bias: Member | None = None, eps: float = 1e-5
+) -> Any:
+    """`F.group_norm`: input [N, C, ...]; K*num_groups groups of one call."""
+    scale, shift = (None if p is None else _flat(p, K) for p in (weight, bias))
+    return unfold_channels(F.group_norm(fold_channels(input, K), K * num_groups, scale, shift, eps), K)
+
+
+def _is_rows(s: Member) -> bool:
+    """Whether a flat view of the statistics [K, C] exists, for the in-place update to reach them."""
+    return s.dim == 0 and s.value.is_contiguous()
+
+
+def _flat(p: Member, K: int) -> Tensor:
+    return p.lead(K).reshape(-1)

@@ -1,0 +1,123 @@
+"""LSTM, GRU and RNN, for which `vmap` has no rule: unrolled, with one input product for all time steps.
+
+Where members share the weights (a frozen encoder), K folds into the batch of torch's own kernel instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusion.rules.member import Member, Rule
+
+State = tuple[Tensor, ...]
+# (gates from the input [K, N, G*H], gates from the state [K, N, G*H], state) -> next state, output first
+Cell = Callable[[Tensor, Tensor, State], State]
+
+
+def lstm_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
+    """One time step of an LSTM; gates i, f, g, o as torch orders them."""
+    i, f, g, o = (from_input + from_state).chunk(4, -1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+def gru_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
+    """One time step of a GRU; gates r, z, n as torch orders them."""
+    input_r, input_z, input_n = from_input.chunk(3, -1)
+    state_r, state_z, state_n = from_state.chunk(3, -1)
+    new = (input_n + (input_r + state_r).sigmoid() * state_n).tanh()
+    return (torch.lerp(new, state[0], (input_z + state_z).sigmoid()),)
+
+
+def rnn_tanh_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
+    """One time step of an RNN with tanh."""
+    return ((from_input + from_state).tanh(),)
+
+
+def rnn_relu_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
+    """One time step of an RNN with ReLU."""
+    return ((from_input + from_state).relu(),)
+
+
+def recurrent(function: Callable[..., Any], cell: Cell) -> Rule:
+    """The rule of a recurrent kernel of torch, given what it does in one time step."""
+
+    def fold(K: int, input: Any, hx: Any, params: Any, *settings: Any) -> Any:
+        if not isinstance(params, list) or len(settings) != 6 or isinstance(settings[2], Member):
+            return NotImplemented  # a packed sequence, or a dropout probability per member
+        states = hx if isinstance(hx, list) else [hx]
+        *options, batch_first = settings
+        x = input.lead(K)
+        x_KTNI = x.transpose(1, 2) if batch_first else x
+        hx_K = [s.lead(K) for s in states]
+        if all(p.dim is None for p in params):
+            weights = [p.value for p in params]
+            out, *last = _shared_weights(function, K, x_KTNI, hx_K, weights, *options)
+        else:
+            out, *last = _unrolled(cell, K, x_KTNI, hx_K, [p.lead(K) for p in params], *options)
+        out = out.transpose(1, 2) if batch_first else out
+        return tuple(Member(t, 0) for t in (out, *last))
+
+    return fold
+
+
+def _shared_weights(
+    function: Callable[..., Any], K: int, x_KTNI: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any
+) -> list[Tensor]:
+    x = x_KTNI.transpose(0, 1).flatten(1, 2)
+    states = [s.transpose(0, 1).flatten(1, 2).contiguous() for s in hx]
+    results = function(x, tuple(states) if len(states) > 1 else states[0], weights, *options, False)
+    return [t.unflatten(1, (K, -1)).transpose(0, 1) for t in results]
+
+
+def _unrolled(
+    cell: Cell,
+    K: int,
+    x_KTNI: Tensor,
+    hx: list[Tensor],
+    weights: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> list[Tensor]:
+    """Output [K, T, N, D*H], then the last states [K, L*D, N, H], L layers of D directions."""
+    directions = 2 if bidirectional else 1
+    per_layer = len(weights) // (num_layers * directions)
+    last: list[State] = []
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            own = weights[at * per_layer : (at + 1) * per_layer]
+            state = tuple(s[:, at] for s in hx)
+            out, state = _direction(cell, x_KTNI, state, own, has_biases, reverse=direction == 1)
+            outputs.append(out)
+            last.append(state)
+        x_KTNI = torch.cat(outputs, -1)
+        if layer + 1 < num_layers:
+            x_KTNI = F.dropout(x_KTNI, dropout, train)
+    return [x_KTNI, *(torch.stack(s, 1) for s in zip(*last))]
+
+
+def _direction(
+    cell: Cell, x_KTNI: Tensor, state: State, weights: list[Tensor], has_biases: bool, *, reverse: bool
+) -> tuple[Tensor, State]:
+    """One layer in one direction: output [K, T, N, H or projection], last state."""
+    of_input, of_state, *rest = weights
+    bias_input, bias_state = (b.unsqueeze(1) for b in rest[:2]) if has_biases else (of_input.new_zeros(()),) * 2
+    projection = rest[-1].mT if len(rest) % 2 else None
+    gates = torch.baddbmm(bias_input, x_KTNI.flatten(1, 2), of_input.mT).unflatten(1, x_KTNI.shape[1:3])
+    outputs = []
+    for gate in reversed(gates.unbind(1)) if reverse else gates.unbind(1):
+        state = cell(gate, torch.baddbmm(bias_state, state[0], of_state.mT), state)
+        if projection is not None:
+            state = (torch.bmm(state[0], projection), *state[1:])
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if reverse else outputs, 1), state

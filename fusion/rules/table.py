@@ -1,0 +1,46 @@
+"""Which operator is folded by which rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fusion.rules.attention import attention, multi_head_attention
+from fusion.rules.conv import convolution, transposed
+from fusion.rules.dropout import dropout
+from fusion.rules.embedding import embedding
+from fusion.rules.linear import addmm, linear
+from fusion.rules.loss import cross_entropy
+from fusion.rules.member import Rule
+from fusion.rules.norm import batch_norm, group_norm
+from fusion.rules.pool import pooling
+from fusion.rules.recurrent import gru_cell, lstm_cell, recurrent, rnn_relu_cell, rnn_tanh_cell
+
+RULES: dict[Any, Rule] = {
+    F.linear: linear,
+    torch.addmm: addmm,
+    F.conv1d: convolution(F.conv1d, 1),
+    F.conv2d: convolution(F.conv2d, 2),
+    F.conv3d: convolution(F.conv3d, 3),
+    F.conv_transpose1d: transposed(F.conv_transpose1d, 1),
+    F.conv_transpose2d: transposed(F.conv_transpose2d, 2),
+    F.conv_transpose3d: transposed(F.conv_transpose3d, 3),
+    torch.max_pool2d: pooling(torch.max_pool2d),
+    F.avg_pool2d: pooling(F.avg_pool2d),
+    F.adaptive_avg_pool2d: pooling(F.adaptive_avg_pool2d),
+    F.batch_norm: batch_norm,
+    F.group_norm: group_norm,
+    F.embedding: embedding,
+    F.dropout: dropout,
+    F.scaled_dot_product_attention: attention,
+    F.cross_entropy: cross_entropy,
+    torch.lstm: recurrent(torch.lstm, lstm_cell),
+    torch.gru: recurrent(torch.gru, gru_cell),
+    torch.rnn_tanh: recurrent(torch.rnn_tanh, rnn_tanh_cell),
+    torch.rnn_relu: recurrent(torch.rnn_relu, rnn_relu_cell),
+}
+
+# Written for one member, in operators that have rules themselves; they run inside `vmap` and call those.
+COMPOSITES: dict[Any, Rule] = {F.multi_head_attention_forward: multi_head_attention}
