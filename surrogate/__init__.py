@@ -7,5 +7,6 @@ table 8.
 
 from surrogate.build import make_surrogate
 from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
+from surrogate.shrink import shrink
 
-__all__ = ["lr_multipliers", "make_surrogate", "weight_decay_multipliers"]
+__all__ = ["lr_multipliers", "make_surrogate", "shrink", "weight_decay_multipliers"]

@@ -62,7 +62,7 @@ def make_surrogate(
     check_width_ratio(width_ratio)
     _check_signature(model_fn, config)
     if width_ratio == 1.0:
-        return _as_target(_build(model_fn, config, 1.0))
+        return mark_as_target(_build(model_fn, config, 1.0))
     surrogate = _build(model_fn, config, width_ratio)
     with torch.random.fork_rng(devices=[]):
         target = _build_shapes(model_fn, config)
@@ -126,8 +126,7 @@ def _build(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
         module = model_fn(config, width_ratio)
     except Exception as error:
         raise ValueError(
-            f"model_fn failed at width_ratio={width_ratio:g} with config={config!r}: "
-            f"{type(error).__name__}: {error}"
+            f"model_fn failed at width_ratio={width_ratio:g} with config={config!r}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(module, nn.Module):
         raise TypeError(
@@ -163,7 +162,8 @@ def _build_other(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Mo
     return _build(model_fn, config, 1.0)
 
 
-def _as_target(module: nn.Module) -> nn.Module:
+def mark_as_target(module: nn.Module) -> nn.Module:
+    """Give an ordinary module the plan of width ratio 1, in place, and return it."""
     shapes = shapes_of(module)
     params = {name: ParamWidth(shape, shape) for name, shape in shapes.items()}
     setattr(module, PLAN_ATTRIBUTE, WidthPlan(1.0, params, {}, {}))

@@ -31,8 +31,7 @@ class ScaleInput:
         """Return the positional inputs with the first one multiplied."""
         if not args:
             raise TypeError(
-                f"a readout ({type(module).__name__}) must be called with its input as first positional "
-                "argument"
+                f"a readout ({type(module).__name__}) must be called with its input as first positional argument"
             )
         return (args[0] * self.factor, *args[1:])
 

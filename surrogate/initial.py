@@ -46,7 +46,7 @@ def rescale_initial_weights(
             wanted = params[name].width_mult ** (-0.5 if params[name].is_matrix else 0.0)
             if wanted != spreads[name]:
                 parameter.mul_(wanted / spreads[name])
-    _zero(surrogate, zero_readout)
+    zero_modules(surrogate, zero_readout)
 
 
 def _spreads(surrogate: nn.Module, other: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
@@ -83,10 +83,11 @@ def _is_random(parameter: Tensor) -> bool:
     return bool((parameter != parameter.flatten()[0]).any())
 
 
-def _zero(module: nn.Module, readouts: tuple[str, ...]) -> None:
+def zero_modules(module: nn.Module, names: tuple[str, ...]) -> None:
+    """Zero the weights and biases of the named layers, in place, but for weights shared with an embedding."""
     shared = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
     with torch.no_grad():
-        for name in readouts:
+        for name in names:
             for parameter in module.get_submodule(name).parameters():
                 if id(parameter) not in shared:
                     parameter.zero_()

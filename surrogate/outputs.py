@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 Shape = tuple[int, ...]
 
@@ -41,6 +42,19 @@ def run_for_shapes(module: nn.Module, example_input: Any) -> dict[str, Shape]:
     """Output shapes on one batch; the module itself, running statistics included, stays untouched."""
     with torch.no_grad():
         return output_shapes(call_model(copy.deepcopy(module), example_input))
+
+
+def record_calls(module: nn.Module, running: list[str]) -> list[RemovableHandle]:
+    """Keep in `running` the names of the submodules that are being called, outermost first.
+
+    After a failure its last entry is the innermost module that did not return.
+    """
+    handles = []
+    for name, layer in module.named_modules():
+        if name:
+            handles.append(layer.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+            handles.append(layer.register_forward_hook(lambda *_: (running.pop(), None)[1]))
+    return handles
 
 
 def check_outputs(narrow: nn.Module, other: nn.Module, example_input: Any) -> None:

@@ -15,7 +15,12 @@ from tests.surrogate.models import ZOO, mlp
 
 
 def test_public_names() -> None:
-    assert surrogate.__all__ == ["lr_multipliers", "make_surrogate", "weight_decay_multipliers"]
+    assert surrogate.__all__ == [
+        "lr_multipliers",
+        "make_surrogate",
+        "shrink",
+        "weight_decay_multipliers",
+    ]
 
 
 @pytest.mark.parametrize("name", ZOO)

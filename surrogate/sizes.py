@@ -1,0 +1,103 @@
+"""Narrower sizes that satisfy every equation of a `SizeTrace`: plain arithmetic, no tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy  # type: ignore[import-untyped]
+
+from surrogate.tracing import SizeTrace
+
+_MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""What widths are rounded up to a multiple of, tried in turn until all equations hold."""
+
+
+def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]:
+    """Choose a value for every symbol.
+
+    Widths are multiplied by the ratio and rounded up. Where heads divide a width, their number shrinks and
+    their size stays, so a width is rounded up to whole heads.
+
+    Args:
+        trace: From `trace_sizes`.
+        width_ratio: In (0, 1].
+
+    Raises:
+        ValueError: Nothing can be scaled, or no rounding satisfies the equations.
+    """
+    roles = _roles(trace)
+    if not roles.widths and not roles.counts:
+        raise ValueError(
+            "no width can be scaled: every size is fixed by the input, the output or a number in the "
+            "forward pass; "
+            "give the model a width argument and use make_surrogate"
+        )
+    heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in roles.counts}
+    units = {width: _head_size(trace, roles.counts, width) for width in roles.widths}
+    for multiple in _MULTIPLES:
+        scaled = {
+            width: min(trace.sizes[width], _scaled(trace.sizes[width], width_ratio, math.lcm(unit, multiple)))
+            for width, unit in units.items()
+        }
+        values = {**trace.sizes, **scaled, **heads}
+        if all(equation.subs(values) == sympy.true for equation in trace.equations):
+            return values
+    unmet = [str(equation) for equation in trace.equations if equation.subs(values) != sympy.true]
+    raise ValueError(
+        f"width_ratio={width_ratio:g} leaves no sizes that fit together (unmet: {'; '.join(unmet[:3])}); "
+        "try another "
+        "ratio, or give the model a width argument and use make_surrogate"
+    )
+
+
+def evaluate(expressions: tuple[sympy.Expr, ...], values: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:
+    """Sizes as numbers.
+
+    >>> s = sympy.Symbol("s")
+    >>> evaluate((3 * s, sympy.Integer(5)), {s: 4})
+    (12, 5)
+    """
+    return tuple(int(expression.subs(values)) for expression in expressions)
+
+
+def _scaled(size: int, width_ratio: float, unit: int) -> int:
+    # The tolerance keeps 96 * (1/3), a hair above 32 in floating point, at 32.
+    return max(1, math.ceil(size * width_ratio / unit - 1e-9)) * unit
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """Which symbols are widths, rounded up to whole heads, and which count heads; the rest stays."""
+
+    widths: frozenset[sympy.Symbol]
+    counts: frozenset[sympy.Symbol]
+
+
+def _roles(trace: SizeTrace) -> _Roles:
+    names = {s: key[1] for key, sizes in trace.attributes.items() for dim in sizes for s in dim.free_symbols}
+    tied = {s for e in trace.equations if e.free_symbols & trace.seeds for s in e.free_symbols & names.keys()}
+    full = {size for sizes in trace.tensors.values() for size in evaluate(sizes, trace.sizes)}
+    # An attribute that no tensor is as large as splits a width into heads: it counts them, or is the size of
+    # one.
+    parts = {s for s in (tied | trace.seeds) & names.keys() if trace.sizes[s] not in full}
+    counts = {s for s in parts if _names_a_count(names[s])}
+    return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts))
+
+
+def _names_a_count(attribute: str) -> bool:
+    # Names decide only between two choices that both fit: fewer heads, or smaller ones.
+    return "dim" not in attribute and "size" not in attribute
+
+
+def _head_size(trace: SizeTrace, counts: frozenset[sympy.Symbol], width: sympy.Symbol) -> int:
+    """The unit that `width` is rounded up to: the size of one head, or 1."""
+    sharing = {
+        count
+        for equation in trace.equations
+        if width in equation.free_symbols
+        for count in equation.free_symbols & counts
+        if trace.sizes[width] % trace.sizes[count] == 0
+    }
+    return math.lcm(*(trace.sizes[width] // trace.sizes[count] for count in sharing))

@@ -1,0 +1,36 @@
+"""Narrower weights, taken from the wide ones.
+
+A random part of each weight has the spread that the model's own initializer gave the whole, whatever it was.
+muP then asks for a hidden weight's spread to grow with 1 / sqrt(width_mult), and for all others to stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from surrogate.widths import ParamWidth, Shape
+
+
+def take_part(tensor: Tensor, shape: Shape) -> Tensor:
+    """Random rows, columns, ... of `tensor`, in their order; drawn from torch's global generator.
+
+    >>> take_part(torch.arange(6.0), (6,))
+    tensor([0., 1., 2., 3., 4., 5.])
+    """
+    for dim, (full, size) in enumerate(zip(tensor.shape, shape)):
+        if size < full:
+            kept = torch.randperm(full)[:size].sort().values.to(tensor.device)
+            tensor = tensor.index_select(dim, kept)
+    return tensor.clone()
+
+
+def fill_from_target(narrow: nn.Module, target: nn.Module, params: Mapping[str, ParamWidth]) -> None:
+    """Give `narrow` its initial weights, in place."""
+    wide = dict(target.named_parameters())
+    with torch.no_grad():
+        for name, parameter in narrow.named_parameters():
+            part = take_part(wide[name].detach(), tuple(parameter.shape))
+            parameter.copy_(part * params[name].width_mult ** (-0.5 if params[name].is_matrix else 0.0))

@@ -1,0 +1,213 @@
+"""Which sizes of a module must agree: asked of torch's own symbolic shape inference.
+
+Every dimension of every parameter and buffer, and every integer attribute that could be a size, becomes a
+symbol; the input's sizes stay numbers. One forward pass without data (fake tensors) then leaves the
+constraints behind: residual sums, concatenations, flattening before a linear layer, grouped convolutions and
+attention heads all come out as equations, because torch's operators state them. Nothing here knows what the
+operators do.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.modules.conv import _ConvNd
+from torch.utils import _pytree as pytree
+
+from surrogate.outputs import call_model, record_calls
+
+AttributeKey = tuple[str, str]
+"""Module name, attribute name."""
+
+_SIZES_OF_TORCH_LAYERS = {"embed_dim", "kdim", "vdim", "num_heads", "head_dim", "hidden_size", "proj_size"}
+
+
+@dataclass(frozen=True)
+class SizeTrace:
+    """Sizes of a module as expressions in free symbols, all equations put in.
+
+    Attributes:
+        tensors: Parameter or buffer name -> one expression for each dimension.
+        seeds: The free symbols that linear and convolution weights depend on: what may be scaled.
+        attributes: Integer attribute, or tuple of sizes -> expressions.
+        sizes: Symbol -> its value in the module as it is.
+        equations: What must stay true beyond what was put in, e.g. that the number of heads divides a width.
+    """
+
+    tensors: dict[str, tuple[sympy.Expr, ...]]
+    seeds: frozenset[sympy.Symbol]
+    attributes: dict[AttributeKey, tuple[sympy.Expr, ...]]
+    sizes: dict[sympy.Symbol, int]
+    equations: tuple[sympy.Basic, ...]
+
+
+def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
+    """Run a copy of `module` once on symbolic sizes.
+
+    Args:
+        module: A module that runs on fake tensors (no control flow that reads values).
+        example_input: One batch, as for `call_model`.
+
+    Raises:
+        ValueError: The forward pass fails; the message names the innermost module that was running.
+    """
+    return _Tracer(module).trace(example_input)
+
+
+class _Tracer:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module)
+        self.shape_env = ShapeEnv(duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
+        self.fresh = itertools.count()
+        self.sizes: dict[sympy.Symbol, int] = {}
+
+    def trace(self, example_input: Any) -> SizeTrace:
+        attributes = {key: self._symbolize(*key) for key in _size_attributes(self.module)}
+        fakes = {name: self._fake(name, tensor) for name, tensor in _tensors(self.module).items()}
+        self._run(fakes, example_input)
+        tensors = {name: self._expressions(fake.shape) for name, fake in fakes.items()}
+        seeds = {s for name in _seed_names(self.module) for dim in tensors[name] for s in dim.free_symbols}
+        guards = [self.shape_env.simplify(guard.expr) for guard in self.shape_env.guards]
+        return SizeTrace(
+            tensors=tensors,
+            seeds=frozenset(seeds),
+            attributes={key: self._expressions(value) for key, value in attributes.items()},
+            sizes=self.sizes,
+            equations=tuple(guard for guard in guards if isinstance(guard, sympy.Eq)),
+        )
+
+    def _source(self) -> ConstantSource:
+        return ConstantSource(f"size{next(self.fresh)}")
+
+    def _fake(self, name: str, tensor: Tensor) -> Tensor:
+        dynamic = [DimDynamic.DYNAMIC] * tensor.dim()
+        layer = self.module.get_submodule(name.rpartition(".")[0])
+        if isinstance(layer, nn.Embedding):
+            dynamic[0] = DimDynamic.STATIC  # one row for each index: a vocabulary, not a width
+        if isinstance(layer, _ConvNd):
+            dynamic[2:] = [DimDynamic.STATIC] * len(dynamic[2:])
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        fake = self.mode.from_tensor(tensor.detach(), symbolic_context=context, source=self._source())
+        for size, value in zip(fake.shape, tensor.shape):
+            self._remember(size, value)
+        return fake
+
+    def _symbolize(self, name: str, attribute: str) -> tuple[Any, ...]:
+        layer = self.module.get_submodule(name)
+        value = getattr(layer, attribute)
+        sizes = tuple(map(self._symbol, value if isinstance(value, tuple) else (value,)))
+        setattr(layer, attribute, sizes if isinstance(value, tuple) else sizes[0])
+        return sizes
+
+    def _symbol(self, value: int) -> Any:
+        source = self._source()
+        symbol = self.shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+        size = self.shape_env.create_symintnode(symbol, hint=value, source=source)
+        self._remember(size, value)
+        return size
+
+    def _remember(self, size: Any, value: int) -> None:
+        if isinstance(size, torch.SymInt):
+            self.sizes[size.node.expr] = value
+
+    def _expressions(self, sizes: Any) -> tuple[sympy.Expr, ...]:
+        raw = (size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in sizes)
+        return tuple(self.shape_env.simplify(expression) for expression in raw)
+
+    def _run(self, fakes: dict[str, Tensor], example_input: Any) -> None:
+        running: list[str] = []
+        _make_group_norms_elementwise(self.module)
+        record_calls(self.module, running)
+        batch = pytree.tree_map_only(
+            Tensor, lambda tensor: self.mode.from_tensor(tensor, static_shapes=True), example_input
+        )
+        inputs = _Inputs(self.module, batch)
+        try:
+            with self.mode, torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
+                output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
+                _fix_sizes(output)
+        except Exception as error:
+            where = running[-1] if running else type(self.module).__name__
+            raise ValueError(
+                f"module {where!r} cannot be followed on symbolic sizes: {type(error).__name__}: {error}; "
+                "give the model "
+                "a width argument and use make_surrogate"
+            ) from error
+
+
+class _Inputs(nn.Module):
+    """A module together with its batch, because `functional_call` wants a module."""
+
+    def __init__(self, module: nn.Module, batch: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.batch = batch
+
+    def forward(self) -> Any:
+        return call_model(self.module, self.batch)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+
+
+def _seed_names(module: nn.Module) -> set[str]:
+    """Parameters of layers that contract a width: their sizes, and what follows from them, may be scaled."""
+    contracting = (nn.Linear, _ConvNd, nn.MultiheadAttention, nn.RNNBase)
+    seeds = {
+        id(p) for layer in module.modules() if isinstance(layer, contracting) for p in layer.parameters(recurse=False)
+    }
+    return {name for name, parameter in module.named_parameters() if id(parameter) in seeds}
+
+
+def _size_attributes(module: nn.Module) -> list[AttributeKey]:
+    """Integers that the forward pass may use as sizes: they equal, or divide, a dimension of a parameter."""
+    return [
+        (name, attribute)
+        for name, layer in module.named_modules()
+        for attribute, value in vars(layer).items()
+        if _may_be_size(layer, attribute, value)
+    ]
+
+
+def _may_be_size(layer: nn.Module, attribute: str, value: Any) -> bool:
+    if attribute == "normalized_shape":
+        return True
+    if type(value) is not int or value < 2:
+        return False
+    if type(layer).__module__.startswith("torch.nn."):
+        depthwise = isinstance(layer, _ConvNd) and attribute == "groups" and value == layer.in_channels
+        return depthwise or attribute in _SIZES_OF_TORCH_LAYERS
+    return any(size % value == 0 for parameter in layer.parameters() for size in parameter.shape)
+
+
+def _make_group_norms_elementwise(module: nn.Module) -> None:
+    """`group_norm` takes its group count as a plain number, which would freeze the count."""
+    for layer in module.modules():
+        if isinstance(layer, nn.GroupNorm):
+            layer.forward = functools.partial(_affine, layer)  # type: ignore[method-assign]
+
+
+def _affine(layer: nn.GroupNorm, x: Tensor) -> Tensor:
+    per_channel = (-1, *(1 for _ in x.shape[2:]))
+    return x * layer.weight.view(per_channel) + layer.bias.view(per_channel) if layer.affine else x
+
+
+def _fix_sizes(output: Any) -> None:
+    """Reading a symbolic size as a number makes it one: what the model puts out keeps its size."""
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            _ = [int(size) for size in leaf.shape]

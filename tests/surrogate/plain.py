@@ -1,0 +1,114 @@
+"""Models that take no width ratio, for `shrink`: each writes down its sizes in another way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Residual(nn.Module):
+    """ResNet's basic block."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.short: nn.Module = nn.Identity()
+        if stride > 1:
+            self.short = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu())) + self.short(x)
+        return out.relu()
+
+
+def resnet18(base: int = 64) -> nn.Module:
+    """ResNet-18 for small images: 11 million parameters at base 64."""
+    widths = [base, base, 2 * base, 2 * base, 4 * base, 4 * base, 8 * base, 8 * base]
+    strides = [1, 1, 2, 1, 2, 1, 2, 1]
+    blocks = [Residual(i, o, s) for i, o, s in zip([base, *widths], widths, strides)]
+    stem = [nn.Conv2d(3, base, 3, 1, 1, bias=False), nn.BatchNorm2d(base), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * base, 10))
+
+
+class Concatenated(nn.Module):
+    """Two branches of different widths, concatenated, then flattened before a linear layer; 3x8x8 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Conv2d(3, 16, 3, padding=1)
+        self.right = nn.Conv2d(16, 24, 1)
+        self.norm = nn.GroupNorm(10, 40)
+        self.hidden = nn.Linear(40 * 64, 20)
+        self.scale = nn.Parameter(torch.ones(20))
+        self.readout = nn.Linear(20, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = self.left(x).relu()
+        both = self.norm(torch.cat([left, self.right(left)], dim=1))
+        out: Tensor = self.readout(self.hidden(both.flatten(1)) * self.scale)
+        return out
+
+
+class SplitAttention(nn.Module):
+    """A causal language model that keeps its width and its number of heads in attributes."""
+
+    def __init__(self, width: int = 48, heads: int = 4) -> None:
+        super().__init__()
+        self.n_head, self.n_embd = heads, width
+        self.embedding = nn.Embedding(20, width)
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.readout = nn.Linear(width, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        batch, time, width = x.shape
+        q, k, v = (
+            part.view(batch, time, self.n_head, width // self.n_head).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).split(self.n_embd, dim=2)
+        )
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.readout(x + self.out(mixed.transpose(1, 2).reshape(batch, time, width)))
+        return out
+
+
+class HeadDimAttention(SplitAttention):
+    """The same, with the size of a head in an attribute and the mask in a buffer."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = self.n_embd // self.n_head
+        self.register_buffer("mask", torch.ones(8, 8).tril())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        batch, time, _ = x.shape
+        q, k, v = (
+            part.view(batch, time, self.n_head, self.head_dim).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).chunk(3, dim=2)
+        )
+        logits = (q @ k.transpose(-1, -2)) * self.head_dim**-0.5
+        weights = logits.masked_fill(self.mask[:time, :time] == 0, float("-inf")).softmax(-1)
+        out: Tensor = self.readout(x + self.out((weights @ v).transpose(1, 2).reshape(batch, time, -1)))
+        return out
+
+
+class Literal(nn.Module):
+    """One width is a number in the forward pass, another is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 32)
+        self.second = nn.Linear(32, 16)
+        self.readout = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.readout(self.second(self.first(x).view(-1, 32)).relu())
+        return out

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from surrogate import shrink
+from surrogate.configs import narrow_config
+from surrogate.multipliers import width_plan
+from surrogate.outputs import output_shapes
+from surrogate.widths import shapes_of
+
+TOKENS = torch.randint(100, (2, 8))
+IMAGES = torch.randn(2, 3, 32, 32)
+COMMON = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8}
+
+
+def build(name: str) -> tuple[nn.Module, Tensor]:
+    t = transformers
+    if name == "gpt2":
+        sizes = {"vocab_size": 100, "n_positions": 32, "n_embd": 128, "n_layer": 2, "n_head": 8}
+        return t.GPT2LMHeadModel(t.GPT2Config(bos_token_id=0, eos_token_id=1, **sizes)), TOKENS
+    if name == "llama":
+        return t.LlamaForCausalLM(t.LlamaConfig(vocab_size=100, num_key_value_heads=4, **COMMON)), TOKENS
+    if name == "bert":
+        return t.BertForSequenceClassification(t.BertConfig(vocab_size=100, **COMMON)), TOKENS
+    if name == "vit":
+        return t.ViTForImageClassification(t.ViTConfig(image_size=32, patch_size=8, **COMMON)), IMAGES
+    config = t.ResNetConfig(embedding_size=64, hidden_sizes=[64, 128], depths=[1, 1], layer_type="basic")
+    return t.ResNetForImageClassification(config), IMAGES
+
+
+READOUTS = {"gpt2": "lm_head", "llama": "lm_head", "bert": "classifier", "vit": "classifier", "resnet": "classifier.1"}
+
+
+@pytest.mark.parametrize("name", READOUTS)
+def test_each_family_at_a_quarter_of_its_width(name: str) -> None:
+    model, batch = build(name)
+    narrow = shrink(model, 1 / 4, batch)
+    assert width_plan(narrow).readouts == {READOUTS[name]: 4.0}
+    assert width_plan(narrow).rounded == ()
+    assert width_plan(narrow).attention == {}
+    assert output_shapes(narrow(batch).logits) == output_shapes(model(batch).logits)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "resnet"])
+def test_following_sizes_agrees_with_the_configuration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = build(name)
+    by_config = shapes_of(shrink(model, 1 / 4, batch))
+    monkeypatch.setattr(importlib.import_module("surrogate.shrink"), "narrow_by_config", lambda *_: None)
+    assert shapes_of(shrink(model, 1 / 4, batch)) == by_config
+
+
+def test_head_size_stays_and_heads_are_rounded_up() -> None:
+    narrow: Any = narrow_config(transformers.GPT2Config(), 1 / 8)
+    assert (narrow.num_attention_heads, narrow.hidden_size) == (2, 128)  # 12 heads of 64: 1.5 become 2
+
+
+def test_key_value_heads_divide_the_heads() -> None:
+    config = transformers.LlamaConfig(hidden_size=768, num_attention_heads=24, num_key_value_heads=8)
+    narrow: Any = narrow_config(config, 1 / 4)
+    assert (narrow.num_attention_heads, narrow.num_key_value_heads) == (6, 2)
+
+
+def test_gpt2_as_published() -> None:
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    narrow = shrink(model, 1 / 8, TOKENS)
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808
+    assert narrow.get_parameter("transformer.wte.weight").shape == (50257, 128)
+    assert width_plan(narrow).readouts == {"lm_head": 6.0}

@@ -1,0 +1,62 @@
+"""Sizes are solved on equations alone: no module, no tensor."""
+
+from __future__ import annotations
+
+import pytest
+import sympy  # type: ignore[import-untyped]
+
+from surrogate.sizes import evaluate, scale_sizes
+from surrogate.tracing import SizeTrace
+
+d, h, f = sympy.symbols("d h f", integer=True, positive=True)
+DIVIDES = (sympy.Eq(sympy.Mod(d, h), 0),)
+
+
+def trace(width: int, heads: int, name: str = "n_head") -> SizeTrace:
+    """A width `d` in `heads` heads and an MLP four times as wide, on its own symbol."""
+    return SizeTrace(
+        tensors={"qkv": (3 * d, d), "mlp": (f, d)},
+        seeds=frozenset({d, f}),
+        attributes={("attention", name): (h,)},
+        sizes={d: width, h: heads, f: 4 * width},
+        equations=DIVIDES,
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "ratio", "expected"),
+    [
+        (768, 12, 1 / 4, (192, 3, 768)),  # heads of 64 throughout
+        (768, 12, 1 / 8, (128, 2, 384)),  # 1.5 heads are 2
+        (128, 4, 1 / 8, (32, 1, 64)),  # no fewer than one
+        (96, 6, 1 / 3, (32, 2, 128)),  # 96 * (1/3) is 32, not 33
+    ],
+)
+def test_whole_heads(width: int, heads: int, ratio: float, expected: tuple[int, ...]) -> None:
+    values = scale_sizes(trace(width, heads), ratio)
+    assert (values[d], values[h], values[f]) == expected
+
+
+def test_the_size_of_a_head_stays() -> None:
+    assert scale_sizes(trace(64, 16, name="head_dim"), 1 / 4)[h] == 16
+
+
+def test_equations_that_rounding_breaks_are_met_at_the_next_multiple() -> None:
+    third = SizeTrace({"w": (d, f)}, frozenset({d, f}), {}, {d: 100, f: 50}, (sympy.Eq(d, 2 * f),))
+    values = scale_sizes(third, 0.13)
+    assert values[d] == 2 * values[f] >= 13
+
+
+def test_evaluate() -> None:
+    assert evaluate((d * 49, sympy.Integer(3)), {d: 2}) == (98, 3)
+
+
+def test_nothing_to_scale() -> None:
+    with pytest.raises(ValueError, match="no width can be scaled"):
+        scale_sizes(SizeTrace({"w": (sympy.Integer(4),)}, frozenset(), {}, {}, ()), 1 / 2)
+
+
+def test_no_sizes_that_fit() -> None:
+    odd = SizeTrace({"w": (d,)}, frozenset({d}), {}, {d: 96}, (sympy.Eq(d, 96),))
+    with pytest.raises(ValueError, match=r"width_ratio=0.5 leaves no sizes that fit together \(unmet: Eq\(d, 96\)\)"):
+        scale_sizes(odd, 1 / 2)
