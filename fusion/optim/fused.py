@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fusion.members import member_indices, member_vector
 from fusion.model import FusedModel
-from fusion.optim import updates
+from fusion.optim import native, updates
 from fusion.optim.hyper import KINDS, Hyperparameters
 from fusion.optim.runs import Coefficients, Run, runs_of
 from fusion.optim.single import Multipliers, multipliers_of
@@ -88,6 +88,9 @@ class FusedOptimizer:
             self.steps_PK += 1
         else:
             self.steps_PK[rows] += 1
+        if native.can_update([stacked[self.names[i]] for i in rows], self.K):
+            self._step_members(stacked, rows)
+            return
         for run in self._runs:
             self._step_run(run, stacked, rows)
 
@@ -175,6 +178,23 @@ class FusedOptimizer:
             setattr(self, name, getattr(self, name).to(device))
         for run in self._runs:
             run.to(device)
+
+    def _step_members(self, stacked: Mapping[str, nn.Parameter], rows: Sequence[int]) -> None:
+        factors = self.lr_factor_K.tolist()
+        lr_PK = (self._lr_PK * self.lr_factor_K).tolist()
+        decay_PK, steps_PK = self._decay_PK.tolist(), self.steps_PK.tolist()
+        for run in self._runs:
+            slots: list[list[native.Slot]] = [[] for _ in run.members]
+            for i in rows:
+                parameter = stacked[self.names[i]]
+                assert parameter.grad is not None
+                moments = [self._moment(self.names[i], key, parameter) for key in run.moments]
+                tensors = zip(*(t[run.start : run.stop].unbind() for t in (parameter, parameter.grad, *moments)))
+                for r, (p, g, *own) in enumerate(tensors):
+                    k = run.start + r
+                    slots[r].append(native.Slot(p, g, own, lr_PK[i][k], decay_PK[i][k], steps_PK[i][k]))
+            for r, hp in enumerate(run.members):
+                native.update(hp, slots[r], factors[run.start + r])
 
     def _step_run(self, run: Run, stacked: Mapping[str, nn.Parameter], rows: Sequence[int]) -> None:
         at = slice(run.start, run.stop)
