@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hydro_rasda.schedulers import AshaState, Decision
@@ -96,3 +96,12 @@ def replay(entries: Iterable[Entry], trials: set[str]) -> AshaState:
             score = math.nan if entry.score is None else entry.score
             state = state.recorded(entry.milestone, entry.trial, score)
     return state
+
+
+def read_journal(folder: str) -> list[Entry]:
+    """The reports of an experiment in a local folder, in order of arrival.
+
+    A report that a trial repeated after a failure is in it twice; the later one counts.
+    """
+    with open(Path(folder) / FILE_NAME, encoding="utf-8") as file:
+        return [Entry(**json.loads(line)) for line in file]
