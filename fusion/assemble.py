@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fusion.model import FusedModel, Member
+from fusion.model import FusedModel, Shell
 from fusion.structure import check_same_structure, describe, fusion_key
 from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skeleton
 
@@ -46,9 +46,9 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
     return FusedModel([_take_apart(module) for module in modules], own, common, one_by_one=one_by_one)
 
 
-def _take_apart(module: nn.Module) -> Member:
+def _take_apart(module: nn.Module) -> Shell:
     marks = {name: dict(vars(tensor)) for name, tensor in named_tensors(module).items() if vars(tensor)}
-    return Member(skeleton(module), marks, describe(module).float_values())
+    return Shell(skeleton(module), marks, describe(module).float_values())
 
 
 def _all_equal(tensors: Sequence[Tensor]) -> bool:

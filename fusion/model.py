@@ -6,6 +6,7 @@ shared by all members.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from fusion.members import member_indices
 from fusion.rules import folded
-from fusion.settings import Settings
+from fusion.settings import PlainFloats, Settings
 from fusion.structure import FusionKey, differences, fusion_key
 from fusion.tensors import TensorTree, bound, like, materialize, named_tensors, tensor_slots
 
@@ -24,7 +25,7 @@ Objective = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
-class Member:
+class Shell:
     """What a member has besides the data of its tensors.
 
     Attributes:
@@ -51,7 +52,7 @@ class FusedModel(nn.Module):
     """
 
     def __init__(
-        self, members: Sequence[Member], own: TensorTree, common: TensorTree, *, one_by_one: bool = False
+        self, members: Sequence[Shell], own: TensorTree, common: TensorTree, *, one_by_one: bool = False
     ) -> None:
         super().__init__()
         self.own, self.common, self.one_by_one = own, common, one_by_one
@@ -198,12 +199,17 @@ class FusedModel(nn.Module):
 
     def _vmap(self, one: Callable[..., Any]) -> Any:
         tensors: dict[str, Tensor] = {**self.stacked, **self.stacked_buffers}
-        device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
-        settings = self._settings.on(device)
+        settings = self._settings.like(tensors.values())
         if not tensors and not settings:
             tensors[""] = torch.empty(self.K, 0)
+        values = [value.tolist() for value in self._settings.values_K.values()]
+
+        def each(tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor]) -> Any:
+            with PlainFloats(settings.values(), values) if settings else nullcontext():
+                return one(tensors, settings)
+
         with folded():
-            return torch.func.vmap(one, randomness="different")(tensors, settings)
+            return torch.func.vmap(each, randomness="different")(tensors, settings)
 
     def _loop(self, one: Callable[..., Any]) -> Any:
         self.part_buffers()
@@ -215,7 +221,7 @@ class FusedModel(nn.Module):
         ]
         return tree_map(lambda *values: torch.stack(values), *results)
 
-    def _set_members(self, members: Sequence[Member], *, mode_of: nn.Module) -> None:
+    def _set_members(self, members: Sequence[Shell], *, mode_of: nn.Module) -> None:
         """Make these the members; the first one's skeleton computes from now on, in the mode of `mode_of`."""
         self._members = list(members)
         _copy_mode(mode_of, self.template)

@@ -1,12 +1,20 @@
-"""Floats inside modules (dropout probability, label smoothing, multipliers) that differ from member to member."""
+"""Floats inside modules (dropout probability, label smoothing, multipliers) that differ from member to member.
 
-from collections.abc import Iterator, Mapping, Sequence
+Inside the vmapped call such a float is a tensor without dimensions. Arithmetic takes it as it is, and the rules know
+the operators that matter for speed; where an operator insists on a number, `PlainFloats` runs it member by member.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_any, tree_map
 
+from fusion.rules.member import Member, Rule, fold
 from fusion.structure import describe
 
 
@@ -29,10 +37,11 @@ class Settings:
             path: torch.tensor([member[path] for member in floats], dtype=torch.float64) for path in differing
         }
 
-    def on(self, device: torch.device) -> dict[str, Tensor]:
-        """The values, [K] each, on a device."""
-        self.values_K = {path: value.to(device) for path, value in self.values_K.items()}
-        return self.values_K
+    def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+        """The values, [K] each, on the device and in the precision of the first floating-point tensor."""
+        first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+        return {path: value.to(first.device, dtype) for path, value in self.values_K.items()}
 
     @contextmanager
     def bound(self, values: Mapping[str, Any]) -> Iterator[None]:
@@ -45,3 +54,77 @@ class Settings:
         finally:
             for path, slot in self._slots.items():
                 slot.set(before[path])
+
+
+class PlainFloats(TorchFunctionMode):
+    """Inside `torch.func.vmap`, give operators plain numbers where they cannot take a setting that is a tensor.
+
+    An operator that fails on one is run member by member. A comparison with a number (`if self.p > 0`) is decided
+    at once where the members agree.
+
+    Args:
+        scalars: the settings, as they are inside.
+        values: for each of them, its K values.
+    """
+
+    def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]]) -> None:
+        super().__init__()
+        self._values = {id(scalar): value for scalar, value in zip(scalars, values, strict=True)}
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DECISIONS and id(args[0]) in self._values and not any(isinstance(x, Tensor) for x in args[1:]):
+            decisions = {_DECISIONS[func](value, *args[1:]) for value in self._values[id(args[0])]}
+            if len(decisions) == 1:
+                return decisions.pop()
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not tree_any(_is_scalar, (args, kwargs)):
+                raise
+            try:
+                return fold(_each(func), args, kwargs)
+            except (RuntimeError, TypeError, ValueError):
+                raise error from None
+
+
+_DECISIONS: dict[Any, Callable[..., Any]] = {
+    Tensor.__bool__: bool,
+    Tensor.__eq__: operator.eq,
+    Tensor.ne: operator.ne,
+    Tensor.gt: operator.gt,
+    Tensor.ge: operator.ge,
+    Tensor.lt: operator.lt,
+    Tensor.le: operator.le,
+}
+"""What torch calls for `bool(s)`, `s == x`, `s != x`, `s > x` and so on."""
+
+
+def _each(func: Callable[..., Any]) -> Rule:
+    """A rule that calls `func` for each member with plain numbers in the place of scalars, and stacks the results."""
+
+    def rule(K: int, *args: Any, **kwargs: Any) -> Any:
+        results = [func(*_pick(args, k), **_pick(kwargs, k)) for k in range(K)]
+        if isinstance(results[0], tuple):
+            return tuple(Member(torch.stack(column), 0) for column in zip(*results, strict=True))
+        return Member(torch.stack(results), 0)
+
+    return rule
+
+
+def _is_scalar(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 0 and x.is_floating_point()
+
+
+def _pick(tree: Any, k: int) -> Any:
+    """Member `k`'s part of opened arguments."""
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, Member):
+            return x
+        value = x.value if x.dim is None else x.value.select(x.dim, k)
+        return float(value) if x.dim is not None and _is_scalar(value) else value
+
+    return tree_map(own, tree, is_leaf=lambda x: isinstance(x, Member))

@@ -4,6 +4,7 @@ In float64, so that gradients which are zero but for rounding (the bias of an at
 Adam divides them by themselves.
 """
 
+import functools
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 0.01, "beta1": 0.8},
     {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1},
 ]
-CLOSE = {"rtol": 1e-7, "atol": 1e-9}
+close = functools.partial(torch.testing.assert_close, rtol=1e-7, atol=1e-9)
 
 
 def build(case: Case) -> list[nn.Module]:
@@ -33,7 +34,7 @@ def batch_of(case: Case, seed: int) -> tuple[Tensor, Tensor]:
 
 def assert_members_equal(fused: FusedModel, models: list[nn.Module]) -> None:
     for k, model in enumerate(models):
-        torch.testing.assert_close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()), **CLOSE)
+        close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
 
 
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["fused", "one-by-one"])
@@ -54,11 +55,11 @@ def test_fused_equals_separate(case: Case, one_by_one: bool) -> None:
             loss = case.objective(model, batch)
             loss.backward()
             own.step()
-            torch.testing.assert_close(loss_K[k], loss, **CLOSE)
+            close(loss_K[k], loss)
     assert_members_equal(fused, models)
     fused.eval()
     with torch.no_grad():
         loss_K = fused.map(case.objective, batch_of(case, 9))
         for k, model in enumerate(models):
-            torch.testing.assert_close(loss_K[k], case.objective(model.eval(), batch_of(case, 9)), **CLOSE)
+            close(loss_K[k], case.objective(model.eval(), batch_of(case, 9)))
     assert_members_equal(fused, models)

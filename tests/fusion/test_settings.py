@@ -1,0 +1,178 @@
+"""Floats in modules that differ between members: each member computes with its own."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusion import fuse
+
+ROWS, IMAGES = torch.randn(6, 4), torch.randn(6, 4, 5, 5)
+SEQUENCES = torch.randn(6, 5, 4)
+VALUES = [0.05, 0.1, 0.7]
+
+
+class With(nn.Module):
+    """A module that computes `function(self.layer(x), self.value)`."""
+
+    def __init__(self, value: float, function: Callable[[Tensor, float], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.value, self.function = nn.Linear(4, 4), value, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x), self.value)
+
+
+def branch(x: Tensor, value: float) -> Tensor:
+    return x * value if value > 0.0 else x
+
+
+DETERMINISTIC: list[tuple[str, Callable[[float], nn.Module], Tensor]] = [
+    ("arithmetic", lambda v: With(v, lambda x, s: (x * s + s) ** 2 - s / (1 + x.exp())), ROWS),
+    ("clamp", lambda v: With(v, lambda x, s: x.clamp(-s, s)), ROWS),
+    ("masked_fill", lambda v: With(v, lambda x, s: x.masked_fill(x > s, s)), ROWS),
+    ("alpha", lambda v: With(v, lambda x, s: x.add(x, alpha=s)), ROWS),
+    ("full", lambda v: With(v, lambda x, s: x + torch.full((4,), s)), ROWS),
+    ("huber", lambda v: With(v, lambda x, s: F.huber_loss(x, torch.zeros_like(x), delta=s)), ROWS),
+    ("branch", lambda v: With(v, branch), ROWS),
+    ("leaky-relu", nn.LeakyReLU, ROWS),
+    ("elu", nn.ELU, ROWS),
+    ("softplus", nn.Softplus, ROWS),
+    ("hardtanh", lambda v: nn.Hardtanh(-v, v), ROWS),
+    ("layer-norm", lambda v: nn.LayerNorm(4, eps=v), ROWS),
+    ("group-norm", lambda v: nn.GroupNorm(2, 4, eps=v), IMAGES),
+    ("batch-norm-eps", lambda v: nn.BatchNorm2d(4, eps=v), IMAGES),
+    ("batch-norm-momentum", lambda v: nn.BatchNorm2d(4, momentum=v), IMAGES),
+]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["fused", "one-by-one"])
+@pytest.mark.parametrize(("make", "x"), [case[1:] for case in DETERMINISTIC], ids=[case[0] for case in DETERMINISTIC])
+def test_each_member_computes_with_its_own(make: Any, x: Tensor, one_by_one: bool) -> None:
+    models = [make(value) for value in VALUES]
+    fused = fuse(models, one_by_one=one_by_one)
+    out_K = fused(x)
+    if out_K.requires_grad:
+        out_K.sum().backward()
+    for k, model in enumerate(models):
+        out = model(x)
+        torch.testing.assert_close(out_K[k], out)
+        if out.requires_grad:
+            out.sum().backward()
+        for name, p in model.named_parameters():
+            grad = fused.stacked[name].grad
+            assert grad is not None
+            torch.testing.assert_close(grad[k], p.grad, rtol=1e-5, atol=1e-5)
+        for name, buffer in fused.unfuse(k).named_buffers():
+            torch.testing.assert_close(buffer, model.get_buffer(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_label_smoothing(dtype: torch.dtype) -> None:
+    models = [nn.Sequential(nn.Linear(4, 3), nn.CrossEntropyLoss(label_smoothing=s)).to(dtype) for s in VALUES]
+    target = torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def objective(model: Any, x: Tensor) -> Any:
+        return model[1](model[0](x), target)
+
+    loss_K = fuse(models).map(objective, ROWS.to(dtype))
+    assert loss_K.dtype == dtype
+    for k, model in enumerate(models):
+        torch.testing.assert_close(loss_K[k], objective(model, ROWS.to(dtype)))
+
+
+def with_dropout(module: nn.Module, p: float) -> nn.Module:
+    """A copy in which every dropout probability is `p`."""
+    module = copy.deepcopy(module)
+    for child in module.modules():
+        for name in ("p", "dropout"):
+            if isinstance(vars(child).get(name), float):
+                setattr(child, name, p)
+    return module
+
+
+DROPOUTS: list[tuple[str, nn.Module, Tensor]] = [
+    ("dropout", nn.Dropout(0.5), ROWS),
+    ("dropout2d", nn.Dropout2d(0.5), IMAGES),
+    ("alpha-dropout", nn.AlphaDropout(0.5), ROWS),
+    ("attention", nn.TransformerEncoderLayer(4, 2, 8, 0.5, batch_first=True), SEQUENCES),
+    ("lstm", nn.LSTM(4, 3, 2, dropout=0.5), SEQUENCES),
+]
+
+
+@pytest.mark.parametrize(("module", "x"), [case[1:] for case in DROPOUTS], ids=[case[0] for case in DROPOUTS])
+def test_dropout_acts_in_the_members_that_have_it(module: nn.Module, x: Tensor) -> None:
+    """The member with (next to) no dropout returns what the module does in eval mode, the others do not."""
+
+    def output(model: Any, x: Tensor) -> Any:
+        out = model(x)
+        return out[0] if isinstance(out, tuple) else out
+
+    fused = fuse([with_dropout(module, p) for p in (1e-12, 0.4, 0.8)])
+    expected = output(module.eval(), x)
+    module.train()
+    out_K = fused.map(output, x)
+    torch.testing.assert_close(out_K[0], expected)
+    assert not torch.allclose(out_K[1], expected)
+    assert not torch.allclose(out_K[1], out_K[2])
+    torch.testing.assert_close(fused.eval().map(output, x), expected.expand_as(out_K))
+
+
+def test_dropout_drops_with_the_members_own_probability() -> None:
+    p = [0, 0.1, 0.5, 0.9, 1.0]
+    fused = fuse([nn.Dropout(value) for value in p])
+    kept_K = (fused(torch.ones(100_000)) != 0).double().mean(1)
+    # Four standard deviations of a binomial proportion: 4 sqrt(1/4 / 100,000) < 0.007.
+    torch.testing.assert_close(kept_K, 1 - torch.tensor(p, dtype=torch.float64), rtol=0, atol=0.007)
+    means_K = fused(torch.ones(100_000)).mean(1)
+    torch.testing.assert_close(means_K[:4], torch.ones(4), rtol=0, atol=0.05)
+
+
+def test_members_with_equal_dropout_draw_apart() -> None:
+    out_K = fuse([nn.Dropout(0.5)] * 2)(torch.ones(1000))
+    assert not torch.equal(out_K[0], out_K[1])
+
+
+def test_settings_follow_keep_concat_and_unfuse() -> None:
+    fused = fuse([nn.Dropout(p) for p in VALUES])
+    assert fused.settings["p"].tolist() == VALUES
+    fused.keep([2])
+    assert fused.settings == {}
+    assert fused.unfuse(0).p == VALUES[2]
+    assert isinstance(fused.template, nn.Dropout)
+    assert fused.template.p == VALUES[2]
+    fused.concat(fuse([nn.Dropout(0.2)]))
+    assert fused.settings["p"].tolist() == [VALUES[2], 0.2]
+    assert fused.unfuse(1).p == 0.2
+
+
+def test_settings_leave_the_template_as_it_was() -> None:
+    fused = fuse([nn.Dropout(p) for p in VALUES])
+    fused(ROWS)
+    assert fused.template.p == VALUES[0]
+    with pytest.raises(RuntimeError):
+        fused.map(lambda model, x: model(x).item(), ROWS)
+    assert fused.template.p == VALUES[0]
+
+
+def test_a_hook_with_its_own_multiplier() -> None:
+    def scaled(scale: float) -> nn.Module:
+        module = nn.Linear(4, 2)
+        module.register_forward_pre_hook(Multiply(scale))
+        return module
+
+    models = [scaled(value) for value in VALUES]
+    torch.testing.assert_close(fuse(models)(ROWS), torch.stack([model(ROWS) for model in models]))
+
+
+class Multiply:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] * self.scale, *args[1:])
