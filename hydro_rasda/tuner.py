@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from .backends.local import LocalBackend, default_device
 from .config import Mode, RASDAConfig, TuneConfig, require
 from .data import Data, make_batches
 from .objective import LossFn, Objective, supervised
-from .problem import Problem, dry_run, takes_width_ratio
+from .problem import Problem, dry_run
 from .progress import Progress
 from .result import TuneResult, make_result
 from .run import Run
@@ -64,7 +64,7 @@ def tune(
 
     Args:
         model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
-            `model_fn(config)` is swept at full width.
+            `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower.
         space: Maps hyperparameters to Ray Tune domains (see `hydro_rasda.space`). The library reads `lr` (required),
             `optimizer` (sgd, adam, adamw), `momentum`, `nesterov`, `dampening`, `weight_decay`, `beta1`, `beta2`,
             `eps`, `batch_size`, `grad_clip`, `schedule` (constant, cosine, step, exponential) with `gamma`,
@@ -126,12 +126,14 @@ def tune(
     with torch.random.fork_rng():
         problem = _problem(model_fn, settings, train_data, val_data, loss_fn, objective, device)
         candidates = RandomSearch(space, num_samples, seed)
+        checked = dry_run(problem, candidates.trials)
+        problem = replace(problem, example_input=checked.example_input)
         asked = settings.determining() | {
             "space": describe(space),
             "searcher": type(searcher).__name__ if searcher else None,
             "train_data": problem.train_data.describe(),
             "val_data": problem.val_data.describe(),
-            "model": dry_run(problem, candidates.trials),
+            "model": checked.parameters,
         }
         path = Path(storage_path) / (name or time.strftime("tune-%Y%m%d-%H%M%S"))
         with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
@@ -166,19 +168,12 @@ def _problem(
     if objective is not None and loss_fn is not F.cross_entropy:
         raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
     where = torch.device(device) if device is not None else default_device()
-    ratio = settings.surrogate
-    if ratio != 1 and not takes_width_ratio(model_fn):
-        warnings.warn(
-            f"`surrogate` is {ratio:g}, but `model_fn` takes no `width_ratio`: the sweep trains at full width",
-            stacklevel=3,
-        )
-        ratio = 1.0
     return Problem(
         model_fn=model_fn,
         objective=objective or supervised(loss_fn),
         train_data=make_batches(train_data, "train_data", where, settings.seed),
         val_data=make_batches(val_data, "val_data", where, settings.seed),
-        width_ratio=ratio,
+        width_ratio=settings.surrogate,
         metric=settings.metric,
         mode=settings.mode,
         max_t=settings.max_t,
