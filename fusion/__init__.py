@@ -2,6 +2,7 @@
 
 from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
+from fusion.dry_run import FusionWarning, Obstacle, dry_run
 from fusion.model import FusedModel
 from fusion.optim import FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
 from fusion.schedules import lr_factor
@@ -13,7 +14,10 @@ __all__ = [
     "FusedModel",
     "FusedOptimizer",
     "FusedSGD",
+    "FusionWarning",
+    "Obstacle",
     "clip_grad_norm_",
+    "dry_run",
     "fuse",
     "fused_optimizer",
     "fusion_key",

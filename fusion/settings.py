@@ -85,9 +85,12 @@ class PlainFloats(TorchFunctionMode):
             if not tree_any(_is_scalar, (args, kwargs)):
                 raise
             try:
-                return fold(_each(func), args, kwargs)
+                result = fold(_each(func), args, kwargs)
             except (RuntimeError, TypeError, ValueError):
-                raise error from None
+                result = NotImplemented
+            if result is NotImplemented:
+                raise error
+            return result
 
 
 _DECISIONS: dict[Any, Callable[..., Any]] = {

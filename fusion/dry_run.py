@@ -1,0 +1,139 @@
+"""Find out before training whether a model can be vmapped, and where it cannot."""
+
+import linecache
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from fusion.model import FusedModel, Objective
+
+
+class FusionWarning(UserWarning):
+    """A fused model trains its members one after another: exact, but not fast."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a model cannot be vmapped.
+
+    Attributes:
+        module: path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none was.
+        location: "file:line" there; empty if the error arose in the backward pass.
+        code: that line.
+        reason: torch's message.
+    """
+
+    module: str
+    location: str
+    code: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"module {self.module} " if self.module else ""
+        at = f"at {self.location} `{self.code}`" if self.location else "in the backward pass"
+        return f"{where}{at}: {self.reason}"
+
+
+def dry_run(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | None:
+    """Try the forward and backward pass of one batch, and leave the model as it was.
+
+    Where vmap cannot follow the model (`.item()`, control flow that depends on data, an operator it does not know),
+    sets `fused.one_by_one`, so that the members train one after another, with the same results; and warns.
+
+    Args:
+        fused: the model.
+        objective: what `fused.map` will be called with.
+        batch: any batch.
+
+    Returns:
+        What stood in the way, or None if the members can be evaluated at once.
+
+    Raises:
+        Exception: what a single member raises, if the objective fails for one member too.
+
+    Warns:
+        FusionWarning: naming module and line, if the members have to be evaluated one by one.
+    """
+    if fused.one_by_one:
+        return None
+    failure = _attempt(fused, objective, batch)
+    if failure and fused.common.bufs():
+        # A module may be writing into a buffer that was held once because it was equal in all members.
+        fused.part_buffers()
+        failure = _attempt(fused, objective, batch)
+    if failure is None:
+        return None
+    fused.one_by_one = True
+    error = _attempt(fused, objective, batch)
+    if error:
+        fused.one_by_one = False
+        raise error
+    obstacle = _locate(failure, fused.template)
+    warnings.warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning, stacklevel=2)
+    return obstacle
+
+
+def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception | None:
+    """The error of a forward and backward pass, if any, without a trace of it in the model."""
+    with _restored(fused):
+        try:
+            result = fused.map(objective, batch)
+            losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+            trainable = [p for p in fused.stacked.values() if p.requires_grad]
+            if losses:
+                torch.autograd.grad(losses, trainable, allow_unused=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            return error
+    return None
+
+
+@contextmanager
+def _restored(fused: FusedModel) -> Iterator[None]:
+    """Put buffers and random state back afterwards."""
+    before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
+    cuda = {p.device for p in fused.stacked.values() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            yield
+        finally:
+            for name, buffer in before.items():
+                tree = fused.common if fused.common.get(name) is not None else fused.own
+                now = tree.get(name)
+                tree.put(name, buffer if now is None or now.shape == buffer.shape else buffer.expand_as(now).clone())
+
+
+def _locate(error: Exception, template: nn.Module) -> Obstacle:
+    paths = {id(module): path for path, module in template.named_modules()}
+    module, location, code = "", "", ""
+    for frame, line in _frames(error.__traceback__):
+        running = frame.f_locals.get("self")
+        if id(running) in paths:
+            module = f"{paths[id(running)] or 'itself'} ({type(running).__name__})"
+        location = f"{frame.f_code.co_filename}:{line}"
+        code = linecache.getline(frame.f_code.co_filename, line).strip()
+    return Obstacle(module, location, code, str(error).partition("\n")[0])
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """Frames of the model and the objective: torch's machinery and ours left out, torch's layers kept."""
+    for frame, line in traceback.walk_tb(trace):
+        file = Path(frame.f_code.co_filename)
+        machinery = file.name in ("module.py", "container.py") or _LAYERS not in file.parents
+        if _OURS not in file.parents and not (_TORCH in file.parents and machinery):
+            yield frame, line
+
+
+_OURS = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+_LAYERS = _TORCH / "nn" / "modules"

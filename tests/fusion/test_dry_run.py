@@ -1,0 +1,161 @@
+"""What cannot be vmapped is found before training, named, and trained one by one with the same result."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusion import FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer, optimizer
+
+X, Y = torch.randn(12, 4), torch.arange(12) % 3
+BATCH = (X, Y)
+
+
+class Router(nn.Module):
+    """Control flow that depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 0:
+            out: Tensor = self.left(x)
+        else:
+            out = self.right(x)
+        return out
+
+
+class Reader(nn.Module):
+    """A number read out of a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.abs().max().item()
+
+
+class Counter(nn.Module):
+    """A constant buffer that is none: it is written to."""
+
+    peak: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("peak", torch.zeros(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.peak.mul_(0.5).add_(x.detach().mean(0))
+        return x - self.peak
+
+
+class Double(torch.autograd.Function):
+    """An operator of the user's own, without a vmap rule."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g
+
+
+class Custom(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return Double.apply(x)
+
+
+def net(middle: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), middle, nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def routed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), Router())
+
+
+def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+OBSTACLES = [
+    (routed, r"1 \(Router\)", "if x.mean() > 0:"),
+    (lambda: net(Reader()), r"2 \(Reader\)", "return x / x.abs().max().item()"),
+    (lambda: net(Custom()), r"2 \(Custom\)", "return Double.apply(x)"),
+    (lambda: net(nn.BatchNorm1d(8, momentum=None)), r"2 \(BatchNorm1d\)", "float(self.num_batches_tracked)"),
+]
+
+
+@pytest.mark.parametrize(("build", "module", "code"), OBSTACLES, ids=["branch", "item", "custom", "batch-norm"])
+def test_module_and_line_are_named(build: Any, module: str, code: str) -> None:
+    fused = fuse([build() for _ in range(3)])
+    with pytest.warns(FusionWarning, match=rf"3 members train one after another, module {module} at .*:\d+ `"):
+        obstacle = dry_run(fused, loss, BATCH)
+    assert obstacle is not None
+    assert code in obstacle.code
+    assert obstacle.location.rsplit(":", 1)[0].endswith(".py")
+    assert fused.one_by_one
+
+
+@pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
+@pytest.mark.parametrize("build", [case[0] for case in OBSTACLES], ids=["branch", "item", "custom", "batch-norm"])
+def test_one_by_one_gives_the_same_result_through_the_same_calls(build: Any) -> None:
+    models = [build().double() for _ in range(4)]
+    batch = (X.double(), Y)
+    configs: list[dict[str, Any]] = [{"lr": 0.01 * (k + 1)} for k in range(4)]
+    fused = fuse(models)
+    dry_run(fused, loss, batch)
+    opt = fused_optimizer(fused, configs)
+    alone = [optimizer(model, config) for model, config in zip(models, configs, strict=True)]
+    members = [0, 1, 2, 3]
+    for step in range(4):
+        if step == 2:
+            members = [3, 1]
+            fused.keep(members)
+            opt.keep(members)
+        opt.zero_grad()
+        loss_K = fused.map(loss, batch)
+        loss_K.sum().backward()
+        clip_grad_norm_(fused, 0.5)
+        opt.step()
+        for position, k in enumerate(members):
+            alone[k].zero_grad()
+            one = loss(models[k], batch)
+            one.backward()
+            nn.utils.clip_grad_norm_(models[k].parameters(), 0.5)
+            alone[k].step()
+            torch.testing.assert_close(loss_K[position], one)
+    for position, k in enumerate(members):
+        torch.testing.assert_close(dict(fused.unfuse(position).state_dict()), dict(models[k].state_dict()))
+
+
+def test_it_leaves_no_trace() -> None:
+    fused = fuse([nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)) for _ in "ab"])
+    before = {name: tensor.clone() for name, tensor in fused.state_dict().items()}
+    random = torch.get_rng_state()
+    assert dry_run(fused, loss, BATCH) is None
+    assert not fused.one_by_one
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fused.state_dict().items())
+    assert all(p.grad is None for p in fused.parameters())
+
+
+def test_a_constant_that_is_written_to_is_given_to_each_member() -> None:
+    models = [net(Counter()) for _ in range(3)]
+    fused = fuse(models)
+    assert "2.peak" in fused.shared
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dry_run(fused, loss, BATCH) is None
+    assert "2.peak" in fused.stacked_buffers
+    for _ in range(2):
+        loss_K = fused.map(loss, BATCH)
+        torch.testing.assert_close(loss_K, torch.stack([loss(model, BATCH) for model in models]))
+
+
+def test_an_error_of_the_model_itself_is_raised() -> None:
+    fused = fuse([nn.Linear(5, 3) for _ in range(2)])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        dry_run(fused, loss, BATCH)
+    assert not fused.one_by_one
