@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
@@ -35,16 +36,16 @@ def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]
             "give the model a width argument and use make_surrogate"
         )
     heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in roles.counts}
-    units = {width: _head_size(trace, roles.counts, width) for width in roles.widths}
+    units = {width: _head_size(trace, roles, width) for width in roles.widths}
     for multiple in _MULTIPLES:
         scaled = {
             width: min(trace.sizes[width], _scaled(trace.sizes[width], width_ratio, math.lcm(unit, multiple)))
             for width, unit in units.items()
         }
         values = {**trace.sizes, **scaled, **heads}
-        if all(equation.subs(values) == sympy.true for equation in trace.equations):
+        if all(_holds(equation, values) for equation in trace.equations):
             return values
-    unmet = [str(equation) for equation in trace.equations if equation.subs(values) != sympy.true]
+    unmet = [str(equation) for equation in trace.equations if not _holds(equation, values)]
     raise ValueError(
         f"width_ratio={width_ratio:g} leaves no sizes that fit together (unmet: {'; '.join(unmet[:3])}); "
         "try another "
@@ -59,7 +60,19 @@ def evaluate(expressions: tuple[sympy.Expr, ...], values: Mapping[sympy.Symbol, 
     >>> evaluate((3 * s, sympy.Integer(5)), {s: 4})
     (12, 5)
     """
-    return tuple(int(expression.subs(values)) for expression in expressions)
+    return tuple(int(_put_in(expression, values)) for expression in expressions)
+
+
+def _holds(equation: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> bool:
+    try:
+        return bool(_put_in(equation, values) == sympy.true)
+    except ZeroDivisionError:  # a head of a size below 1
+        return False
+
+
+def _put_in(expression: sympy.Basic, values: Mapping[sympy.Symbol, int]) -> Any:
+    # All at once: `subs` goes symbol by symbol, and halfway through an integer division may divide by zero.
+    return expression.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
 
 
 def _scaled(size: int, width_ratio: float, unit: int) -> int:
@@ -73,17 +86,18 @@ class _Roles:
 
     widths: frozenset[sympy.Symbol]
     counts: frozenset[sympy.Symbol]
+    head_sizes: frozenset[sympy.Symbol]
 
 
 def _roles(trace: SizeTrace) -> _Roles:
     names = {s: key[1] for key, sizes in trace.attributes.items() for dim in sizes for s in dim.free_symbols}
-    tied = {s for e in trace.equations if e.free_symbols & trace.seeds for s in e.free_symbols & names.keys()}
+    tied = {s for e in trace.equations if e.free_symbols & trace.seeds for s in e.free_symbols}
     full = {size for sizes in trace.tensors.values() for size in evaluate(sizes, trace.sizes)}
     # An attribute that no tensor is as large as splits a width into heads: it counts them, or is the size of
     # one.
     parts = {s for s in (tied | trace.seeds) & names.keys() if trace.sizes[s] not in full}
     counts = {s for s in parts if _names_a_count(names[s])}
-    return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts))
+    return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts), frozenset(parts - counts))
 
 
 def _names_a_count(attribute: str) -> bool:
@@ -91,13 +105,9 @@ def _names_a_count(attribute: str) -> bool:
     return "dim" not in attribute and "size" not in attribute
 
 
-def _head_size(trace: SizeTrace, counts: frozenset[sympy.Symbol], width: sympy.Symbol) -> int:
+def _head_size(trace: SizeTrace, roles: _Roles, width: sympy.Symbol) -> int:
     """The unit that `width` is rounded up to: the size of one head, or 1."""
-    sharing = {
-        count
-        for equation in trace.equations
-        if width in equation.free_symbols
-        for count in equation.free_symbols & counts
-        if trace.sizes[width] % trace.sizes[count] == 0
-    }
-    return math.lcm(*(trace.sizes[width] // trace.sizes[count] for count in sharing))
+    full = trace.sizes[width]
+    tied = {s for equation in trace.equations if width in equation.free_symbols for s in equation.free_symbols}
+    parts = {s: trace.sizes[s] for s in tied & (roles.counts | roles.head_sizes) if full % trace.sizes[s] == 0}
+    return math.lcm(*(full // size if s in roles.counts else size for s, size in parts.items()))

@@ -13,6 +13,8 @@ import copy
 import functools
 import itertools
 import warnings
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +41,7 @@ class SizeTrace:
 
     Attributes:
         tensors: Parameter or buffer name -> one expression for each dimension.
-        seeds: The free symbols that linear and convolution weights depend on: what may be scaled.
+        seeds: The free symbols that are widths, or parts of one: what may be scaled.
         attributes: Integer attribute, or tuple of sizes -> expressions.
         sizes: Symbol -> its value in the module as it is.
         equations: What must stay true beyond what was put in, e.g. that the number of heads divides a width.
@@ -78,11 +80,10 @@ class _Tracer:
         fakes = {name: self._fake(name, tensor) for name, tensor in _tensors(self.module).items()}
         self._run(fakes, example_input)
         tensors = {name: self._expressions(fake.shape) for name, fake in fakes.items()}
-        seeds = {s for name in _seed_names(self.module) for dim in tensors[name] for s in dim.free_symbols}
         guards = [self.shape_env.simplify(guard.expr) for guard in self.shape_env.guards]
         return SizeTrace(
             tensors=tensors,
-            seeds=frozenset(seeds),
+            seeds=_seeds(self.module, tensors),
             attributes={key: self._expressions(value) for key, value in attributes.items()},
             sizes=self.sizes,
             equations=tuple(guard for guard in guards if isinstance(guard, sympy.Eq)),
@@ -164,13 +165,17 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(itertools.chain(module.named_parameters(), module.named_buffers()))
 
 
-def _seed_names(module: nn.Module) -> set[str]:
-    """Parameters of layers that contract a width: their sizes, and what follows from them, may be scaled."""
-    contracting = (nn.Linear, _ConvNd, nn.MultiheadAttention, nn.RNNBase)
-    seeds = {
-        id(p) for layer in module.modules() if isinstance(layer, contracting) for p in layer.parameters(recurse=False)
-    }
-    return {name for name, parameter in module.named_parameters() if id(parameter) in seeds}
+def _seeds(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[sympy.Symbol]:
+    """Sizes that are widths: a linear or convolution layer has them, or two parameters share them.
+
+    A size that a single parameter has alone, such as the number of positions that it can embed, is none.
+    """
+    contracting = (nn.Linear, _ConvNd, nn.MultiheadAttention)
+    layers = {name for name, layer in module.named_modules() if isinstance(layer, contracting)}
+    symbols = {name: {s for dim in tensors[name] for s in dim.free_symbols} for name, _ in module.named_parameters()}
+    holders = Counter(itertools.chain.from_iterable(symbols.values()))
+    of_layers = {s for name, own in symbols.items() if name.rpartition(".")[0] in layers for s in own}
+    return frozenset(of_layers | {symbol for symbol, count in holders.items() if count > 1})
 
 
 def _size_attributes(module: nn.Module) -> list[AttributeKey]:
