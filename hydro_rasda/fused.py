@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer, lr_factor
+from fusion import FusedModel, clip_grad_norm_, dry_run, fuse, fused_optimizer, lr_factor
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 from .data import Batch
@@ -38,7 +38,7 @@ class FusedLearner:
     """K fused models, each with its own hyperparameters."""
 
     def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
-        self.fused: FusedModel = fuse(modules)
+        self.fused: FusedModel = fuse(modules, one_by_one=len(modules) == 1)
         self.optimizer = fused_optimizer(self.fused, configs, **multipliers(modules[0], problem.width_ratio))
         self._configs = list(configs)
         self._objective = problem.objective
@@ -141,7 +141,7 @@ def train_group(
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: OnEpoch = lambda epoch, metrics: None,
 ) -> GroupOutcome:
-    """Train a group to its milestone, fused.
+    """Train a group to its milestone, fused; one member after another where vmap cannot follow the model.
 
     Where the group raises, its members are tried one by one, so that only those that raise by themselves fail.
 
@@ -156,6 +156,7 @@ def train_group(
     members = task.group.members
     try:
         learner = _resume(problem, trials, task, load) if task.sources else _start(problem, trials, members)
+        dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(task.batch_size, task.span.start)))
         history: dict[int, History] = {number: [] for number in members}
         seed_parts = ("surrogate", members[0])
         for epoch, metrics in train_epochs(learner, problem, task.span, task.batch_size, seed_parts, should_stop):
