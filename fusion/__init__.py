@@ -3,6 +3,7 @@
 from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import FusionWarning, Obstacle, dry_run
+from fusion.lora import pad_lora, trim_lora
 from fusion.model import FusedModel
 from fusion.optim import FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
 from fusion.schedules import lr_factor
@@ -23,4 +24,6 @@ __all__ = [
     "fusion_key",
     "lr_factor",
     "optimizer",
+    "pad_lora",
+    "trim_lora",
 ]

@@ -28,6 +28,9 @@ _NOT_STRUCTURE = _TENSOR_ATTRIBUTES | {
     "_flat_weight_refs",
     "_compiled_call_impl",
 }
+# Notes that peft keeps of how an adapter was made; what forward reads, `scaling`, is a float apart.
+_NOT_STRUCTURE |= {"peft_config"}
+_NOTES = {"peft": {"lora_alpha", "r"}}
 _PLAIN = (bool, int, str, bytes, complex, type(None), torch.dtype, torch.device, torch.memory_format, Enum)
 
 
@@ -132,7 +135,10 @@ class _Walk:
             for name, tensor in getattr(module, kind).items():
                 if tensor is not None:
                     self._registered(_join(path, name), tensor, kind)
+        notes = _NOTES.get(type(module).__module__.partition(".")[0], set())
         for name, value in vars(module).items():
+            if name in notes:
+                continue
             if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
                 self._hooks(_join(path, name), value)
             elif name not in _NOT_STRUCTURE:

@@ -19,5 +19,7 @@ def test_public_names() -> None:
         "fusion_key",
         "lr_factor",
         "optimizer",
+        "pad_lora",
+        "trim_lora",
     ]
     assert all(hasattr(fusion, name) for name in fusion.__all__)
