@@ -21,6 +21,8 @@ from hydro_rasda.schedulers._checks import check_int
 
 CHECKPOINT_FILE = "worker.pt"
 
+_ARRIVAL = timedelta(minutes=5)
+
 State = Mapping[str, Any]
 
 
@@ -169,16 +171,19 @@ def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> No
 
 
 def _join(job: Mapping[str, Any], connection: Connection) -> None:
-    timeout = timedelta(seconds=job["timeout_s"])
     host, port = job["store"]
-    first = job["rank"] == 0
+    rank, world_size = job["rank"], job["world_size"]
+    # A rank that starts late is no dead one: the short limit holds once all are there.
     store = dist.TCPStore(  # type: ignore[attr-defined]  # missing from torch's own export list
-        host, port, is_master=first, timeout=timeout, wait_for_workers=False
+        host, port, is_master=rank == 0, timeout=_ARRIVAL, wait_for_workers=False
     )
-    if first:
+    if rank == 0:
         connection.send(("store", (host, store.port)))
+    store.set(f"here{rank}", "")
+    store.wait([f"here{other}" for other in range(world_size)], _ARRIVAL)
     backend = job["backend"] or ("nccl" if job["gpus"] else "gloo")
-    dist.init_process_group(backend, store=store, rank=job["rank"], world_size=job["world_size"], timeout=timeout)
+    timeout = timedelta(seconds=job["timeout_s"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _load(folder: str | None) -> dict[str, Any]:
