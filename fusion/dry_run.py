@@ -107,6 +107,7 @@ def _restored(fused: FusedModel) -> Iterator[None]:
         try:
             yield
         finally:
+            fused._reached.clear()
             for name, buffer in before.items():
                 tree = fused.common if fused.common.get(name) is not None else fused.own
                 now = tree.get(name)

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,13 +184,30 @@ class FusedModel(nn.Module):
         finite_K = torch.ones(self.K, dtype=torch.bool)
         for tensor in (*self.stacked.values(), *self.stacked_buffers.values()):
             if tensor.is_floating_point():
-                finite_K &= torch.isfinite(tensor.detach()).flatten(1).all(1).cpu()
+                finite_K &= torch.isfinite(tensor.detach()).reshape(self.K, -1).all(1).cpu()
         return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
 
     def part_buffers(self) -> None:
         """Give each member its own copy of the buffers that all share, so that one may write into its own."""
         for name in self.common.bufs():
             self._unshare(name)
+
+    def unreached(self) -> dict[str, list[int]]:
+        """Parameters with a gradient that not every member has: name -> the members without one.
+
+        Only a model that runs one by one can have any: a member may take a branch of its own, and `torch.optim` leaves
+        alone what has no gradient, which is not the same as a gradient of zero.
+        """
+        return {
+            name: missing
+            for name, reached in self._reached.items()
+            if (missing := [k for k in range(self.K) if k not in reached])
+        }
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        self._reached.clear()
+        super().zero_grad(set_to_none)
 
     def train(self, mode: bool = True) -> "FusedModel":
         """Set the mode of all members."""
@@ -216,14 +234,23 @@ class FusedModel(nn.Module):
         tensors: dict[str, Any] = {name: parameter.unbind() for name, parameter in self.stacked.items()}
         tensors.update(self.stacked_buffers)
         settings = {path: value.tolist() for path, value in self._settings.values_K.items()}
+        for name, parts in tensors.items():
+            for k, part in enumerate(parts):
+                if part.requires_grad:
+                    part.register_hook(partial(self._note_reached, name, k))
         results: list[Any] = [
             one({n: t[k] for n, t in tensors.items()}, {p: v[k] for p, v in settings.items()}) for k in range(self.K)
         ]
         return tree_map(lambda *values: torch.stack(values), *results)
 
+    def _note_reached(self, name: str, k: int, grad: Tensor | None) -> None:
+        if grad is not None:
+            self._reached.setdefault(name, set()).add(k)
+
     def _set_members(self, members: Sequence[Shell], *, mode_of: nn.Module) -> None:
         """Make these the members; the first one's skeleton computes from now on, in the mode of `mode_of`."""
         self._members = list(members)
+        self._reached: dict[str, set[int]] = {}
         _copy_mode(mode_of, self.template)
         self.training = self.template.training
         self._slots = tensor_slots(self.template)

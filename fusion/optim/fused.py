@@ -4,8 +4,10 @@ Shape suffixes: K members, P trainable parameters. Hyperparameters are kept as v
 from parameter to parameter (multipliers, step counts) as [P, K], the moments as [K, ...] like the parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -71,8 +73,7 @@ class FusedOptimizer:
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        for parameter in self.fused.stacked.values():
-            parameter.grad = None
+        self.fused.zero_grad()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -88,11 +89,12 @@ class FusedOptimizer:
             self.steps_PK += 1
         else:
             self.steps_PK[rows] += 1
-        if native.can_update([stacked[self.names[i]] for i in rows], self.K):
-            self._step_members(stacked, rows)
-            return
-        for run in self._runs:
-            self._step_run(run, stacked, rows)
+        with self._left_alone(stacked):
+            if native.can_update([stacked[self.names[i]] for i in rows], self.K):
+                self._step_members(stacked, rows)
+                return
+            for run in self._runs:
+                self._step_run(run, stacked, rows)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
@@ -178,6 +180,17 @@ class FusedOptimizer:
             setattr(self, name, getattr(self, name).to(device))
         for run in self._runs:
             run.to(device)
+
+    @contextmanager
+    def _left_alone(self, stacked: Mapping[str, nn.Parameter]) -> Iterator[None]:
+        """Undo a step for members that have no gradient of a parameter where others have one."""
+        without = {name: ks for name, ks in self.fused.unreached().items() if name in self.state}
+        saved = {n: [t[ks] for t in (stacked[n], *self.state[n].values())] for n, ks in without.items()}
+        yield
+        for name, ks in without.items():
+            for tensor, before in zip_longest((stacked[name], *self.state[name].values()), saved[name]):
+                tensor[ks] = 0 if before is None else before
+            self.steps_PK[self.names.index(name), ks] -= 1
 
     def _step_members(self, stacked: Mapping[str, nn.Parameter], rows: Sequence[int]) -> None:
         factors = self.lr_factor_K.tolist()

@@ -101,6 +101,7 @@ def test_module_and_line_are_named(build: Any, module: str, code: str) -> None:
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
 @pytest.mark.parametrize("build", [case[0] for case in OBSTACLES], ids=["branch", "item", "custom", "batch-norm"])
 def test_one_by_one_gives_the_same_result_through_the_same_calls(build: Any) -> None:
+    torch.manual_seed(1)
     models = [build().double() for _ in range(4)]
     batch = (X.double(), Y)
     configs: list[dict[str, Any]] = [{"lr": 0.01 * (k + 1)} for k in range(4)]
@@ -128,6 +129,22 @@ def test_one_by_one_gives_the_same_result_through_the_same_calls(build: Any) -> 
             torch.testing.assert_close(loss_K[position], one)
     for position, k in enumerate(members):
         torch.testing.assert_close(dict(fused.unfuse(position).state_dict()), dict(models[k].state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
+def test_a_branch_not_taken_counts_as_no_gradient_not_as_zero() -> None:
+    """Otherwise weight decay and momentum would move what `torch.optim` leaves alone."""
+    torch.manual_seed(1)
+    fused = fuse([routed() for _ in range(4)])
+    dry_run(fused, loss, BATCH)
+    opt = fused_optimizer(fused, [{"lr": 0.1, "weight_decay": 0.5}] * 4)
+    before = fused.stacked["1.left.weight"].detach().clone()
+    fused.map(loss, BATCH).sum().backward()
+    idle = fused.unreached()["1.left.weight"]
+    opt.step()
+    assert 0 < len(idle) < 4
+    moved = (fused.stacked["1.left.weight"] != before).flatten(1).any(1)
+    assert [k for k in range(4) if not moved[k]] == idle
 
 
 def test_it_leaves_no_trace() -> None:

@@ -1,0 +1,109 @@
+"""A member that diverges changes no bit of another, and is named; the others are not."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer
+from tests.zoo import CASES, Case
+
+OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
+    "sgd": [{"optimizer": "sgd", "lr": 0.1}] * 4,
+    "momentum": [{"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": k % 2 == 0} for k in range(4)],
+    "adam": [{"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}] * 4,
+    "adamw": [{"optimizer": "adamw", "lr": 0.01}] * 4,
+    "mixed": [
+        {"optimizer": "adam", "lr": 0.01},
+        {"optimizer": "adamw", "lr": 0.01},
+        {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
+        {"optimizer": "sgd", "lr": 0.1},
+    ],
+}
+SICK = 1
+
+
+def states(fused: FusedModel) -> dict[str, Tensor]:
+    return {name: t.detach().clone() for name, t in {**fused.stacked, **fused.stacked_buffers}.items()}
+
+
+def train(
+    case: Case, configs: list[dict[str, Any]], poison: float | None, autocast: bool = False, one_by_one: bool = False
+) -> tuple[FusedModel, list[Tensor]]:
+    torch.manual_seed(0)
+    fused = fuse([case.build() for _ in configs], one_by_one=one_by_one)
+    opt = fused_optimizer(fused, configs)
+    losses = []
+    for step in range(4):
+        if step == 1 and poison is not None:
+            with torch.no_grad():
+                for p in fused.stacked.values():
+                    p[SICK].fill_(poison)
+        opt.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
+            loss_K = fused.map(case.objective, case.batch(step))
+        loss_K.sum().backward()
+        clip_grad_norm_(fused, [0.5, 1.0, float("inf"), 2.0])
+        opt.step()
+        losses.append(loss_K.detach())
+    return fused, losses
+
+
+def assert_only_the_sick_member_changed(
+    sick: tuple[FusedModel, list[Tensor]], healthy: tuple[FusedModel, list[Tensor]]
+) -> None:
+    well = [k for k in range(4) if k != SICK]
+    before, after = states(healthy[0]), states(sick[0])
+    for name, tensor in before.items():
+        assert torch.equal(after[name][well], tensor[well]), name
+    for ours, theirs in zip(sick[1], healthy[1], strict=True):
+        assert torch.equal(ours[well], theirs[well])
+    assert sick[0].diverged() == [SICK]
+    assert healthy[0].diverged() == []
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16-autocast"])
+@pytest.mark.parametrize("poison", [float("nan"), 1e30], ids=["nan", "overflow"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_in_every_optimizer(kind: str, poison: float, autocast: bool) -> None:
+    case = next(case for case in CASES if case.name == "batch-norm")
+    healthy = train(case, OPTIMIZERS[kind], None, autocast)
+    assert_only_the_sick_member_changed(train(case, OPTIMIZERS[kind], poison, autocast), healthy)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_in_every_model(case: Case) -> None:
+    healthy = train(case, OPTIMIZERS["mixed"], None)
+    assert_only_the_sick_member_changed(train(case, OPTIMIZERS["mixed"], float("nan")), healthy)
+
+
+def test_one_by_one() -> None:
+    healthy = train(CASES[0], OPTIMIZERS["adamw"], None, one_by_one=True)
+    sick = train(CASES[0], OPTIMIZERS["adamw"], float("nan"), one_by_one=True)
+    assert_only_the_sick_member_changed(sick, healthy)
+
+
+def test_a_learning_rate_that_explodes_is_named() -> None:
+    torch.manual_seed(0)
+    fused = fuse([nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)) for _ in range(4)])
+    opt = fused_optimizer(fused, [{"optimizer": "sgd", "lr": lr} for lr in (0.01, 0.02, 1e6, 0.01)])
+    x = torch.randn(32, 8)
+    for _ in range(30):
+        opt.zero_grad()
+        fused.map(lambda model, x: F.mse_loss(model(x), x[:, :1]), x).sum().backward()
+        opt.step()
+    assert fused.diverged() == [2]
+
+
+def test_autocast_equals_separate_members() -> None:
+    """bfloat16 keeps 8 bits: 2^-8 = 0.004, a few roundings deep."""
+    torch.manual_seed(0)
+    models = [CASES[0].build() for _ in range(3)]
+    fused = fuse(models)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss_K = fused.map(CASES[0].objective, CASES[0].batch(0))
+        alone = torch.stack([CASES[0].objective(model, CASES[0].batch(0)) for model in models])
+    torch.testing.assert_close(loss_K, alone, rtol=0.02, atol=0.02)
