@@ -5,13 +5,17 @@ The domains are Ray Tune's, re-exported, so that one import is enough and every 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from ray.tune import (
     choice,
     grid_search,
@@ -69,19 +73,19 @@ def _integer(least: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-_FRACTION = _Rule(_number(lambda v: 0 <= v <= 1), "in [0, 1)")
-_EPOCHS = _Rule(_number(lambda v: v >= 0), "a number of epochs >= 0")
+_FRACTION = _Rule(_number(lambda v: 0 <= v < 1), "in [0, 1)")
+_EPOCHS = _Rule(_number(lambda v: 0 <= v < math.inf), "a finite number of epochs >= 0")
 
 RULES: Mapping[str, _Rule] = {
     "optimizer": _Rule(lambda v: v in OPTIMIZERS, f"one of {OPTIMIZERS}"),
-    "lr": _Rule(_number(lambda v: v > 0 and not math.isinf(v)), "a finite number > 0"),
+    "lr": _Rule(_number(lambda v: 0 < v < math.inf), "a finite number > 0"),
     "momentum": _FRACTION,
     "dampening": _Rule(_number(lambda v: 0 <= v <= 1), "in [0, 1]"),
     "nesterov": _Rule(lambda v: isinstance(v, bool), "True or False"),
-    "weight_decay": _Rule(_number(lambda v: v >= 0), "a number >= 0"),
+    "weight_decay": _Rule(_number(lambda v: 0 <= v < math.inf), "a finite number >= 0"),
     "beta1": _FRACTION,
     "beta2": _FRACTION,
-    "eps": _Rule(_number(lambda v: v > 0), "a number > 0"),
+    "eps": _Rule(_number(lambda v: 0 < v < math.inf), "a finite number > 0"),
     "batch_size": _Rule(_integer(1), "an integer >= 1"),
     "grad_clip": _Rule(lambda v: v is None or _number(lambda x: x > 0)(v), "None or a norm > 0"),
     "schedule": _Rule(lambda v: v in SCHEDULES, f"one of {SCHEDULES}"),
@@ -91,8 +95,6 @@ RULES: Mapping[str, _Rule] = {
     "rescale_warmup_epochs": _EPOCHS,
 }
 """The keys of a configuration that the library itself reads. Every key reaches `model_fn`."""
-
-_BELOW_ONE = ("momentum", "beta1", "beta2")
 
 
 def check_space(space: object) -> None:
@@ -112,7 +114,7 @@ def check_space(space: object) -> None:
     for key, value in space.items():
         if key in RULES:
             for reachable in _extremes(value):
-                _check(f"space[{key!r}]", key, reachable, value)
+                require(RULES[key].holds(reachable), f"space[{key!r}]", _Shown(value), RULES[key].text)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -123,16 +125,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     """
     require("lr" in config, "space", sorted(config), "a space with the key 'lr', the learning rate")
     for key in RULES.keys() & config.keys():
-        _check(f"config[{key!r}]", key, config[key], config[key])
-
-
-def _check(argument: str, key: str, reachable: Any, shown: Any) -> None:
-    rule = RULES[key]
-    holds = rule.holds(reachable)
-    # A domain's upper bound is exclusive, a constant's value is not.
-    if holds and key in _BELOW_ONE and not isinstance(shown, Domain):
-        holds = reachable < 1
-    require(holds, argument, _show(shown), rule.text)
+        require(RULES[key].holds(config[key]), f"config[{key!r}]", _Shown(config[key]), RULES[key].text)
 
 
 def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config]:
@@ -143,16 +136,24 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
     Args:
         space: The search space.
         num_samples: How many times to sample.
-        seed: Seeds the domains and, for `sample_from`, the `random` and `numpy.random` modules.
+        seed: Seeds the domains and, for `sample_from`, the global generators of Python, NumPy and torch.
 
     Returns:
         The configurations, in the order of sampling; plain Python numbers, not NumPy's.
+
+    Raises:
+        ValueError: where Ray Tune cannot sample the space, such as where a `sample_from` raises.
     """
     rng = np.random.default_rng(seed)
     with _seeded_globals(seed):
-        return [
-            _plain(config) for _ in range(num_samples) for _, config in generate_variants(dict(space), random_state=rng)
-        ]
+        try:
+            return [
+                plain(config)
+                for _ in range(num_samples)
+                for _, config in generate_variants(dict(space), random_state=rng)
+            ]
+        except ValueError as error:
+            raise ValueError(f"`space` cannot be sampled: {error.__context__ or error}") from error
 
 
 def describe(space: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,6 +177,8 @@ def _leaves(space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in space.items():
         if _is_nested(value):
             yield from _leaves(value)
+        elif isinstance(value, (list, tuple)):
+            yield from _leaves({f"{key}/{i}": item for i, item in enumerate(value)})
         else:
             yield key, value
 
@@ -185,23 +188,33 @@ def _extremes(value: Any) -> Sequence[Any]:
     if isinstance(value, Function):
         return ()
     if isinstance(value, Categorical):
-        return list(value.categories)
-    if isinstance(value, Float):
+        return [extreme for category in value.categories for extreme in _extremes(category)]
+    if isinstance(value, (Float, Integer)):
         lower = -math.inf if value.lower is None else value.lower
-        return (lower, math.inf if value.upper is None else value.upper)
-    if isinstance(value, Integer):
-        return (value.lower, value.upper)
+        upper = math.inf if value.upper is None else value.upper
+        # Ray Tune's upper bounds are exclusive, unless values are rounded to a multiple of q.
+        if isinstance(value.get_sampler(), Quantized):
+            return (lower, upper)
+        return (lower, math.nextafter(upper, lower) if isinstance(value, Float) else upper - 1)
     if _is_grid(value):
-        return list(value["grid_search"])
-    return (value,)
+        return [plain(item) for item in value["grid_search"]]
+    return (plain(value),)
+
+
+class _Shown:
+    """Any value of a space, in a message."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return _show(self._value)
 
 
 def _show(value: Any) -> str:
-    """One line for a domain or constant: `loguniform(0.0001, 1)`, without memory addresses."""
+    """One line for a domain or constant: `float loguniform(0.0001, 1)`, without memory addresses."""
     if isinstance(value, Function):
-        code = getattr(value.func, "__code__", None)
-        body = hash_code(code) if code else ""
-        return f"sample_from({getattr(value.func, '__qualname__', type(value.func).__name__)}{body})"
+        return f"sample_from({_show(value.func)})"
     if isinstance(value, Categorical):
         return f"choice([{', '.join(map(_show, value.categories))}])"
     if isinstance(value, (Float, Integer)):
@@ -213,38 +226,50 @@ def _show(value: Any) -> str:
         return f"{kind}({value.lower}, {value.upper}{quantum}{spread})"
     if _is_grid(value):
         return f"grid_search([{', '.join(map(_show, value['grid_search']))}])"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_show, value)) + "]"
+    if isinstance(value, partial):
+        return f"partial({_show(value.func)}, {_show(value.args)}, {_show(value.keywords)})"
     if isinstance(value, type) or callable(value):
-        return str(getattr(value, "__qualname__", type(value).__name__))
-    return repr(value)
+        code = getattr(value, "__code__", None)
+        return getattr(value, "__qualname__", type(value).__name__) + (f"#{_digest(code)}" if code else "")
+    return repr(plain(value))
 
 
-def hash_code(code: Any) -> str:
-    """A short digest of a function's byte code and constants, for telling two lambdas apart."""
-    import hashlib
-
-    text = (
-        code.co_code
-        + repr(code.co_names).encode()
-        + repr([c for c in code.co_consts if not hasattr(c, "co_code")]).encode()
-    )
-    return "#" + hashlib.sha256(text).hexdigest()[:8]
+def _digest(code: CodeType) -> str:
+    """A few characters that tell two functions of one name apart, the same in every process."""
+    return hashlib.sha256(repr(_outline(code)).encode()).hexdigest()[:8]
 
 
-def _plain(value: Any) -> Any:
+def _outline(constant: Any) -> Any:
+    """A constant of a function, byte code of inner functions included; sets hash their strings anew in each process."""
+    if isinstance(constant, CodeType):
+        return (constant.co_code, constant.co_names, tuple(map(_outline, constant.co_consts)))
+    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
+
+
+def plain(value: Any) -> Any:
+    """A value with Python's own numbers and strings in place of NumPy's."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
     return value
 
 
 @contextmanager
 def _seeded_globals(seed: int) -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])

@@ -1,0 +1,59 @@
+"""Digits, small and large, and a call of `tune` that takes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from hydro_rasda import TuneResult, choice, loguniform, tune, uniform
+from tests.hydro_rasda.models import mlp
+
+Pair = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(scope="session")
+def digits() -> tuple[Pair, Pair]:
+    """320 examples to train on, 160 to validate with."""
+    data = load_digits()
+    x = torch.tensor(data.data / 16, dtype=torch.float32)
+    y = torch.tensor(data.target)
+    return (x[:320], y[:320]), (x[320:480], y[320:480])
+
+
+SPACE: dict[str, Any] = {
+    "lr": loguniform(1e-3, 0.3),
+    "momentum": uniform(0.5, 0.95),
+    "optimizer": choice(["sgd", "adamw"]),
+    "activation": choice(["relu", "tanh"]),
+    "batch_size": choice([32, 64]),
+}
+
+
+@pytest.fixture
+def quick(digits: tuple[Pair, Pair], tmp_path: Path) -> Callable[..., TuneResult]:
+    """`tune` with defaults that make it quick; any argument can be given in their place."""
+
+    def call(**arguments: Any) -> TuneResult:
+        defaults: dict[str, Any] = {
+            "model_fn": mlp,
+            "space": SPACE,
+            "train_data": digits[0],
+            "val_data": digits[1],
+            "num_samples": 9,
+            "max_t": 4,
+            "reduction_factor": 2,
+            "top_k": 2,
+            "surrogate": 1 / 2,
+            "storage_path": tmp_path,
+            "name": "run",
+            "progress": False,
+        }
+        return tune(**{**defaults, **arguments})
+
+    return call

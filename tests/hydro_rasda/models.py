@@ -1,0 +1,73 @@
+"""Small model functions for the tuner's tests, at module level, so that they can be pickled and imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Config = dict[str, Any]
+
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def mlp(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """64 -> 32 -> 32 -> 10 at full width."""
+    width, activation = int(32 * width_ratio), ACTIVATIONS[config.get("activation", "relu")]
+    dropout = [nn.Dropout(config["dropout"])] if "dropout" in config else []
+    return nn.Sequential(
+        nn.Linear(64, width), activation(), nn.Linear(width, width), activation(), *dropout, nn.Linear(width, 10)
+    )
+
+
+def fixed_mlp(config: Config) -> nn.Module:
+    """The same, without a width argument."""
+    return mlp(config)
+
+
+def regressor(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """64 -> 32 -> 1 at full width."""
+    width = int(32 * width_ratio)
+    return nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def refuses_some(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """Raises for one configuration, before there is a model."""
+    if config.get("bad"):
+        raise RuntimeError("this configuration cannot be built")
+    return mlp(config, width_ratio)
+
+
+class Stumbling(nn.Module):
+    """An MLP whose forward pass raises where it was told to."""
+
+    def __init__(self, config: Config, width_ratio: float) -> None:
+        super().__init__()
+        self.body = mlp(config, width_ratio)
+        self.stumbles = float(config.get("stumbles", 0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stumbles > 0.5:
+            raise RuntimeError("this forward pass cannot be done")
+        y: Tensor = self.body(x)
+        return y
+
+
+def stumbles_in_some(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """Models of one structure, one of which cannot run."""
+    return Stumbling(config, width_ratio)
+
+
+class Counting(nn.Module):
+    """An MLP that adds to a list each time that it is called."""
+
+    def __init__(self, config: Config, width_ratio: float, calls: list[bool]) -> None:
+        super().__init__()
+        self.body = mlp(config, width_ratio)
+        self.calls = calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(torch.is_grad_enabled())
+        y: Tensor = self.body(x)
+        return y

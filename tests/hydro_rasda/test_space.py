@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import math
+import os
+import random
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray import tune
+from torch import nn
+
+import hydro_rasda
+from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
+from hydro_rasda.space import RULES, check_config, check_space, describe, sample
+
+EVERY_DOMAIN: dict[str, Any] = {
+    "lr": loguniform(1e-4, 1.0),
+    "uniform": uniform(-1.0, 1.0),
+    "quniform": quniform(0.0, 1.0, 0.25),
+    "qloguniform": qloguniform(0.1, 10.0, 0.1),
+    "randint": randint(2, 5),
+    "choice": choice(["a", "b"]),
+    "constant": 7,
+    "nested": {"inner": uniform(0.0, 1.0), "constant": "c"},
+    "listed": [uniform(2.0, 3.0), randint(0, 9)],
+    "conditional": choice([{"kind": "x", "value": uniform(4.0, 5.0)}]),
+    "derived": sample_from(lambda config: 2 * config["lr"]),
+}
+
+
+def test_domains_are_ray_tunes_own() -> None:
+    for name in ("choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"):
+        assert getattr(hydro_rasda, name) is getattr(tune, name)
+
+
+def test_every_domain_is_sampled_within_its_bounds() -> None:
+    configs = sample(EVERY_DOMAIN, 200, seed=0)
+    assert len(configs) == 200
+    for config in configs:
+        assert set(config) == set(EVERY_DOMAIN)
+        assert 1e-4 <= config["lr"] <= 1
+        assert -1 <= config["uniform"] < 1
+        assert config["quniform"] in (0.0, 0.25, 0.5, 0.75, 1.0)
+        assert config["qloguniform"] == pytest.approx(round(config["qloguniform"], 1))
+        assert config["randint"] in (2, 3, 4)
+        assert config["choice"] in ("a", "b")
+        assert config["constant"] == 7
+        assert 0 <= config["nested"]["inner"] < 1
+        assert config["nested"]["constant"] == "c"
+        assert 2 <= config["listed"][0] < 3
+        assert 4 <= config["conditional"]["value"] < 5
+        assert config["derived"] == 2 * config["lr"]
+    assert {config["randint"] for config in configs} == {2, 3, 4}
+    # Log-uniform over four decades: a half lies below the geometric mean, 0.01.
+    assert np.mean([config["lr"] < 1e-2 for config in configs]) == pytest.approx(0.5, abs=0.1)
+
+
+def test_values_are_pythons_own_numbers() -> None:
+    numbers = {"lr": choice([np.float64(0.5)]), "n": choice([np.int64(3)]), "pair": choice([(np.float32(1), 2)])}
+    (config,) = sample(numbers, 1, seed=0)
+    assert [type(config["lr"]), type(config["n"]), type(config["pair"][0])] == [float, int, float]
+
+
+def test_grid_is_sampled_whole_num_samples_times() -> None:
+    space = {"lr": loguniform(1e-4, 1.0), "a": grid_search([1, 2, 3]), "b": {"c": grid_search([0.1, 0.2])}}
+    configs = sample(space, 4, seed=0)
+    points = [(config["a"], config["b"]["c"]) for config in configs]
+    assert len(points) == 4 * 6
+    assert all(points.count(point) == 4 for point in ((a, c) for a in (1, 2, 3) for c in (0.1, 0.2)))
+    assert len({config["lr"] for config in configs}) == 24
+
+
+def test_one_seed_one_sample() -> None:
+    assert sample(EVERY_DOMAIN, 5, seed=3) == sample(EVERY_DOMAIN, 5, seed=3)
+    assert sample(EVERY_DOMAIN, 5, seed=3) != sample(EVERY_DOMAIN, 5, seed=4)
+
+
+def test_fewer_samples_are_the_first_of_more() -> None:
+    assert sample(EVERY_DOMAIN, 8, seed=0)[:3] == sample(EVERY_DOMAIN, 3, seed=0)
+
+
+def from_global_generators(config: dict[str, Any]) -> list[float]:
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def test_sample_from_with_global_generators_is_reproducible_and_leaves_them_alone() -> None:
+    space = {"lr": loguniform(1e-4, 1.0), "noise": sample_from(from_global_generators)}
+
+    def states() -> list[str]:
+        return [repr(random.getstate()), repr(np.random.get_state()), repr(torch.get_rng_state().tolist())]
+
+    before = states()
+    first = sample(space, 4, seed=0)
+    assert states() == before
+    from_global_generators({})
+    assert sample(space, 4, seed=0) == first
+    assert len({value for config in first for value in config["noise"]}) == 12
+
+
+def test_generators_are_left_alone_where_sampling_raises() -> None:
+    def fails(config: dict[str, Any]) -> float:
+        raise RuntimeError("no such value")
+
+    before = random.getstate(), torch.get_rng_state().tolist()
+    with pytest.raises(RuntimeError, match="`space` cannot be sampled: no such value"):
+        sample({"lr": loguniform(1e-4, 1.0), "noise": sample_from(fails)}, 1, seed=0)
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before
+
+
+def scaled(config: dict[str, Any], factor: float) -> float:
+    return factor * float(config["lr"])
+
+
+def spaces() -> list[dict[str, Any]]:
+    """Spaces of which no two are equal."""
+    return [
+        {"lr": loguniform(1e-4, 1.0)},
+        {"lr": loguniform(1e-5, 1.0)},
+        {"lr": uniform(1e-4, 1.0)},
+        {"lr": quniform(0.1, 1.0, 0.1)},
+        {"lr": quniform(0.1, 1.0, 0.05)},
+        {"lr": qloguniform(0.1, 1.0, 0.1)},
+        {"lr": tune.randn(0.0, 1.0)},
+        {"lr": tune.randn(0.0, 2.0)},
+        {"lr": randint(1, 2)},
+        {"lr": choice([0.1, 0.2])},
+        {"lr": choice(["0.1", "0.2"])},
+        {"lr": choice([0.2, 0.1])},
+        {"lr": grid_search([0.1, 0.2])},
+        {"lr": 0.1},
+        {"lr": "0.1"},
+        {"lr": {"inner": uniform(0.0, 1.0)}},
+        {"lr": {"inner": uniform(0.0, 2.0)}},
+        {"lr": [uniform(0.0, 1.0)]},
+        {"lr": [uniform(0.0, 2.0)]},
+        {"lr": choice([{"inner": uniform(0.0, 1.0)}])},
+        {"lr": choice([{"inner": uniform(0.0, 2.0)}])},
+        {"lr": choice([nn.ReLU, nn.Tanh])},
+        {"lr": choice([nn.ReLU, nn.GELU])},
+        {"lr": choice([lambda x: x + 1])},
+        {"lr": choice([lambda x: x + 2])},
+        {"lr": sample_from(lambda config: 1)},
+        {"lr": sample_from(lambda config: 2)},
+        {"lr": sample_from(lambda config: (lambda: 3)())},
+        {"lr": sample_from(lambda config: (lambda: 4)())},
+        {"lr": sample_from(partial(scaled, factor=1.0))},
+        {"lr": sample_from(partial(scaled, factor=2.0))},
+        {"lr": sample_from(lambda config: config["x"] in {"one", "two", "three"})},
+        {"momentum": loguniform(1e-4, 1.0)},
+    ]
+
+
+def test_description_is_equal_for_equal_spaces_only() -> None:
+    described, again = [describe(s) for s in spaces()], [describe(s) for s in spaces()]
+    assert described == again
+    for i, one in enumerate(described):
+        assert all(one != other for other in described[:i]), one
+
+
+def test_description_is_the_same_in_every_process() -> None:
+    code = "from tests.hydro_rasda.test_space import *; print([describe(s) for s in spaces()])"
+    hashed = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert hashed[0] == hashed[1]
+    assert b" at 0x" not in hashed[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("optimizer", "sgd", "lion"),
+        ("optimizer", choice(["sgd", "adam", "adamw"]), choice(["sgd", "lion"])),
+        ("optimizer", grid_search(["sgd"]), grid_search(["SGD"])),
+        ("lr", loguniform(1e-4, 1), uniform(0, 1)),
+        ("lr", np.float64(0.1), 0.0),
+        ("lr", np.float32(0.1), -1.0),
+        ("lr", quniform(0.1, 1, 0.1), quniform(0, 1, 0.1)),
+        ("lr", 1, math.inf),
+        ("lr", 1, math.nan),
+        ("lr", 1, True),
+        ("lr", 1, "0.1"),
+        ("lr", choice([0.1]), choice([0.1, {"a": 1}])),
+        ("lr", choice([uniform(0.1, 1)]), choice([0.1, uniform(0, 1)])),
+        ("lr", sample_from(lambda config: 1), tune.randn(0, 1)),
+        ("momentum", uniform(0.5, 1.0), 1.0),
+        ("momentum", choice([0.9]), choice([0.9, 1.0])),
+        ("momentum", quniform(0, 0.9, 0.1), quniform(0, 1.0, 0.1)),
+        ("momentum", 0, -0.1),
+        ("dampening", 1.0, 1.1),
+        ("nesterov", choice([True, False]), 1),
+        ("weight_decay", 0, -1e-4),
+        ("weight_decay", uniform(0, 1), math.inf),
+        ("beta1", 0.0, 1.0),
+        ("beta2", uniform(0.9, 1.0), uniform(0.9, 1.1)),
+        ("eps", 1e-8, 0.0),
+        ("batch_size", choice([1, 32]), choice([0, 32])),
+        ("batch_size", choice([np.int64(8)]), 32.0),
+        ("batch_size", randint(1, 9), uniform(1, 9)),
+        ("grad_clip", choice([None, 1.0]), 0.0),
+        ("grad_clip", math.inf, choice([None, -1.0])),
+        ("schedule", choice(["constant", "cosine", "step", "exponential"]), "linear"),
+        ("gamma", 1.0, 0.0),
+        ("gamma", uniform(0.1, 1.0), 1.5),
+        ("step_size", randint(1, 5), randint(0, 5)),
+        ("warmup_epochs", 0.5, -1),
+        ("rescale_warmup_epochs", choice([1, 2]), math.inf),
+    ],
+)
+def test_each_key_has_a_rule(key: str, good: Any, bad: Any) -> None:
+    check_space({"lr": loguniform(1e-4, 1.0), "x": uniform(0.0, 1.0), key: good})
+    with pytest.raises(ValueError, match=rf"^`space\['{key}'\]` is .*, but must be "):
+        check_space({"lr": loguniform(1e-4, 1.0), "x": uniform(0.0, 1.0), key: bad})
+
+
+def test_every_rule_is_tested() -> None:
+    marks = test_each_key_has_a_rule.pytestmark
+    assert {case[0] for case in marks[0].args[1]} == set(RULES)
+
+
+def test_a_message_shows_the_domain() -> None:
+    with pytest.raises(ValueError, match=r"`space\['lr'\]` is float uniform\(0, 1\), but must be a finite number > 0"):
+        check_space({"lr": uniform(0, 1)})
+
+
+@pytest.mark.parametrize("space", [{}, {"lr": 0.1}, {"lr": 0.1, "nested": {"depth": 2}}, {"lr": [0.1]}])
+def test_a_space_needs_a_domain(space: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"`space` is .*, but must have a domain"):
+        check_space(space)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [{"n": {"x": uniform(0, 1)}}, {"l": [choice([1, 2])]}, {"g": grid_search([1])}, {"f": sample_from(lambda c: 1)}],
+)
+def test_a_domain_anywhere_counts(space: dict[str, Any]) -> None:
+    check_space(space)
+
+
+@pytest.mark.parametrize("space", [None, [("lr", 0.1)], "lr", {1: uniform(0, 1)}])
+def test_a_space_is_a_mapping_of_names(space: object) -> None:
+    with pytest.raises(TypeError, match=r"`space` is .*, but must be a mapping of names to domains"):
+        check_space(space)
+
+
+def test_a_sampled_configuration_is_checked_too() -> None:
+    check_config({"lr": 0.1, "anything": object()})
+    with pytest.raises(ValueError, match="a space with the key 'lr'"):
+        check_config({"momentum": 0.9})
+    with pytest.raises(ValueError, match=r"`config\['lr'\]` is -1, but must be a finite number > 0"):
+        check_config({"lr": -1})
+    with pytest.raises(ValueError, match=r"`config\['momentum'\]` is 1.0, but must be in \[0, 1\)"):
+        check_config({"lr": 0.1, "momentum": 1.0})
