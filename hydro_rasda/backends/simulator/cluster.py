@@ -106,6 +106,7 @@ class Slots:
             self._speed[node] *= cluster.slow_speed
         self._free = list(self._gpus)
         self._up = [True] * len(self._kind)
+        self._capacity = sum(self._gpus)
         # Of each kind and number of free workers, the nodes: a dict is a set that remembers its order.
         self._shelves: list[list[dict[int, None]]] = [[{} for _ in range(max(self._gpus) + 1)] for _ in kinds]
         for node, rank in enumerate(self._kind):
@@ -123,6 +124,11 @@ class Slots:
     def free(self) -> int:
         """Workers that nobody holds, on nodes that are up."""
         return sum(self._free_by_kind)
+
+    @property
+    def up(self) -> int:
+        """Workers on nodes that are up."""
+        return self._capacity
 
     def take(self, workers: int) -> Allocation:
         """Puts workers on nodes; there must be as many free."""
@@ -151,10 +157,12 @@ class Slots:
         self._shelves[self._kind[node]][self._free[node]].pop(node)
         self._free_by_kind[self._kind[node]] -= self._free[node]
         self._up[node] = False
+        self._capacity -= self._gpus[node]
 
     def repair(self, node: int) -> None:
         """Brings it back, with the workers that nobody holds."""
         self._up[node] = True
+        self._capacity += self._gpus[node]
         self._shelves[self._kind[node]][self._free[node]][node] = None
         self._free_by_kind[self._kind[node]] += self._free[node]
 

@@ -127,15 +127,24 @@ class _Simulation:
 
     def _fill(self) -> None:
         """Starts whom placement lets start."""
+        self._admit()
+        if not self._someone_fits():
+            return
+        held = [Running(t.spread.workers, max(0.0, t.until - self._now)) for t in self._running.values()]
         while self._slots.free:
-            self._admit()
-            if not self._queue.waiting:
-                return
-            held = [Running(t.spread.workers, max(0.0, t.until - self._now)) for t in self._running.values()]
             self._queue, placement = place(self._queue, held, self._slots.free, self._plan.patience)
             if placement.start is None:
                 return
-            self._start(int(placement.start.trial), placement.start.workers)
+            trial = self._start(int(placement.start.trial), placement.start.workers)
+            held.append(Running(trial.spread.workers, trial.until - self._now))
+            self._admit()
+
+    def _someone_fits(self) -> bool:
+        """Whether placement is worth asking: with nodes down it may also lower what a trial is due."""
+        return bool(self._slots.free) and (
+            self._slots.up < self._cluster.gpus
+            or any(waiting.workers <= self._slots.free for waiting in self._queue.waiting)
+        )
 
     def _admit(self) -> None:
         """Shows placement the next new trials, which have waited longest of all."""
@@ -159,7 +168,7 @@ class _Simulation:
         storage = self._cluster.storage / max(1, len(self._running))
         return self._cost.restart_seconds + epochs * self._cost.epoch(spread, trial.work, storage)
 
-    def _start(self, index: int, workers: int) -> None:
+    def _start(self, index: int, workers: int) -> _Trial:
         trial = self._trials[index]
         trial.allocation = self._slots.take(workers)
         trial.spread = self._slots.spread(trial.allocation)
@@ -168,6 +177,7 @@ class _Simulation:
         self._running[index] = trial
         trial.until = self._now + self._until_milestone(trial, trial.spread)
         self._next_epoch(index, self._cost.restart_seconds)
+        return trial
 
     def _next_epoch(self, index: int, delay: float = 0.0) -> None:
         trial = self._trials[index]
@@ -210,8 +220,7 @@ class _Simulation:
         self._seconds[workers] = before + (trial.epoch_seconds / trial.work - before) / count
 
     def _growth(self, trial: _Trial, due: int) -> Growth:
-        up = self._slots.free + sum(t.spread.workers for t in self._running.values())
-        return Growth(trial.workers, due, self._rule.workers, self._alive, up, self._seconds)
+        return Growth(trial.workers, due, self._rule.workers, self._alive, self._slots.up, self._seconds)
 
     def _end(self, index: int, score: float) -> None:
         trial = self._trials[index]

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from hydro_rasda.problem import DEFAULT_BATCH_SIZE
+
 from .workload import Floats, Workload
 
 BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}
@@ -33,6 +35,7 @@ class PastRun:
         epoch_seconds: Median time of a full-size epoch on the device of that run; None where none was trained.
         parameters: Of the full-size model.
         gradient_bytes: Of the full-size model.
+        steps: Of an epoch, at the trials' median batch size; None where the data tell no length.
         settings: What the run was asked (``run.json``).
     """
 
@@ -40,6 +43,7 @@ class PastRun:
     epoch_seconds: float | None
     parameters: int
     gradient_bytes: int
+    steps: float | None
     settings: Mapping[str, Any]
 
 
@@ -77,6 +81,7 @@ def read_past_run(folder: str | Path) -> PastRun:
         epoch_seconds=typical,
         parameters=sum(count for count, _ in sizes),
         gradient_bytes=sum(count * width for count, width in sizes),
+        steps=_steps(settings["train_data"], lines),
         settings=settings,
     )
 
@@ -143,6 +148,13 @@ def _epoch_seconds(lines: Iterable[Mapping[str, Any]]) -> dict[int, float]:
                 epochs[number] = epochs.get(number, 0) + pending
             pending = 0
     return {number: spent[number] / epochs[number] for number in spent}
+
+
+def _steps(train_data: str, lines: Iterable[Mapping[str, Any]]) -> float | None:
+    """Steps of an epoch over "tensors (256, 8) float32, ..." or "MyDataset of 256"."""
+    length = re.match(r"tensors \((\d+)", train_data) or re.search(r" of (\d+)$", train_data)
+    sizes = [int(line["config"].get("batch_size", DEFAULT_BATCH_SIZE)) for line in lines if line["event"] == "trial"]
+    return max(1.0, int(length[1]) / median(sizes)) if length and sizes else None
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -1,0 +1,210 @@
+"""``hydro-rasda simulate``: how long, and how many GPU hours, for my space on N GPUs?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+
+from hydro_rasda.backends.simulator import (
+    Cluster,
+    CostModel,
+    FixedWorkers,
+    Link,
+    Outcome,
+    PastRun,
+    Plan,
+    read_past_run,
+    simulate,
+)
+from hydro_rasda.backends.simulator._checks import check_number
+from hydro_rasda.backends.simulator.rules import AnyPlan
+from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
+
+GIGA = 1e9
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one scheduler would take: medians over seeds, and the range of the time.
+
+    Attributes:
+        scheduler: "ASHA" or "RASDA".
+        hours: Until the last trial ends.
+        hours_range: Over the seeds.
+        gpu_hours: Held by trials.
+        reserved_gpu_hours: Of all GPUs, from start to end: what an allocation of that size is charged.
+        utilization: Share of the latter that trials held.
+        epochs: Of all trials.
+        finished: Trials that reached max_t.
+    """
+
+    scheduler: str
+    hours: float
+    hours_range: tuple[float, float]
+    gpu_hours: float
+    reserved_gpu_hours: float
+    utilization: float
+    epochs: float
+    finished: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        run = read_past_run(options.run)
+        forecasts = [forecast(name, plan, run, options) for name, plan in plans(run, options).items()]
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps([asdict(f) for f in forecasts], indent=2))
+    else:
+        print(table(run, options, forecasts))
+    return 0
+
+
+def plans(run: PastRun, options: argparse.Namespace) -> dict[str, AnyPlan]:
+    """The schedulers to compare; what the command line leaves open is as in the past run."""
+    settings = run.settings
+    max_t = options.max_t or int(settings["max_t"])
+    grace = options.grace_period or settings["rasda"]["grace_period"] or max(1, max_t // 4)
+    rf = options.reduction_factor or int(settings["rasda"]["reduction_factor"])
+    sf = options.scaling_factor or int(settings["rasda"]["scaling_factor"])
+    mode = run.workload.mode
+    both: dict[str, AnyPlan] = {
+        "ASHA": Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, grace, rf, mode), options.workers)),
+        "RASDA": Plan(RASDA(max_t, grace, rf, sf, options.workers, options.max_workers, mode)),
+    }
+    return both if options.scheduler == "both" else {options.scheduler.upper(): both[options.scheduler.upper()]}
+
+
+def cost_model(run: PastRun, options: argparse.Namespace) -> CostModel:
+    """The past run's own epoch time and model size, on the links that the command line names.
+
+    Raises:
+        ValueError: the run cannot tell the epoch time or the steps, and the command line does not.
+    """
+    check_number("--speed", options.speed, above=0.0)
+    seconds = options.epoch_seconds
+    if seconds is None and run.epoch_seconds is not None:
+        seconds = run.epoch_seconds / options.speed
+    if seconds is None:
+        raise ValueError("`--epoch-seconds` is None, but must be given: the run has trained no full-size epoch")
+    steps = options.steps or run.steps
+    if steps is None:
+        raise ValueError("`--steps` is None, but must be given: the run does not tell how much data it had")
+    if not 0 <= options.serial < 1:
+        raise ValueError(f"`--serial` is {options.serial}, but must be >= 0 and < 1")
+    return CostModel(
+        step_seconds=seconds * (1 - options.serial) / steps,
+        steps=steps,
+        serial_seconds=seconds * options.serial,
+        gradient_bytes=run.gradient_bytes,
+        intra=Link(options.intra_bandwidth * GIGA, 5e-6),
+        inter=Link(options.inter_bandwidth * GIGA, 5e-6),
+        jitter=options.jitter,
+        epoch_noise=options.jitter,
+        restart_seconds=options.restart_seconds,
+    )
+
+
+def forecast(name: str, plan: AnyPlan, run: PastRun, options: argparse.Namespace) -> Forecast:
+    """Simulates one scheduler for each seed."""
+    if options.seeds < 1:
+        raise ValueError(f"`--seeds` is {options.seeds}, but must be >= 1")
+    cost = cost_model(run, options)
+    cluster = Cluster.uniform(options.gpus, options.gpus_per_node)
+    if options.mtbf_hours is not None:
+        cluster = replace(cluster, mtbf=options.mtbf_hours * HOUR)
+    trials = run.workload.trials if options.trials is None else options.trials
+    outcomes = [simulate(plan, run.workload.resampled(trials, s), cluster, cost, s) for s in range(options.seeds)]
+    return summary(name, outcomes)
+
+
+def summary(name: str, outcomes: Sequence[Outcome]) -> Forecast:
+    """Medians over outcomes."""
+    hours = [o.seconds / HOUR for o in outcomes]
+    return Forecast(
+        scheduler=name,
+        hours=median(hours),
+        hours_range=(min(hours), max(hours)),
+        gpu_hours=median(o.gpu_seconds for o in outcomes) / HOUR,
+        reserved_gpu_hours=median(hours) * outcomes[0].gpus,
+        utilization=median(o.utilization for o in outcomes),
+        epochs=median(o.epochs for o in outcomes),
+        finished=median(len(o.finished) for o in outcomes),
+    )
+
+
+def table(run: PastRun, options: argparse.Namespace, forecasts: Sequence[Forecast]) -> str:
+    """The forecasts for people, and what they rest on."""
+    cost = cost_model(run, options)
+    trials = run.workload.trials if options.trials is None else options.trials
+    lines = [
+        f"{trials} trials on {options.gpus} GPUs, {options.workers} for a new trial, {options.seeds} seeds",
+        f"one epoch on one GPU {cost.steps * cost.step_seconds + cost.serial_seconds:.3g} s "
+        f"({options.serial:.0%} of it serial), {run.parameters:,} parameters, restart {options.restart_seconds:g} s",
+        "",
+        f"{'':6} {'hours':>10} {'range':>19} {'GPU hours':>10} {'reserved':>10} {'used':>6} {'epochs':>8} {'full':>5}",
+    ]
+    for f in forecasts:
+        spread = f"{f.hours_range[0]:.3g} - {f.hours_range[1]:.3g}"
+        lines.append(
+            f"{f.scheduler:6} {f.hours:10.3g} {spread:>19} {f.gpu_hours:10.3g} {f.reserved_gpu_hours:10.3g} "
+            f"{f.utilization:6.0%} {f.epochs:8.0f} {f.finished:5.0f}"
+        )
+    lines.append("\nreserved: all GPUs from start to end; used: share of it that trials held; full: trials at max_t")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hydro-rasda", description="Hyperparameter tuning for PyTorch.")
+    command = parser.add_subparsers(dest="command", required=True).add_parser(
+        "simulate",
+        help="forecast a study on N GPUs from a past run",
+        description="Runs the library's schedulers in virtual time over the learning curves, epoch times and model "
+        "size of a past run, at full size.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.add_argument("run", help="folder of a past run: storage_path/name")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    _study_arguments(command.add_argument_group("study (where none is given, as in the past run)"))
+    _machine_arguments(command.add_argument_group("machine"))
+    return parser
+
+
+def _study_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--scheduler", choices=("asha", "rasda", "both"), default="both", help="which to simulate")
+    group.add_argument("--trials", type=int, help="configurations to try; those of the run, repeated where it has less")
+    group.add_argument("--max-t", type=int, help="epochs of a full training; at most those of the past run")
+    group.add_argument("--grace-period", type=int, help="epochs before the first decision")
+    group.add_argument("--reduction-factor", type=int, help="rf: one in rf trials survives a milestone")
+    group.add_argument("--scaling-factor", type=int, help="sf: a survivor's workers grow by it")
+    group.add_argument("--workers", type=int, default=1, help="GPUs of a new trial")
+    group.add_argument("--max-workers", type=int, help="most GPUs of a trial; none: all")
+    group.add_argument("--seeds", type=int, default=5, help="simulations to take the median of")
+
+
+def _machine_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--gpus", type=int, required=True, help="GPUs of the cluster")
+    group.add_argument("--gpus-per-node", type=int, default=4, help="GPUs of a node")
+    group.add_argument("--speed", type=float, default=1.0, help="of a GPU over the device of the past run")
+    group.add_argument("--epoch-seconds", type=float, help="of the full-size model on one GPU, in place of --speed")
+    group.add_argument("--steps", type=float, help="steps of an epoch on one GPU; none: from the run's data")
+    group.add_argument("--serial", type=float, default=0.1, help="share of that epoch that more GPUs do not shorten")
+    group.add_argument("--intra-bandwidth", type=float, default=300.0, help="GB/s of a GPU within its node")
+    group.add_argument("--inter-bandwidth", type=float, default=25.0, help="GB/s of a node")
+    group.add_argument("--jitter", type=float, default=0.02, help="relative standard deviation of step times")
+    group.add_argument("--restart-seconds", type=float, default=30.0, help="from the grant of GPUs to the first step")
+    group.add_argument("--mtbf-hours", type=float, help="mean time between failures of a node; none: never")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
