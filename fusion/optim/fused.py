@@ -20,6 +20,13 @@ from fusion.optim.hyper import KINDS, Hyperparameters
 from fusion.optim.runs import Coefficients, Run, runs_of
 from fusion.optim.single import Multipliers, multipliers_of
 
+BLOCK = 2**17
+"""Elements of a parameter to update at a time on a CPU: temporaries of that size are found in memory that is at hand.
+
+Larger ones are mapped anew, page by page, for each operation. AdamW on 32 members of 27,000 parameters: 5.0 ms at once,
+1.9 ms in blocks.
+"""
+
 
 class FusedOptimizer:
     """Updates the stacked parameters of a `FusedModel`, each member as `torch.optim` would update it alone.
@@ -219,9 +226,13 @@ class FusedOptimizer:
         for i in rows:
             parameter = stacked[self.names[i]]
             assert parameter.grad is not None
-            moments = [self._moment(self.names[i], key, parameter)[at] for key in run.moments]
+            tensors = [parameter, parameter.grad, *(self._moment(self.names[i], k, parameter) for k in run.moments)]
             math = _math_dtype(parameter.dtype)
-            _update(run, parameter[at], parameter.grad[at], moments, tables[math], i, math)
+            row = {name: None if c is None else c[i] for name, c in tables[math].items()}
+            for block in _blocks(parameter, run.start, run.stop):
+                inside = slice(block.start - run.start, block.stop - run.start)
+                own = {name: None if c is None else c[inside] for name, c in row.items()}
+                _update(run.adaptive, [t[block] for t in tensors], own, math)
 
     def _moment(self, name: str, key: str, parameter: Tensor) -> Tensor:
         moments = self.state[name]
@@ -230,28 +241,33 @@ class FusedOptimizer:
         return moments[key]
 
 
-def _update(
-    run: Run,
-    p: Tensor,
-    g: Tensor,
-    moments: Sequence[Tensor],
-    table: Mapping[str, Sequence[Tensor] | None],
-    row: int,
-    math: torch.dtype,
-) -> None:
-    """Apply the run's rule in `math` precision to one parameter's members and their moments, in place."""
-    shape = (-1,) + (1,) * (p.ndim - 1)
-    coefficients = {name: None if c is None else c[row].view(shape) for name, c in table.items()}
-    tensors = [t if t.dtype == math else t.to(math) for t in (p, g, *moments)]
-    if run.adaptive:
+def _blocks(parameter: Tensor, start: int, stop: int) -> Iterator[slice]:
+    """Split the members of a run into blocks."""
+    step = stop - start
+    if parameter.device.type == "cpu":
+        step = max(1, BLOCK * parameter.shape[0] // max(1, parameter.numel()))
+    return (slice(first, min(first + step, stop)) for first in range(start, stop, step))
+
+
+def _update(adaptive: bool, stored: Sequence[Tensor], row: Mapping[str, Tensor | None], math: torch.dtype) -> None:
+    """Apply a rule in `math` precision to some members of one parameter, in place.
+
+    Args:
+        adaptive: whether the rule is Adam's.
+        stored: parameter, gradient and moments, [B, ...] each.
+        row: coefficients of the rule, [B] each.
+        math: their precision.
+    """
+    shape = (-1,) + (1,) * (stored[0].ndim - 1)
+    coefficients = {name: None if c is None else c.view(shape) for name, c in row.items()}
+    tensors = [t if t.dtype == math else t.to(math) for t in stored]
+    if adaptive:
         updates.adam(*tensors, **coefficients)  # type: ignore[arg-type]
     else:
-        momentum = tensors[2] if moments else None
-        updates.sgd(tensors[0], tensors[1], momentum, **coefficients)  # type: ignore[arg-type]
-    if p.dtype != math:
-        for target, value in zip((p, g, *moments), tensors, strict=True):
-            if target is not g:
-                target.copy_(value)
+        updates.sgd(*tensors, **coefficients)  # type: ignore[arg-type]
+    if stored[0].dtype != math:
+        for target, value in zip(stored[:1] + stored[2:], tensors[:1] + tensors[2:], strict=True):
+            target.copy_(value)
 
 
 def _unbind(coefficients: Coefficients, dtype: torch.dtype) -> dict[str, Sequence[Tensor] | None]:

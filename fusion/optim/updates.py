@@ -11,7 +11,7 @@ from torch import Tensor
 def sgd(
     p: Tensor,
     g: Tensor,
-    m: Tensor | None,
+    m: Tensor | None = None,
     *,
     lr: Tensor,
     weight_decay: Tensor | None,
