@@ -1,0 +1,205 @@
+"""Measuring how fast a group of trials trains at each width, and what it takes from memory."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusion.assemble import fuse
+from fusion.memory import available_memory, is_out_of_memory, peak_memory
+from fusion.microbatch import backward, split
+from fusion.optim import fused_optimizer, optimizer
+from fusion.plan import FusionPlan, best_width, memory_limit, memory_line, next_width
+
+Objective = Callable[[Any, Any], Any]
+Step = Callable[[], None]
+
+_WARM_UP_STEPS = 2
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 50
+# Of the memory that is free, what a prediction may use up: the rest is for what other code allocates meanwhile.
+_SHARE_OF_FREE_MEMORY = 0.9
+
+
+def plan_fusion(
+    modules: Sequence[nn.Module],
+    configs: Sequence[Mapping[str, Any]],
+    objective: Objective,
+    batch: Any,
+    *,
+    memory: int | None = None,
+    max_width: int | None = None,
+    seconds: float = 2.0,
+) -> FusionPlan:
+    """Measure steps one after another and fused at growing width; pick the fastest width that fits memory.
+
+    Everything runs on copies, under a forked random number generator: the modules and all generators stay as
+    they are. Timings are taken in turns, a step alone and a step fused, so that a busy machine slows both.
+
+    Args:
+        modules: the trials of one shape, at least one, on one device.
+        configs: their optimizer settings, as `fused_optimizer` takes them.
+        objective: `objective(model, batch)` for one model: the mean loss over the batch.
+        batch: one batch of the size that training uses; tensors, in any nesting, with samples first.
+        memory: bytes that a group may take; 90 % of the device's free memory if None.
+        max_width: the widest group to consider; all trials if None.
+        seconds: time to measure each width.
+
+    Returns:
+        The plan. If a single trial does not fit, `micro_batches` is the least power of 2 with which it does.
+
+    Raises:
+        ValueError: if there is no module, if modules and configs differ in number, or a bound is not positive.
+        torch.OutOfMemoryError (CUDA) or RuntimeError (CPU): if one trial does not fit with one sample at a time.
+    """
+    _check(modules, configs, memory, max_width, seconds)
+    device = next(modules[0].parameters()).device
+    if memory is None:
+        free = available_memory(device)
+        memory = None if free is None else int(_SHARE_OF_FREE_MEMORY * free)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        parts, alone, peak_1 = _fit_one(modules[0], configs[0], objective, batch, memory)
+        if parts > 1:
+            rate = 1 / _seconds(alone, device)
+            return FusionPlan(1, 1, peak_1, 0, {1: rate}, parts)
+        trials = min(len(modules), max_width or len(modules))
+        return _grow(modules, configs, objective, batch, trials, memory, seconds, alone, peak_1)
+
+
+def _grow(
+    modules: Sequence[nn.Module],
+    configs: Sequence[Mapping[str, Any]],
+    objective: Objective,
+    batch: Any,
+    trials: int,
+    memory: int | None,
+    seconds: float,
+    alone: Step,
+    peak_1: int,
+) -> FusionPlan:
+    device = next(modules[0].parameters()).device
+    speedup: dict[int, float] = {}
+    peaks = {1: peak_1}
+    seconds_alone: list[float] = []
+    limit = None if memory is None else max(1, memory_limit(0, peak_1, memory))
+    while (width := next_width(speedup, trials, limit)) is not None:
+        try:
+            with peak_memory(device) as peak:
+                fused = _fused_step(modules[:width], configs[:width], objective, batch)
+                _warm_up(fused, device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            limit = width - 1
+            break
+        peaks[width] = peak.bytes
+        speedup[width], times = _race(alone, fused, width, seconds, device)
+        seconds_alone += times
+        del fused
+        if memory is not None:
+            limit = max(1, memory_limit(*memory_line(_of_groups(peaks)), memory))
+    rate = 1 / (statistics.median(seconds_alone) if seconds_alone else _seconds(alone, device))
+    fixed, per_trial = memory_line(_of_groups(peaks))
+    throughput = {1: rate, **{K: rate * s for K, s in speedup.items()}}
+    return FusionPlan(best_width(speedup, limit), limit, per_trial, fixed, throughput)
+
+
+def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
+    """The peaks of fused groups, which say more of each other than a trial alone says of them."""
+    groups = {K: peak for K, peak in peaks.items() if K > 1}
+    return groups if len(groups) > 1 else peaks
+
+
+def _fit_one(
+    module: nn.Module, config: Mapping[str, Any], objective: Objective, batch: Any, memory: int | None
+) -> tuple[int, Step, int]:
+    """The least parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
+    device = next(module.parameters()).device
+    parts = 1
+    while True:
+        last = len(split(batch, 2 * parts)) <= parts
+        try:
+            with peak_memory(device) as peak:
+                step = _step(module, config, objective, batch, parts)
+                _warm_up(step, device)
+            if memory is None or peak.bytes <= memory:
+                return parts, step, peak.bytes
+        except (RuntimeError, MemoryError) as error:
+            if last or not is_out_of_memory(error):
+                raise
+        if last:
+            raise torch.OutOfMemoryError(
+                f"memory is {memory} bytes, but one trial takes {peak.bytes} with one sample at a time"
+            )
+        parts *= 2
+
+
+def _step(module: nn.Module, config: Mapping[str, Any], objective: Objective, batch: Any, parts: int) -> Step:
+    own = copy.deepcopy(module)
+    update = optimizer(own, config)
+
+    def step() -> None:
+        update.zero_grad()
+        backward(lambda part: objective(own, part), batch, parts)
+        update.step()
+
+    return step
+
+
+def _fused_step(
+    modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], objective: Objective, batch: Any
+) -> Step:
+    fused = fuse(modules)
+    update = fused_optimizer(fused, configs)
+
+    def step() -> None:
+        update.zero_grad()
+        backward(lambda part: fused.map(objective, part), batch)
+        update.step()
+
+    return step
+
+
+def _race(alone: Step, fused: Step, width: int, seconds: float, device: torch.device) -> tuple[float, list[float]]:
+    """Median speedup of `fused`, and the seconds of each step alone."""
+    start, ratios, times = time.perf_counter(), list[float](), list[float]()
+    while len(ratios) < _MIN_ROUNDS or (time.perf_counter() - start < seconds and len(ratios) < _MAX_ROUNDS):
+        times.append(_seconds(alone, device))
+        ratios.append(times[-1] * width / _seconds(fused, device))
+    return statistics.median(ratios), times
+
+
+def _seconds(step: Step, device: torch.device) -> float:
+    start = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _warm_up(step: Step, device: torch.device) -> None:
+    for _ in range(_WARM_UP_STEPS):
+        _seconds(step, device)
+
+
+def _check(
+    modules: Sequence[nn.Module],
+    configs: Sequence[Mapping[str, Any]],
+    memory: int | None,
+    max_width: int | None,
+    seconds: float,
+) -> None:
+    if not modules:
+        raise ValueError("modules is empty, but a plan needs at least one")
+    if len(configs) != len(modules):
+        raise ValueError(f"configs has {len(configs)} entries, but there are {len(modules)} modules")
+    bounds: dict[str, float | None] = {"memory": memory, "max_width": max_width, "seconds": seconds}
+    for name, bound in bounds.items():
+        if bound is not None and bound <= 0:
+            raise ValueError(f"{name} is {bound}, but must be positive")
