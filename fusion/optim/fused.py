@@ -249,7 +249,7 @@ def _blocks(parameter: Tensor, start: int, stop: int) -> Iterator[slice]:
     return (slice(first, min(first + step, stop)) for first in range(start, stop, step))
 
 
-def _update(adaptive: bool, stored: Sequence[Tensor], row: Mapping[str, Tensor | None], math: torch.dtype) -> None:
+def _update(adaptive: bool, stored: list[Tensor], row: Mapping[str, Tensor | None], math: torch.dtype) -> None:
     """Apply a rule in `math` precision to some members of one parameter, in place.
 
     Args:
