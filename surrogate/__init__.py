@@ -6,7 +6,24 @@ table 8.
 """
 
 from surrogate.build import make_surrogate
+from surrogate.coordinates import CoordinateCheck, coordinate_check
+from surrogate.hyperparameters import doubtful_hyperparameters
 from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
+from surrogate.ranking import RankComparison, compare_rankings
 from surrogate.shrink import shrink
+from surrogate.transfer import TransferCheck, plain_score_fn, transfer_check
 
-__all__ = ["lr_multipliers", "make_surrogate", "shrink", "weight_decay_multipliers"]
+__all__ = [
+    "CoordinateCheck",
+    "RankComparison",
+    "TransferCheck",
+    "compare_rankings",
+    "coordinate_check",
+    "doubtful_hyperparameters",
+    "lr_multipliers",
+    "make_surrogate",
+    "plain_score_fn",
+    "shrink",
+    "transfer_check",
+    "weight_decay_multipliers",
+]

@@ -16,9 +16,17 @@ from tests.surrogate.models import ZOO, mlp
 
 def test_public_names() -> None:
     assert surrogate.__all__ == [
+        "CoordinateCheck",
+        "RankComparison",
+        "TransferCheck",
+        "compare_rankings",
+        "coordinate_check",
+        "doubtful_hyperparameters",
         "lr_multipliers",
         "make_surrogate",
+        "plain_score_fn",
         "shrink",
+        "transfer_check",
         "weight_decay_multipliers",
     ]
 

@@ -47,6 +47,7 @@ def test_each_family_at_a_quarter_of_its_width(name: str) -> None:
     assert output_shapes(narrow(batch).logits) == output_shapes(model(batch).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert", "resnet"])
 def test_following_sizes_agrees_with_the_configuration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = build(name)
@@ -66,6 +67,7 @@ def test_key_value_heads_divide_the_heads() -> None:
     assert (narrow.num_attention_heads, narrow.num_key_value_heads) == (6, 2)
 
 
+@pytest.mark.slow
 def test_gpt2_as_published() -> None:
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
     narrow = shrink(model, 1 / 8, TOKENS)

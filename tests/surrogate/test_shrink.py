@@ -72,7 +72,7 @@ def test_sizes_that_do_not_divide_are_rounded_up_and_reported() -> None:
 
 
 def test_multipliers_equal_mups() -> None:
-    model = resnet18(16)
+    model = Concatenated()
     narrow = shrink(model, 1 / 4, IMAGES)
     marked = copy.deepcopy(narrow)
     mup.set_base_shapes(marked, model, rescale_params=False, do_assert=False)

@@ -1,0 +1,220 @@
+"""`coordinate_check`: whether activations keep their size as the width grows, at the start and after a few
+steps.
+
+In muP the coordinates of every module's output, and their change since initialization, do not grow with the
+width (Tensor Programs V, appendix D.1). Where a layer's do, hyperparameters that suit the narrow model blow
+up the wide one. Both are measured as a mean of absolute values, on one and the same batch after each step.
+The slope of log size over log width is 0 in theory, or below 0 in the first steps, where outputs start
+smaller in a wider model; in an ordinary model under Adam it is about 1/2 to 1 in the last layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from surrogate.build import ModelFn, make_surrogate, mark_as_target
+from surrogate.training import Objective, make_optimizer
+
+MAX_SLOPE = 0.25
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """The output of one module at one width, averaged over coordinates and seeds.
+
+    Attributes:
+        module: Its name; the model itself is named "".
+        width_ratio: Width over the target's.
+        step: Optimizer steps done before.
+        size: Mean of |x|.
+        change: Mean of |x - x at step 0|.
+    """
+
+    module: str
+    width_ratio: float
+    step: int
+    size: float
+    change: float
+
+
+@dataclass(frozen=True)
+class CoordinateCheck:
+    """What `coordinate_check` measured.
+
+    Attributes:
+        rows: One for each module, width and step.
+        size_slopes: Module name -> slope of log size over log width after the last step.
+        change_slopes: The same for the change since initialization.
+        max_slope: What the verdict allows a slope to be.
+    """
+
+    rows: tuple[Coordinate, ...]
+    size_slopes: Mapping[str, float]
+    change_slopes: Mapping[str, float]
+    max_slope: float
+
+    @property
+    def growing(self) -> tuple[str, ...]:
+        """Modules whose outputs, or their changes, grow with the width or are not finite."""
+        steepest = {name: max(slope, self.change_slopes[name]) for name, slope in self.size_slopes.items()}
+        return tuple(name for name, slope in steepest.items() if not slope <= self.max_slope)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no module's output grows with the width."""
+        return not self.growing
+
+    def table(self) -> str:
+        """Sizes and slopes after the last step, one line for each module, and the verdict."""
+        last = max(row.step for row in self.rows)
+        ratios = sorted({row.width_ratio for row in self.rows})
+        sizes = {(row.module, row.width_ratio): row.size for row in self.rows if row.step == last}
+        lines = [_row("module", [f"{ratio:.4g}" for ratio in ratios], "size slope", "change slope")]
+        for name, slope in self.size_slopes.items():
+            cells = [f"{sizes[name, ratio]:.4g}" for ratio in ratios]
+            lines.append(_row(name or "(output)", cells, f"{slope:.2f}", f"{self.change_slopes[name]:.2f}"))
+        growing = ", ".join(name or "(output)" for name in self.growing)
+        lines.append(f"failed after step {last}: {growing}" if growing else f"passed after step {last}")
+        return "\n".join(lines)
+
+    def plot(self, path: str | Path) -> None:
+        """Write a figure of log size over log width, one panel for each step (needs matplotlib)."""
+        from matplotlib.figure import Figure
+
+        steps = sorted({row.step for row in self.rows})
+        figure = Figure(figsize=(3.2 * len(steps), 3.2), layout="constrained")
+        for axis, step in zip(figure.subplots(1, len(steps), sharey=True, squeeze=False)[0], steps):
+            for name in self.size_slopes:
+                points = sorted((r.width_ratio, r.size) for r in self.rows if (r.module, r.step) == (name, step))
+                axis.loglog(*zip(*points), marker="o", markersize=3, label=name or "(output)", base=2)
+            axis.set(title=f"step {step}", xlabel="width ratio", ylabel="mean |x|" if step == steps[0] else "")
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", fontsize="x-small")
+        figure.savefig(path)
+
+
+def _row(name: str, cells: Sequence[str], *slopes: str) -> str:
+    return f"{name:<28}" + "".join(f"{cell:>11}" for cell in cells) + "".join(f"{slope:>14}" for slope in slopes)
+
+
+def coordinate_check(
+    model_fn: ModelFn,
+    config: Mapping[str, Any],
+    widths: Sequence[float],
+    batches: Sequence[Any],
+    objective: Objective,
+    *,
+    seeds: int = 3,
+    plain: bool = False,
+    max_slope: float = MAX_SLOPE,
+) -> CoordinateCheck:
+    """Train a few steps at several widths and record what every module puts out.
+
+    Args:
+        model_fn: As for `make_surrogate`.
+        config: Its hyperparameters (see `surrogate.training.make_optimizer`) are used at every width.
+        widths: Width ratios, at least 2.
+        batches: One optimizer step for each; outputs are recorded on the first one.
+        objective: `objective(model, batch)` -> loss.
+        seeds: How many random initializations to average over.
+        plain: Skip muP: ordinary narrow models under ordinary optimizers, to see what failing looks like.
+        max_slope: How steep log size over log width may be.
+
+    Raises:
+        ValueError: Fewer than 2 widths, no batch, no seed, or what `make_surrogate` raises.
+    """
+    if len(set(widths)) < 2:
+        raise ValueError(f"widths is {list(widths)}, but must hold at least 2 different width ratios")
+    if not batches or seeds < 1:
+        raise ValueError(f"batches has {len(batches)} entries and seeds is {seeds}, but both must be at least 1")
+    build = _build_plain if plain else make_surrogate
+    found: dict[tuple[str, float, int], list[tuple[float, float]]] = defaultdict(list)
+    for seed in range(seeds):
+        for ratio in widths:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = build(model_fn, config, ratio)
+                for (name, step), pair in _record(model, config, batches, objective).items():
+                    found[name, ratio, step].append(pair)
+    rows = tuple(Coordinate(*key, *map(_mean, zip(*pairs))) for key, pairs in found.items())
+    last = [row for row in rows if row.step == len(batches)]
+    sizes = _slopes({(row.module, row.width_ratio): row.size for row in last})
+    changes = _slopes({(row.module, row.width_ratio): row.change for row in last})
+    return CoordinateCheck(rows, sizes, changes, max_slope)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _build_plain(model_fn: ModelFn, config: Any, width_ratio: float) -> nn.Module:
+    return mark_as_target(model_fn(config, width_ratio))
+
+
+def _record(
+    model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], objective: Objective
+) -> dict[tuple[str, int], tuple[float, float]]:
+    """(size, change) by module name and step, always on the first batch."""
+    optimizer = make_optimizer(model, config)
+    first = _outputs(model, batches[0], objective)
+    found = {(name, 0): (_size(output), 0.0) for name, output in first.items()}
+    for step, batch in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        objective(model, batch).backward()
+        optimizer.step()
+        now = _outputs(model, batches[0], objective)
+        found |= {(name, step): (_size(output), _size(output - first[name])) for name, output in now.items()}
+    return found
+
+
+def _outputs(model: nn.Module, batch: Any, objective: Objective) -> dict[str, Tensor]:
+    """Module name -> its output in one forward pass, all its floating point tensors in a row."""
+    outputs: dict[str, Tensor] = {}
+
+    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(module: nn.Module, args: Any, output: Any) -> None:
+            leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            values = [leaf.flatten().clone() for leaf in leaves if leaf.is_floating_point()]
+            if values:
+                outputs[name] = torch.cat(values)
+
+        return record
+
+    handles = [layer.register_forward_hook(recorder(name)) for name, layer in model.named_modules()]
+    with torch.no_grad():
+        objective(model, batch)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+def _size(x: Tensor) -> float:
+    return x.abs().mean().item()
+
+
+def _slopes(sizes: Mapping[tuple[str, float], float]) -> dict[str, float]:
+    """Module name -> slope, from sizes by module name and width ratio."""
+    points = defaultdict(list)
+    for (name, ratio), size in sizes.items():
+        points[name].append((math.log(ratio), size))
+    return {name: _slope(found) for name, found in points.items()}
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Least squares of log size over log width; infinite where a size is not finite, 0 where all are zero."""
+    if not all(math.isfinite(size) for _, size in points):
+        return math.inf
+    if any(size == 0.0 for _, size in points):
+        return 0.0 if all(size == 0.0 for _, size in points) else math.inf
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(math.log(size) for _, size in points) / len(points)
+    covariance = sum((x - mean_x) * (math.log(size) - mean_y) for x, size in points)
+    return covariance / sum((x - mean_x) ** 2 for x, _ in points)

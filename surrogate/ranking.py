@@ -1,0 +1,137 @@
+"""How well scores at one width rank configurations at another: plain statistics, no tensors.
+
+A score is what the tuner minimizes or maximizes, one for each configuration. NaN and infinities are diverged
+trials: they are worst, and tie with each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["min", "max"]
+Verdict = Literal["trusted", "doubtful", "refused"]
+
+TRUSTED_RHO, REFUSED_RHO = 0.8, 0.4
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class RankComparison:
+    """Agreement of two widths over the same configurations.
+
+    Attributes:
+        rho: Spearman's rank correlation; NaN where one width ranks all configurations the same.
+        regret: k -> how much worse, in the wide model's score, the best of the narrow model's top k is than
+            the best of all. 0 is perfect; infinite where all of the top k diverged.
+        tolerance: The regret that counts as none, such as the seed-to-seed spread of the wide model.
+        top_k: How many configurations move on to the wide model.
+        verdict: `"trusted"`: rho is at least 0.8 and the regret of the top k is within the tolerance.
+            `"refused"`: rho is below 0.4 or undefined, and the regret exceeds the tolerance. `"doubtful"`: in
+            between.
+        advice: What to do about it, in one sentence.
+    """
+
+    rho: float
+    regret: dict[int, float]
+    tolerance: float
+    top_k: int
+    verdict: Verdict
+    advice: str
+
+
+def compare_rankings(
+    narrow: Sequence[float],
+    wide: Sequence[float],
+    *,
+    mode: Mode = "min",
+    top_k: int = 3,
+    tolerance: float = 0.0,
+) -> RankComparison:
+    """Judge whether the narrow model's scores may choose configurations for the wide one.
+
+    Args:
+        narrow: One score for each configuration, at the narrow width.
+        wide: The scores of the same configurations, in the same order, at the wide width.
+        mode: `"min"` where a smaller score is better, `"max"` where a larger one is.
+        top_k: How many configurations move on, from 1 to the number of configurations.
+        tolerance: A regret up to this counts as none; the seed-to-seed spread of the wide model is a good
+        choice.
+
+    Raises:
+        ValueError: The lists differ in length or hold fewer than 4 scores, or `mode`, `top_k` or `tolerance`
+        is out of range.
+
+    >>> compare_rankings([1, 2, 3, 4], [10, 20, 40, 30]).rho
+    0.8
+    """
+    if len(narrow) != len(wide) or len(narrow) < _FEWEST:
+        raise ValueError(
+            f"narrow and wide have {len(narrow)} and {len(wide)} scores, but must have equally many, at least {_FEWEST}"
+        )
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode is {mode!r}, but must be 'min' or 'max'")
+    if not 1 <= top_k <= len(narrow):
+        raise ValueError(f"top_k is {top_k}, but must lie between 1 and the number of configurations, {len(narrow)}")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance is {tolerance}, but must be at least 0")
+    losses_narrow, losses_wide = _losses(narrow, mode), _losses(wide, mode)
+    rho = spearman(losses_narrow, losses_wide)
+    regret = {k: _regret(losses_narrow, losses_wide, k) for k in sorted({1, 2, 3, top_k})}
+    verdict = _verdict(rho, regret[top_k], tolerance)
+    return RankComparison(rho, regret, tolerance, top_k, verdict, _ADVICE[verdict])
+
+
+_ADVICE: dict[Verdict, str] = {
+    "trusted": "The surrogate ranks configurations like the target.",
+    "doubtful": "Widen the surrogate (a larger width ratio), or raise top_k, so that good configurations are not lost.",
+    "refused": "The surrogate's ranking says little about the target's: tune at full width, or widen the surrogate.",
+}
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's rank correlation: Pearson's, of the ranks; tied values share the mean of their ranks.
+
+    Returns:
+        A number in [-1, 1]; NaN where either list is constant.
+
+    >>> spearman([1, 2, 3], [3, 2, 1])
+    -1.0
+    """
+    ranks_a, ranks_b = _ranks(a), _ranks(b)
+    mean = (len(a) - 1) / 2
+    covariance = sum((x - mean) * (y - mean) for x, y in zip(ranks_a, ranks_b))
+    spread = math.sqrt(sum((x - mean) ** 2 for x in ranks_a) * sum((y - mean) ** 2 for y in ranks_b))
+    return covariance / spread if spread else math.nan
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 0, ties at the mean of the places that they fill."""
+    order = sorted(values)
+    first = {value: place for place, value in reversed(list(enumerate(order)))}
+    last = {value: place for place, value in enumerate(order)}
+    return [(first[value] + last[value]) / 2 for value in values]
+
+
+def _losses(scores: Sequence[float], mode: Mode) -> list[float]:
+    sign = 1.0 if mode == "min" else -1.0
+    return [sign * score if math.isfinite(score) else math.inf for score in scores]
+
+
+def _regret(narrow: Sequence[float], wide: Sequence[float], k: int) -> float:
+    best = min(wide)
+    if math.isinf(best):
+        return math.nan
+    chosen = sorted(range(len(narrow)), key=lambda i: narrow[i])[:k]
+    return min(wide[i] for i in chosen) - best
+
+
+def _verdict(rho: float, regret: float, tolerance: float) -> Verdict:
+    close = regret <= tolerance
+    if rho >= TRUSTED_RHO and close:
+        return "trusted"
+    if not rho >= REFUSED_RHO and not close:
+        return "refused"
+    return "doubtful"

@@ -1,0 +1,105 @@
+"""`transfer_check`: train a handful of configurations at two widths, and see whether they rank alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from surrogate.build import ModelFn, check_width_ratio, make_surrogate
+from surrogate.ranking import Mode, RankComparison, compare_rankings
+from surrogate.training import Objective, evaluate, train
+
+Config = Mapping[str, Any]
+ScoreFn = Callable[[Sequence[Config], float], Sequence[float]]
+"""`score_fn(configs, width_ratio)`: one score for each configuration, trained at that width."""
+
+
+@dataclass(frozen=True)
+class TransferCheck:
+    """What was trained, and how the widths agree.
+
+    Attributes:
+        configs: The configurations.
+        narrow_ratio, wide_ratio: The two widths, relative to the target.
+        narrow, wide: Their scores, in the order of `configs`.
+        comparison: Rank correlation, regrets and the verdict.
+    """
+
+    configs: tuple[Config, ...]
+    narrow_ratio: float
+    wide_ratio: float
+    narrow: tuple[float, ...]
+    wide: tuple[float, ...]
+    comparison: RankComparison
+
+
+def transfer_check(
+    score_fn: ScoreFn,
+    configs: Sequence[Config],
+    *,
+    narrow_ratio: float = 1 / 8,
+    wide_ratio: float = 1 / 4,
+    mode: Mode = "min",
+    top_k: int = 3,
+    tolerance: float = 0.0,
+) -> TransferCheck:
+    """Check on a few configurations whether a width ranks them like a wider one.
+
+    Args:
+        score_fn: Trains and scores configurations at one width; `plain_score_fn` makes one.
+        configs: At least 4, spread over the search space.
+        narrow_ratio: Width ratio of the surrogate in question.
+        wide_ratio: What it is compared with, above `narrow_ratio`: 1 is the target, and less is cheaper.
+        mode, top_k, tolerance: As for `compare_rankings`.
+
+    Raises:
+        ValueError: The ratios are out of range or order, `score_fn` returns another number of scores, or the
+            arguments of `compare_rankings` are out of range.
+    """
+    check_width_ratio(narrow_ratio)
+    check_width_ratio(wide_ratio)
+    if narrow_ratio >= wide_ratio:
+        raise ValueError(f"narrow_ratio is {narrow_ratio:g}, but must be below wide_ratio, {wide_ratio:g}")
+    narrow, wide = (tuple(score_fn(configs, ratio)) for ratio in (narrow_ratio, wide_ratio))
+    if len(narrow) != len(configs):
+        raise ValueError(
+            f"score_fn returned {len(narrow)} scores for {len(configs)} configs, but must return one for each"
+        )
+    comparison = compare_rankings(narrow, wide, mode=mode, top_k=top_k, tolerance=tolerance)
+    return TransferCheck(tuple(configs), narrow_ratio, wide_ratio, narrow, wide, comparison)
+
+
+def plain_score_fn(
+    model_fn: ModelFn,
+    train_batches: Sequence[Any],
+    val_batches: Sequence[Any],
+    objective: Objective,
+    *,
+    seed: int = 0,
+) -> ScoreFn:
+    """Score by training one model after another with torch's own optimizers: validation loss, smaller is
+    better.
+
+    Args:
+        model_fn: As for `make_surrogate`.
+        train_batches: One optimizer step for each.
+        val_batches: Scored after the last step.
+        objective: `objective(model, batch)` -> loss.
+        seed: Of the initial weights, the same for every configuration; torch's global generator is left as it
+        was.
+    """
+
+    def score(configs: Sequence[Config], width_ratio: float) -> list[float]:
+        scores = []
+        for config in configs:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = make_surrogate(model_fn, config, width_ratio)
+                train(model, config, train_batches, objective)
+                scores.append(evaluate(model, val_batches, objective))
+        return scores
+
+    return score

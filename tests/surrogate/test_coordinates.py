@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from surrogate import CoordinateCheck, coordinate_check
+from tests.surrogate.models import ModelFn, cnn, mlp, narrow_heads, transformer
+
+WIDTHS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+
+
+def tied(config: dict[str, Any], width_ratio: float) -> nn.Module:
+    """GPT-2's initial scale, as a tied readout needs it."""
+    model = transformer({"tied": True}, width_ratio)
+    nn.init.normal_(model.get_parameter("embedding.weight"), std=0.02)
+    return model
+
+
+def wide_mlp(config: dict[str, Any], width_ratio: float) -> nn.Module:
+    return mlp({"width": 1024}, width_ratio)
+
+
+def wide_cnn(config: dict[str, Any], width_ratio: float) -> nn.Module:
+    return cnn(config, 4 * width_ratio)
+
+
+def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+
+def random_batches(model_fn: ModelFn) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    if model_fn in (transformer, narrow_heads, tied):
+        tokens = torch.randint(20, (16, 6))
+        return [(tokens, tokens.roll(1, 1))] * 5
+    x = torch.randn(16, 3, 8, 8) if model_fn is wide_cnn else torch.randn(64, 64)
+    return [(x, torch.randint(10, (len(x),)))] * 5
+
+
+def check(model_fn: ModelFn, optimizer: str, *, plain: bool) -> CoordinateCheck:
+    config = {"optimizer": optimizer, "lr": 0.1 if optimizer == "sgd" else 0.01}
+    batches = random_batches(model_fn)
+    return coordinate_check(model_fn, config, WIDTHS, batches, objective, seeds=2, plain=plain)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("model_fn", [wide_mlp, wide_cnn, transformer, tied, narrow_heads])
+def test_surrogates_pass(model_fn: ModelFn, optimizer: str) -> None:
+    found = check(model_fn, optimizer, plain=False)
+    assert found.passed, found.table()
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "optimizer"),
+    [
+        (wide_mlp, "sgd"),
+        (wide_mlp, "adam"),
+        (wide_cnn, "sgd"),
+        (transformer, "sgd"),
+        (transformer, "adam"),
+        (tied, "sgd"),
+        (tied, "adam"),
+    ],
+)
+def test_plain_narrow_models_fail(model_fn: ModelFn, optimizer: str) -> None:
+    found = check(model_fn, optimizer, plain=True)
+    assert not found.passed, found.table()
+
+
+def test_plain_mlp_under_adam_grows_in_proportion_to_the_width() -> None:
+    """Each hidden weight moves by lr whatever the fan-in, and the sum over the fan-in is correlated: slope 1."""
+    found = check(wide_mlp, "adam", plain=True)
+    assert found.size_slopes["4"] == pytest.approx(1.0, abs=0.25)
+    assert "4" in found.growing
+
+
+def test_table_and_plot(tmp_path: Path) -> None:
+    found = check(wide_mlp, "adam", plain=False)
+    lines = found.table().splitlines()
+    assert lines[0].split() == ["module", "0.125", "0.25", "0.5", "1", "size", "slope", "change", "slope"]
+    assert lines[-1] == "passed after step 5"
+    assert len(lines) == 2 + 6  # five layers and the model's own output
+    found.plot(tmp_path / "check.png")
+    assert (tmp_path / "check.png").stat().st_size > 1000
+
+
+def test_the_global_generator_is_left_as_it_was() -> None:
+    batches = random_batches(mlp)[:1]
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    coordinate_check(mlp, {"lr": 0.1}, [0.5, 1.0], batches, objective, seeds=1)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_an_exploding_model_fails() -> None:
+    found = coordinate_check(mlp, {"lr": 1e30}, [0.5, 1.0], random_batches(mlp), objective, seeds=1)
+    assert not found.passed
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"widths is \[0.5\], but must hold at least 2"):
+        coordinate_check(mlp, {"lr": 0.1}, [0.5], random_batches(mlp), objective)
+    with pytest.raises(ValueError, match="batches has 0 entries and seeds is 3"):
+        coordinate_check(mlp, {"lr": 0.1}, WIDTHS, [], objective)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from surrogate import plain_score_fn, transfer_check
+from surrogate.transfer import Config, ScoreFn
+from tests.surrogate.models import mlp
+
+
+def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def digits_score_fn() -> ScoreFn:
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    batches = list(zip(x.split(128), y.split(128)))
+    return plain_score_fn(mlp, batches[:8] * 2, batches[8:], objective)
+
+
+def test_learning_rates_on_digits() -> None:
+    configs = [{"lr": 10**-power, "width": 256} for power in (1, 2, 3, 4, 5, 6)]
+    found = transfer_check(digits_score_fn(), configs, narrow_ratio=1 / 8, wide_ratio=1.0)
+    assert found.comparison.rho >= 0.8
+    assert found.comparison.regret[3] == 0
+    assert found.comparison.verdict == "trusted"
+    assert len(found.narrow) == len(found.wide) == len(found.configs) == 6
+
+
+def test_scores_do_not_depend_on_the_global_generator() -> None:
+    score = digits_score_fn()
+    first = score([{"lr": 0.01}], 1 / 4)
+    torch.rand(5)
+    assert score([{"lr": 0.01}], 1 / 4) == first
+
+
+def narrow_is_upside_down(configs: object, width_ratio: float) -> list[float]:
+    scores = [1.0, 2.0, 3.0, 4.0, 5.0]
+    return scores if width_ratio == 1.0 else scores[::-1]
+
+
+def test_a_ranking_that_does_not_transfer_is_refused() -> None:
+    found = transfer_check(narrow_is_upside_down, [{}] * 5, wide_ratio=1.0, top_k=2)
+    assert found.comparison.verdict == "refused"
+    assert "full width" in found.comparison.advice
+
+
+def test_errors() -> None:
+    configs: list[Config] = [{}] * 5
+    with pytest.raises(ValueError, match=r"narrow_ratio is 0.5, but must be below wide_ratio, 0.25"):
+        transfer_check(narrow_is_upside_down, configs, narrow_ratio=0.5)
+    with pytest.raises(ValueError, match=r"width_ratio is 1.5, but must lie in \(0, 1\]"):
+        transfer_check(narrow_is_upside_down, configs, wide_ratio=1.5)
+    with pytest.raises(ValueError, match="score_fn returned 5 scores for 6 configs"):
+        transfer_check(narrow_is_upside_down, [{}] * 6)
