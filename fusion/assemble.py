@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fusion.model import FusedModel, Shell
-from fusion.structure import check_same_structure, describe, fusion_key
+from fusion.structure import FusionKey, check_same, fusion_key
 from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skeleton
+from fusion.walk import describe
 
 
 def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedModel:
@@ -31,7 +32,7 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
     (torch.Size([4, 3, 2]), torch.Size([4, 5, 3]))
     """
     modules = list(modules)
-    _check_modules(modules)
+    key = _check_modules(modules)
     states = [named_tensors(module) for module in modules]
     own, common = TensorTree(), TensorTree()
     constants = non_persistent(modules[0])
@@ -43,12 +44,13 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
         else:
             stacked = torch.stack([tensor.detach() for tensor in tensors])
             own.put(name, like(first, stacked), persistent=name not in constants)
-    return FusedModel([_take_apart(module) for module in modules], own, common, one_by_one=one_by_one)
+    return FusedModel([_take_apart(module) for module in modules], own, common, key, one_by_one=one_by_one)
 
 
 def _take_apart(module: nn.Module) -> Shell:
     marks = {name: dict(vars(tensor)) for name, tensor in named_tensors(module).items() if vars(tensor)}
-    return Shell(skeleton(module), marks, describe(module).float_values())
+    hollow = skeleton(module)
+    return Shell(hollow, marks, describe(hollow).floats)
 
 
 def _all_equal(tensors: Sequence[Tensor]) -> bool:
@@ -56,7 +58,8 @@ def _all_equal(tensors: Sequence[Tensor]) -> bool:
     return all(other is first or torch.equal(first, other) for other in tensors[1:])
 
 
-def _check_modules(modules: Sequence[nn.Module]) -> None:
+def _check_modules(modules: Sequence[nn.Module]) -> FusionKey:
+    """The key that all modules share; raises for what `fuse` refuses."""
     if not modules:
         raise ValueError("modules is empty, but a fused model has at least one member")
     for k, module in enumerate(modules):
@@ -65,7 +68,7 @@ def _check_modules(modules: Sequence[nn.Module]) -> None:
         lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.UninitializedParameter)]
         if lazy:
             raise ValueError(f"modules[{k}].{lazy[0]} is not initialized: run the module once first")
-    check_same_structure([fusion_key(module) for module in modules])
+    key = check_same((fusion_key(module) for module in modules), "modules")
     devices = {str(t.device) for module in modules for t in named_tensors(module).values()}
     if len(devices) > 1:
         raise ValueError(f"modules are on several devices ({', '.join(sorted(devices))}), but must be on one")
@@ -73,3 +76,4 @@ def _check_modules(modules: Sequence[nn.Module]) -> None:
     for k, mode in enumerate(modes):
         if mode != modes[0]:
             raise ValueError(f"modules[{k}] is not in the mode (train or eval) of modules[0] in all parts")
+    return key

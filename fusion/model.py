@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_map
 from fusion.members import member_indices
 from fusion.rules import folded
 from fusion.settings import PlainFloats, Settings
-from fusion.structure import FusionKey, differences, fusion_key
+from fusion.structure import FusionKey, check_same
 from fusion.tensors import TensorTree, bound, like, materialize, named_tensors, tensor_slots
+from fusion.walk import FloatSlot
 
 Objective = Callable[[Any, Any], Any]
 """`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""
@@ -32,12 +33,12 @@ class Shell:
     Attributes:
         skeleton: the module without data.
         marks: attributes that were set on its tensors, by name: other libraries mark parameters so.
-        floats: the floats in it, by path.
+        floats: where the skeleton has floats, by path.
     """
 
     skeleton: nn.Module
     marks: Mapping[str, Mapping[str, Any]]
-    floats: Mapping[str, float]
+    floats: Mapping[str, FloatSlot]
 
 
 class FusedModel(nn.Module):
@@ -48,15 +49,22 @@ class FusedModel(nn.Module):
     member its own gradient, since no member's loss depends on another's parameters.
 
     Attributes:
+        key: the `fusion_key` that a module must have to join the members.
         one_by_one: if True, `map` evaluates the members one after another, which runs whatever one module runs and
             is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
     """
 
     def __init__(
-        self, members: Sequence[Shell], own: TensorTree, common: TensorTree, *, one_by_one: bool = False
+        self,
+        members: Sequence[Shell],
+        own: TensorTree,
+        common: TensorTree,
+        key: FusionKey,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         super().__init__()
-        self.own, self.common, self.one_by_one = own, common, one_by_one
+        self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
         self._set_members(members, mode_of=members[0].skeleton)
 
     @property
@@ -71,11 +79,6 @@ class FusedModel(nn.Module):
     def template(self) -> nn.Module:
         """The module that computes for all, one member's without data: its modes and attributes are everyone's."""
         return self._members[0].skeleton
-
-    @property
-    def key(self) -> FusionKey:
-        """The `fusion_key` that a module must have to join the members."""
-        return fusion_key(self.template)
 
     @property
     def stacked(self) -> dict[str, nn.Parameter]:
@@ -148,9 +151,7 @@ class FusedModel(nn.Module):
         Raises:
             ValueError: if the structures differ.
         """
-        if self.key != other.key:
-            listed = "; ".join(differences(self.key, other.key)[:5])
-            raise ValueError(f"other cannot be fused with this model, they differ in {listed}")
+        check_same((self.key, other.key), "models")
         theirs = other.shared
         for name, tensor in self.shared.items():
             if name not in theirs or not torch.equal(tensor, theirs[name].to(tensor.device)):
@@ -254,7 +255,7 @@ class FusedModel(nn.Module):
         _copy_mode(mode_of, self.template)
         self.training = self.template.training
         self._slots = tensor_slots(self.template)
-        self._settings = Settings(self.template, [member.floats for member in members])
+        self._settings = Settings([member.floats for member in members])
 
     def _per_member(self, name: str) -> Tensor:
         """The tensor `name` as [K, ...]; without a copy where it is shared."""

@@ -10,32 +10,29 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
 from fusion.rules.member import Member, Rule, fold
-from fusion.structure import describe
+from fusion.walk import FloatSlot
 
 
 class Settings:
     """The floats in which members differ; those that all have in common stay plain numbers in the module.
 
     Args:
-        template: the module that computes for all members.
-        floats: for each of the K members, path -> value, as `Structure.float_values` lists them.
+        members: for each of the K members, path -> where its float is; the first one's module computes for all.
 
     Attributes:
         values_K: path -> [K], float64 on the CPU.
     """
 
-    def __init__(self, template: nn.Module, floats: Sequence[Mapping[str, float]]) -> None:
-        slots = describe(template).floats
-        differing = [path for path in slots if len({member[path] for member in floats}) > 1]
-        self._slots = {path: slots[path] for path in differing}
-        self.values_K = {
-            path: torch.tensor([member[path] for member in floats], dtype=torch.float64) for path in differing
-        }
+    def __init__(self, members: Sequence[Mapping[str, FloatSlot]]) -> None:
+        values = {path: [float(slots[path].get()) for slots in members] for path in members[0]}
+        differing = {path: value for path, value in values.items() if len(set(value)) > 1}
+        self._slots = {path: members[0][path] for path in differing}
+        self.values_K = {path: torch.tensor(value, dtype=torch.float64) for path, value in differing.items()}
 
     def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
         """The values, [K] each, on the device and in the precision of the first floating-point tensor."""

@@ -118,6 +118,9 @@ def skeleton(module: nn.Module) -> nn.Module:
 def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A deep copy of the skeleton `hollow` with `tensors`, by name, in their places."""
     memo: dict[int, Any] = {id(t): tensors[name] for name, t in named_tensors(hollow).items()}
+    # What forward kept for inspection (`self.weights = ...`) was a view inside vmap, which has ended.
+    kept = (value for module in hollow.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    memo.update({id(t): None for t in kept if torch._C._functorch.is_functorch_wrapped_tensor(t)})
     return copy.deepcopy(hollow, memo)
 
 

@@ -260,6 +260,23 @@ def test_hooks_survive() -> None:
     torch.testing.assert_close(fused.unfuse(1)(x), models[1](x))
 
 
+class Remembering(nn.Linear):
+    """A layer that keeps what it computed, as attention layers do for plots."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+def test_what_forward_keeps_for_inspection_is_dropped() -> None:
+    fused, x = fuse([Remembering(3, 2) for _ in range(2)]), torch.randn(4, 3)
+    out_K = fused(x)
+    torch.testing.assert_close(fused.unfuse(0)(x), out_K[0])
+    fused.concat(fuse([Remembering(3, 2)]))
+    fused.keep([2, 0])
+    torch.testing.assert_close(fused.unfuse(1)(x), out_K[0])
+
+
 def test_a_module_without_tensors() -> None:
     assert fuse([nn.ReLU()] * 3)(torch.tensor([-1.0, 2.0])).tolist() == [[0.0, 2.0]] * 3
 

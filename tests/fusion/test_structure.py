@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,8 @@ EQUAL: list[tuple[nn.Module, nn.Module]] = [
     (local(3, 0.1), local(3, 0.1)),
     (hooked(Scale(1.0)), hooked(Scale(2.0))),
     (Block(mask=torch.eye(3)), Block(mask=torch.eye(3))),
+    (Block(table=np.eye(3)), Block(table=np.eye(3))),
+    (Block(config={"optimizer": "sgd", "lr": 1.0, "act": "relu"}), Block(config={"lr": 2.0, "act": "relu"})),
     (nn.LSTM(2, 3), nn.LSTM(2, 3)),
     (tied(True), tied(True)),
 ]
@@ -93,6 +96,8 @@ DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (hooked(Scale(1.0)), hooked(Scale(1.0, axis=1)), r"_forward_pre_hooks\[0\].axis"),
     (hooked(Scale(1.0)), nn.Linear(2, 2), r"_forward_pre_hooks\[0\]"),
     (Block(mask=torch.eye(3)), Block(mask=torch.ones(3, 3)), "mask"),
+    (Block(table=np.eye(3)), Block(table=np.ones((3, 3))), "table"),
+    (Block(config={"act": "relu"}), Block(config={"act": "gelu"}), r"config\['act'\]"),
     (tied(True), tied(False), "1.weight"),
 ]
 
