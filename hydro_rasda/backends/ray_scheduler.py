@@ -23,7 +23,18 @@ from ray.tune.trainable import FunctionTrainable
 
 from hydro_rasda.backends.ray_journal import Entry, Journal, replay
 from hydro_rasda.backends.ray_nodes import Slots
-from hydro_rasda.schedulers import RASDA, AshaState, Decision, Mode, Placement, Queue, Running, Waiting, place
+from hydro_rasda.schedulers import (
+    RASDA,
+    AshaState,
+    Decision,
+    Mode,
+    Placement,
+    Queue,
+    Running,
+    Waiting,
+    place,
+    worker_slots,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +100,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._metric: Any = metric
         self._time_attr = time_attr
         self._patience = patience
-        self._worker = dict(resources_per_worker or {"CPU": 1})
+        self._worker = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
+        worker_slots((), self._worker)
         self._slots = Slots(self._worker)
         self._journal: Journal | None = None
         self._stopped_before: dict[str, int] = {}
@@ -132,6 +144,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._line.release(trial)
         if trial.is_finished():
             return
+        # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
+        trial.init_local_path()
         self._line.join(trial)
         self._resize(trial, self._fitting(self._rule.workers_at(self._restart_t(trial))))
 
@@ -147,7 +161,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             # Ray tells the searcher of a stopped trial's end only; BOHB learns from milestones.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
             return str(TrialScheduler.STOP)
-        if self._due(t) <= _size(trial) or not self._can_pause(trial, result):
+        if self._fitting(self._rule.workers_at(t)) <= _size(trial) or not self._can_pause(trial, result):
             return str(TrialScheduler.CONTINUE)
         self._line.release(trial)
         self._line.join(trial)
@@ -237,9 +251,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
                 global_batch_size=result.get("global_batch_size"),
             )
         )
-
-    def _due(self, t: int) -> int:
-        return min(self._rule.workers_at(t), max(self._slots.count(), self._rule.workers))
 
     def _fitting(self, workers: int) -> int:
         fitting = min(workers, max(1, self._slots.count()))
