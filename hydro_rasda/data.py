@@ -6,7 +6,8 @@ trials are compared on the same batches, and a resumed run sees what an unbroken
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,14 +65,31 @@ def make_batches(data: Data, argument: str, device: torch.device, seed: int) -> 
         )
     if isinstance(data, (tuple, list)) and data and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
         return _TensorBatches(tuple(torch.as_tensor(t) for t in data), argument, device, seed)
-    if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__") and not callable(data)):
+    if isinstance(data, Dataset) or _is_sequence(data):
         return _DatasetBatches(data, argument, device, seed)  # type: ignore[arg-type]
-    if callable(data):
-        return _LoaderBatches(data, argument, device, seed)
+    if _takes_batch_size(data):
+        return _LoaderBatches(data, argument, device, seed)  # type: ignore[arg-type]
     raise TypeError(
         f"`{argument}` is a {type(data).__name__}, but must be tensors (inputs, target), a map-style Dataset, or a "
         "function `make_loader(batch_size)`"
     )
+
+
+def _is_sequence(data: object) -> bool:
+    """Whether data that is no Dataset reads like one: a list of examples, or another library's data set."""
+    if isinstance(data, (str, bytes, Mapping, type)) or (isinstance(data, tuple) and data):
+        return False
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _takes_batch_size(data: object) -> bool:
+    if not callable(data) or isinstance(data, type):
+        return False
+    try:
+        inspect.signature(data).bind(1)
+    except TypeError:
+        return False
+    return True
 
 
 def batch_length(batch: Batch) -> int:
@@ -176,7 +194,7 @@ class _LoaderBatches:
         """Seeded, so that a loader that shuffles does so alike for every trial."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self._seed, "shuffle", epoch))
-            batches = iter(self._make_loader(batch_size))
+            batches = iter(self._loader(batch_size))
             first = next(batches, None)
         if first is None:
             _refuse_empty(0, self._argument)
@@ -188,8 +206,19 @@ class _LoaderBatches:
         return self.epoch(batch_size, 0)
 
     def steps(self, batch_size: int) -> int | None:
+        try:
+            return len(self._loader(batch_size))  # type: ignore[arg-type]
+        except TypeError:  # a DataLoader of a stream has a length in name only
+            return None
+
+    def _loader(self, batch_size: int) -> Iterable[Batch]:
         loader = self._make_loader(batch_size)
-        return len(loader) if isinstance(loader, Sized) else None
+        if not isinstance(loader, Iterable):
+            raise TypeError(
+                f"`{self._argument}` is a function that returned a {type(loader).__name__}, but must be a function "
+                "`make_loader(batch_size)` that returns batches"
+            )
+        return loader
 
     def describe(self) -> str:
         return f"loaders from {getattr(self._make_loader, '__qualname__', type(self._make_loader).__name__)}"

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from hydro_rasda.data import Batches, Data, batch_length, make_batches, move
+
+N = 11
+X, Y = torch.arange(2.0 * N).reshape(N, 2), torch.arange(N)
+CPU = torch.device("cpu")
+
+
+def loader(batch_size: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(X, Y), batch_size, shuffle=True)
+
+
+FORMS: dict[str, Any] = {
+    "tensors": (X, Y),
+    "arrays": [X.numpy(), Y.numpy()],
+    "dataset": TensorDataset(X, Y),
+    "list of examples": list(zip(X, Y)),
+    "loader": loader,
+}
+
+
+def read(data: Data, seed: int = 0) -> Batches:
+    return make_batches(data, "train_data", CPU, seed)
+
+
+@pytest.fixture(params=FORMS)
+def data(request: pytest.FixtureRequest) -> Data:
+    return FORMS[request.param]
+
+
+def targets(batches: Iterator[Any]) -> list[list[int]]:
+    return [batch[1].tolist() for batch in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [example for batch in batches for example in batch]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 10, 11, 100])
+def test_every_example_is_read_once_an_epoch(data: Data, batch_size: int) -> None:
+    batches = targets(read(data).epoch(batch_size, 0))
+    assert sorted(flat(batches)) == list(range(N))
+    assert sorted(flat(targets(read(data).in_order(batch_size)))) == list(range(N))
+    assert read(data).steps(batch_size) == len(batches)
+
+
+def test_inputs_stay_with_their_targets(data: Data) -> None:
+    for x, y in read(data).epoch(4, 3):
+        assert torch.equal(x, X[y])
+
+
+def test_order_depends_on_seed_and_epoch_alone(data: Data) -> None:
+    one = targets(read(data).epoch(4, 2))
+    torch.rand(3)
+    assert targets(read(data).epoch(4, 2)) == one
+    assert targets(read(data).epoch(4, 3)) != one
+    assert targets(read(data, seed=1).epoch(4, 2)) != one
+
+
+@pytest.mark.parametrize("form", ["tensors", "dataset"])
+def test_batch_sizes_share_an_order_and_evaluation_has_none(form: str) -> None:
+    assert flat(targets(read(FORMS[form]).epoch(2, 5))) == flat(targets(read(FORMS[form]).epoch(5, 5)))
+    assert flat(targets(read(FORMS[form]).in_order(4))) == list(range(N))
+
+
+def test_a_single_example_joins_the_batch_before_it() -> None:
+    assert [len(b) for b in targets(read((X, Y)).epoch(5, 0))] == [5, 6]
+    assert [len(b) for b in targets(read((X, Y)).epoch(4, 0))] == [4, 4, 3]
+    assert [len(b) for b in targets(read((X[:1], Y[:1])).epoch(4, 0))] == [1]
+
+
+def test_one_tensor_alone_is_a_batch() -> None:
+    batches = list(read((X,)).epoch(4, 0))
+    assert all(isinstance(batch, Tensor) for batch in batches)
+
+
+class Dicts(Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"x": X[i], "y": Y[i]}
+
+
+def test_batches_of_any_nesting() -> None:
+    batches = list(read(Dicts()).epoch(4, 0))
+    assert [set(batch) for batch in batches] == [{"x", "y"}] * 3
+    assert [batch_length(batch) for batch in batches] == [4, 4, 3]
+    moved = move({"x": [X], "name": "kept"}, torch.device("meta"))
+    assert moved["x"][0].device.type == "meta"
+    assert moved["name"] == "kept"
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(X, Y))
+
+
+def generated(batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from zip(X.split(batch_size), Y.split(batch_size))
+
+
+@pytest.mark.parametrize("make", [generated, lambda n: DataLoader(Stream(), n)])
+def test_a_loader_without_a_length_is_read_too(make: Callable[[int], Any]) -> None:
+    batches = read(make)
+    assert flat(targets(batches.epoch(3, 0))) == list(range(N))
+    assert batches.steps(3) is None
+
+
+def test_a_loader_leaves_the_global_generator_where_it_was() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    epoch = read(loader).epoch(4, 0)
+    next(epoch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        (X[:0], Y[:0]),
+        TensorDataset(X[:0], Y[:0]),
+        [],
+        (),
+        (torch.tensor(1.0), torch.tensor(1)),
+    ],
+)
+def test_no_examples(empty: Data) -> None:
+    with pytest.raises(ValueError, match="`train_data` is empty, but must have at least one example"):
+        read(empty)
+
+
+def test_no_batches() -> None:
+    with pytest.raises(ValueError, match="`train_data` is empty"):
+        next(read(lambda batch_size: []).epoch(4, 0))
+
+
+def test_tensors_of_different_lengths() -> None:
+    with pytest.raises(ValueError, match=r"`train_data` has tensors of \[11, 10\] examples"):
+        read((X, Y[:-1]))
+
+
+class NoLength(Dataset[Tensor]):
+    def __getitem__(self, i: int) -> Tensor:
+        return X[i]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, 3, "digits.csv", b"digits", {"x": X, "y": Y}, {X, Y}, loader(4), Stream(), NoLength(), (X, None)],
+    ids=lambda wrong: type(wrong).__name__,
+)
+def test_other_forms_are_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="`train_data` is a "):
+        read(wrong)
+
+
+@pytest.mark.parametrize("wrong", [lambda: [], TensorDataset])
+def test_a_function_that_takes_no_batch_size(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"`train_data` is a .*, but must be .* `make_loader\(batch_size\)`"):
+        read(wrong)
+
+
+def test_a_function_that_makes_no_loader() -> None:
+    batches = read(lambda batch_size: 3)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="`train_data` is a function that returned a int, but must be"):
+        next(batches.epoch(4, 0))
+
+
+def test_descriptions_tell_data_of_different_form_apart() -> None:
+    described = [
+        read(form).describe()
+        for form in ((X, Y), (X[:-1], Y[:-1]), (X, Y.float()), TensorDataset(X, Y), loader, generated, Dicts())
+    ]
+    assert len(set(described)) == len(described)
+    assert read((X, Y)).describe() == "tensors (11, 2) float32, (11,) int64"
+
+
+def test_batch_length() -> None:
+    assert batch_length((X, Y)) == N
+    assert batch_length({"scale": torch.tensor(1.0), "x": [X]}) == N
+    with pytest.raises(TypeError, match="without a tensor of one or more dimensions"):
+        batch_length({"scale": torch.tensor(1.0)})
+    assert batch_length((torch.as_tensor(np.zeros((3, 2))),)) == 3
