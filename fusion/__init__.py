@@ -1,11 +1,14 @@
-"""Many models as one: K same-shaped modules stacked: one forward, one backward, one optimizer step."""
+"""Many models as one: K modules of one shape, one forward, one backward, one optimizer step."""
 
 from fusion.assemble import fuse
+from fusion.backoff import OutOfMemoryGuard
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import FusionWarning, Obstacle, dry_run
 from fusion.lora import pad_lora, trim_lora
 from fusion.model import FusedModel
 from fusion.optim import FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
+from fusion.plan import FusionPlan
+from fusion.probe import plan_fusion
 from fusion.schedules import lr_factor
 from fusion.structure import fusion_key
 
@@ -15,8 +18,10 @@ __all__ = [
     "FusedModel",
     "FusedOptimizer",
     "FusedSGD",
+    "FusionPlan",
     "FusionWarning",
     "Obstacle",
+    "OutOfMemoryGuard",
     "clip_grad_norm_",
     "dry_run",
     "fuse",
@@ -25,5 +30,6 @@ __all__ = [
     "lr_factor",
     "optimizer",
     "pad_lora",
+    "plan_fusion",
     "trim_lora",
 ]

@@ -10,8 +10,10 @@ def test_public_names() -> None:
         "FusedModel",
         "FusedOptimizer",
         "FusedSGD",
+        "FusionPlan",
         "FusionWarning",
         "Obstacle",
+        "OutOfMemoryGuard",
         "clip_grad_norm_",
         "dry_run",
         "fuse",
@@ -20,6 +22,7 @@ def test_public_names() -> None:
         "lr_factor",
         "optimizer",
         "pad_lora",
+        "plan_fusion",
         "trim_lora",
     ]
     assert all(hasattr(fusion, name) for name in fusion.__all__)
