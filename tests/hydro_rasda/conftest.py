@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ def digits() -> tuple[Pair, Pair]:
     x = torch.tensor(data.data / 16, dtype=torch.float32)
     y = torch.tensor(data.target)
     return (x[:320], y[:320]), (x[320:480], y[320:480])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def machine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What is measured on this machine, kept for this session alone."""
+    path = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYDRO_RASDA_CACHE", str(path))
+        yield path
 
 
 SPACE: dict[str, Any] = {

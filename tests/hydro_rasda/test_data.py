@@ -35,7 +35,8 @@ def read(data: Data, seed: int = 0) -> Batches:
 
 @pytest.fixture(params=FORMS)
 def data(request: pytest.FixtureRequest) -> Data:
-    return FORMS[request.param]
+    form: Data = FORMS[request.param]
+    return form
 
 
 def targets(batches: Iterator[Any]) -> list[list[int]]:

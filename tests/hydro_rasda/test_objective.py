@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydro_rasda.objective import check_metrics, supervised
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+LINEAR = nn.Linear(4, 3)
+
+
+def test_classification() -> None:
+    target = torch.tensor([0, 1, 2, 0, 1, 2])
+    metrics = supervised()(LINEAR, (X, target))
+    torch.testing.assert_close(metrics["loss"], F.cross_entropy(LINEAR(X), target))
+    right = sum(int(row.argmax()) == label for row, label in zip(LINEAR(X), target.tolist()))
+    assert metrics["accuracy"].item() == pytest.approx(right / 6)
+    assert set(metrics) == {"loss", "accuracy"}
+
+
+def test_classes_are_the_second_dimension() -> None:
+    logits = torch.randn(2, 5, 3, 3, generator=torch.Generator().manual_seed(0))
+    target = logits.argmax(1)
+    assert supervised()(nn.Identity(), (logits, target))["accuracy"].item() == 1.0
+
+
+def test_regression() -> None:
+    target = torch.zeros(6, 3)
+    metrics = supervised(F.mse_loss)(LINEAR, (X, target))
+    torch.testing.assert_close(metrics["loss"], LINEAR(X).square().mean())
+    torch.testing.assert_close(metrics["mae"], LINEAR(X).abs().mean())
+    assert set(metrics) == {"loss", "mae"}
+
+
+def test_integer_targets_of_the_outputs_shape_have_no_accuracy() -> None:
+    def count_loss(output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().mean()
+
+    assert set(supervised(count_loss)(LINEAR, (X, torch.zeros(6, 3, dtype=torch.int64)))) == {"loss"}
+
+
+def test_a_target_that_would_be_broadcast_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"target of shape \(6,\) for a model output of shape \(6, 3\)"):
+        supervised(F.mse_loss)(LINEAR, (X, torch.zeros(6)))
+    with pytest.raises(ValueError, match=r"target of shape \(6,\) for a model output of shape \(6, 1\)"):
+        supervised(F.mse_loss)(nn.Linear(4, 1), (X, torch.zeros(6)))
+
+
+@pytest.mark.parametrize("batch", [X, (X,), (X, X, X), {"x": X}, (X, [1, 2])])
+def test_batches_are_pairs(batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"`loss_fn` needs \(inputs, target\)"):
+        supervised()(LINEAR, batch)
+
+
+class Returns(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": x}
+
+
+def test_a_model_that_returns_no_tensor() -> None:
+    with pytest.raises(TypeError, match="the model returns a dict, but `loss_fn` needs a tensor"):
+        supervised()(Returns(), (X, torch.zeros(6, dtype=torch.int64)))
+
+
+def test_metrics_by_hand() -> None:
+    check_metrics({"loss": torch.tensor(1.0), "hits": torch.tensor(3)})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "kind", "message"),
+    [
+        (torch.tensor(1.0), TypeError, "must return a dict of tensors"),
+        ({"loss": 1.0}, TypeError, "must return a dict of tensors"),
+        ({"loss": torch.tensor(1.0), "note": "fine"}, TypeError, "must return a dict of tensors"),
+        ({}, ValueError, 'must return a "loss"'),
+        ({"nll": torch.tensor(1.0)}, ValueError, r"returned \['nll'\], but must return a \"loss\""),
+        ({"loss": torch.ones(3)}, ValueError, r"returned 'loss' of shape \(3,\), but must return scalars"),
+        ({"loss": torch.tensor(1.0), "hits": torch.ones(2)}, ValueError, r"returned 'hits' of shape \(2,\)"),
+        ({"loss": torch.tensor(1)}, ValueError, r'"loss" of torch.int64, but must return a float'),
+    ],
+)
+def test_metrics_by_hand_are_checked(metrics: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        check_metrics(metrics)
