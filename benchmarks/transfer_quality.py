@@ -1,0 +1,166 @@
+"""Do narrow models rank hyperparameters like the wide one? Hydro's study (section 5.4), on real data, with
+and without muP.
+
+Random configurations (batch size, learning rate, momentum, schedule) are trained at several width ratios,
+once as muP surrogates and once as ordinary narrow models. Reported for each ratio: Spearman's rho with the
+full width, and the regret of the top 1, 2, 3 in the full-size model's score, beside the spread of that score
+between seeds.
+
+    python -m benchmarks.transfer_quality digits --configs 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.transfer_tasks import DEFAULT_DATA, TASKS, Config, Task, load_task, loss_of, score_of
+from fusion import lr_factor
+from surrogate import compare_rankings, make_surrogate
+from surrogate.build import mark_as_target
+from surrogate.training import make_optimizer
+
+RESULTS = Path(__file__).parent / "results"
+LR_RANGE = {"sgd": (1e-4, 3.0), "adamw": (1e-5, 1e-1)}
+
+
+def sample_configs(task: Task, count: int, seed: int = 0) -> list[Config]:
+    """Random configurations of the task's space, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    low, high = LR_RANGE[task.optimizer]
+    momentum = "momentum" if task.optimizer == "sgd" else "beta1"
+    return [
+        {
+            "optimizer": task.optimizer,
+            "lr": float(np.exp(rng.uniform(np.log(low), np.log(high)))),
+            momentum: float(rng.uniform(0.5, 0.99)),
+            "batch_size": int(rng.choice([32, 64, 128])),
+            "schedule": str(rng.choice(["constant", "cosine", "exponential"])),
+            "gamma": 0.5,
+        }
+        for _ in range(count)
+    ]
+
+
+def run_trial(task: Task, config: Config, width_ratio: float, *, plain: bool, seed: int) -> float:
+    """Train one configuration at one width; its validation score."""
+    torch.manual_seed(seed)
+    model = _ordinary(task, config, width_ratio) if plain else make_surrogate(task.model_fn, config, width_ratio)
+    optimizer = make_optimizer(model, config)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    x, y = task.train
+    shuffle = torch.Generator().manual_seed(seed)
+    model.train()
+    for epoch in range(task.epochs):
+        chunks = torch.randperm(len(x), generator=shuffle).split(config["batch_size"])
+        for place, chunk in enumerate(chunks):
+            factor = lr_factor(config, epoch + place / len(chunks), task.epochs)
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate * factor
+            optimizer.zero_grad()
+            loss_of(model, x[chunk], y[chunk]).backward()
+            optimizer.step()
+    return score_of(task, model)
+
+
+def _ordinary(task: Task, config: Config, width_ratio: float) -> nn.Module:
+    return mark_as_target(task.model_fn(config, width_ratio))
+
+
+def study(task: Task, configs: Sequence[Config], ratios: Sequence[float], seeds: int) -> dict[str, Any]:
+    """Train everything and compare each narrow width with the full one."""
+    wide = _scores(task, configs, 1.0, plain=True)
+    spread = seed_spread(task, configs[_best(task, wide)], seeds)
+    rows = []
+    for ratio in ratios:
+        for plain in (False, True):
+            started = time.perf_counter()
+            narrow = _scores(task, configs, ratio, plain=plain)
+            comparison = asdict(compare_rankings(narrow, wide, mode=task.mode, tolerance=spread))
+            scheme = {"scheme": "plain" if plain else "muP", "seconds": round(time.perf_counter() - started, 1)}
+            rows.append({"width_ratio": ratio, **scheme, **comparison, "scores": narrow})
+            print(_line(rows[-1]), flush=True)
+    return {"wide_scores": wide, "seed_spread": spread, "rows": rows}
+
+
+def seed_spread(task: Task, config: Config, seeds: int) -> float:
+    """Standard deviation of one configuration's full-size score over seeds."""
+    scores = [run_trial(task, config, 1.0, plain=True, seed=1000 + seed) for seed in range(seeds)]
+    return statistics.stdev(scores)
+
+
+def _scores(task: Task, configs: Sequence[Config], width_ratio: float, *, plain: bool) -> list[float]:
+    return [run_trial(task, config, width_ratio, plain=plain, seed=i) for i, config in enumerate(configs)]
+
+
+def _best(task: Task, scores: Sequence[float]) -> int:
+    sign = 1.0 if task.mode == "min" else -1.0
+    return int(np.nanargmin([sign * score for score in scores]))
+
+
+def _line(row: dict[str, Any]) -> str:
+    regrets = "".join(f"{row['regret'][k]:>10.3g}" for k in (1, 2, 3))
+    return f"{row['width_ratio']:>8.4g}  {row['scheme']:<6}{row['rho']:>8.3f}{regrets}  {row['verdict']}"
+
+
+def environment() -> dict[str, Any]:
+    """Hardware, date and versions."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """One panel for each scheme and ratio: the narrow model's score against the wide one's."""
+    from matplotlib.figure import Figure
+
+    rows = sorted(result["rows"], key=lambda row: (row["scheme"], -row["width_ratio"]))
+    columns = len(rows) // 2
+    figure = Figure(figsize=(3.0 * columns, 6.0), layout="constrained")
+    for axis, row in zip(figure.subplots(2, columns, sharey=True, squeeze=False).flat, rows):
+        axis.scatter(row["scores"], result["wide_scores"], s=10)
+        axis.set(title=f"{row['scheme']}, width ratio {row['width_ratio']:g}, rho {row['rho']:.2f}")
+        axis.set(xlabel=f"{result['score']} at that width", ylabel=f"{result['score']} at full width")
+    figure.savefig(path, dpi=80)
+
+
+def main() -> None:
+    """Run one task and write `results/transfer_<task>.json` and `.png`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=sorted(TASKS))
+    parser.add_argument("--configs", type=int, default=50)
+    parser.add_argument("--ratios", type=float, nargs="+", default=[1 / 2, 1 / 4, 1 / 8])
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of the full-size model's spread")
+    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
+    arguments = parser.parse_args()
+    task = load_task(arguments.task, arguments.data)
+    configs = sample_configs(task, arguments.configs)
+    started = time.perf_counter()
+    print("   ratio  scheme     rho  regret@1  regret@2  regret@3", flush=True)
+    result = study(task, configs, arguments.ratios, arguments.seeds)
+    result |= {"task": task.name, "score": task.score, "epochs": task.epochs, "train_samples": len(task.train[0])}
+    result |= {"seconds": round(time.perf_counter() - started), "environment": environment(), "configs": configs}
+    print(f"seed-to-seed spread at full width: {result['seed_spread']:.3g}; {result['seconds']} s in all")
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"transfer_{task.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(result, RESULTS / f"transfer_{task.name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The three tasks of the transfer study: real data, a model that takes a width ratio, and a score."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, cross_entropy
+
+Config = dict[str, Any]
+DEFAULT_DATA = os.environ.get("HYDRO_RASDA_DATA", "../shared/data")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on what, and how it is scored.
+
+    Attributes:
+        name: Of the task.
+        model_fn: `model_fn(config, width_ratio)`.
+        train: Inputs [N, ...] and labels [N, ...].
+        val: The same, held out.
+        epochs: Passes over `train`.
+        optimizer: "sgd" or "adamw".
+        score: "accuracy" in percent, to be maximized, or "loss" in nats, to be minimized.
+    """
+
+    name: str
+    model_fn: Callable[[Config, float], nn.Module]
+    train: tuple[Tensor, Tensor]
+    val: tuple[Tensor, Tensor]
+    epochs: int
+    optimizer: Literal["sgd", "adamw"]
+    score: Literal["accuracy", "loss"]
+
+    @property
+    def mode(self) -> Literal["min", "max"]:
+        """Which way is better."""
+        return "max" if self.score == "accuracy" else "min"
+
+
+def load_task(name: str, data: Path) -> Task:
+    """Build a task by name.
+
+    Raises:
+        ValueError: There is no such task.
+        FileNotFoundError: Its data file is missing; the message says where it was looked for.
+    """
+    if name not in TASKS:
+        raise ValueError(f"task is {name!r}, but must be one of {sorted(TASKS)}")
+    return TASKS[name](data)
+
+
+def digits(data: Path) -> Task:
+    """scikit-learn's 8x8 digits, a 4-layer MLP 512 wide."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = x[order], y[order]
+    return Task("digits", _mlp, (x[:1200], y[:1200]), (x[1200:], y[1200:]), 10, "sgd", "accuracy")
+
+
+def _mlp(config: Config, width_ratio: float) -> nn.Module:
+    width = int(512 * width_ratio)
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *hidden, nn.Linear(width, 10))
+
+
+def cifar10(data: Path) -> Task:
+    """CIFAR-10 at 16x16 pixels, 2,000 images to train on and 1,000 to score; a CNN of 64 to 128 channels."""
+    train, val = (_cifar_images(data, part, size) for part, size in (("train", 2000), ("test", 1000)))
+    return Task("cifar10", _cnn, train, val, 4, "sgd", "accuracy")
+
+
+def _cifar_images(data: Path, part: str, size: int) -> tuple[Tensor, Tensor]:
+    from PIL import Image
+
+    with np.load(_existing(data / "cifar10" / "cifar10_jpeg.npz")) as archive:
+        jpeg, offsets = archive[f"{part}_jpeg"], archive[f"{part}_offsets"]
+        labels = torch.tensor(archive[f"{part}_labels"][:size], dtype=torch.long)
+    pixels = [np.asarray(Image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes()))) for i in range(size)]
+    images = torch.tensor(np.stack(pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+    return avg_pool2d(images, 2), labels
+
+
+def _cnn(config: Config, width_ratio: float) -> nn.Module:
+    width = int(64 * width_ratio)
+    return nn.Sequential(
+        *(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()),
+        *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()),
+        *(nn.Conv2d(2 * width, 2 * width, 3, stride=2, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10)),
+    )
+
+
+def shakespeare(data: Path) -> Task:
+    """Characters of tiny shakespeare in windows of 64; a pre-norm transformer of 2 layers, 128 wide, heads of 16."""
+    text = _existing(data / "tinyshakespeare" / "input.txt").read_text()
+    place = {character: i for i, character in enumerate(sorted(set(text)))}
+    tokens = torch.tensor([place[character] for character in text])
+
+    def windows(start: int, count: int) -> tuple[Tensor, Tensor]:
+        part = tokens[start : start + 64 * count + 1]
+        return part[:-1].view(count, 64), part[1:].view(count, 64)
+
+    vocabulary = len(place)
+    return Task(
+        name="shakespeare",
+        model_fn=lambda config, ratio: CharTransformer(vocabulary, int(128 * ratio)),
+        train=windows(0, 3200),
+        val=windows(1_000_000, 200),
+        epochs=1,
+        optimizer="adamw",
+        score="loss",
+    )
+
+
+class CharTransformer(nn.Module):
+    """A causal language model over characters: tokens [N, T] -> logits [N, T, vocabulary]."""
+
+    mask: Tensor
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(0.02 * torch.randn(64, width))
+        layers = [
+            nn.TransformerEncoderLayer(
+                width, width // 16, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(2)
+        ]
+        self.blocks = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(width)
+        self.readout = nn.Linear(width, vocabulary)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(64), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next character at each place."""
+        hidden = self.embedding(tokens) + self.position
+        for block in self.blocks:
+            hidden = block(hidden, src_mask=self.mask, is_causal=True)
+        logits: Tensor = self.readout(self.norm(hidden))
+        return logits
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy in nats, over samples and places."""
+    return cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+
+def score_of(task: Task, model: nn.Module) -> float:
+    """Validation score; NaN for a model that diverged."""
+    x, y = task.val
+    model.eval()
+    with torch.no_grad():
+        logits = model(x)
+    loss = cross_entropy(logits.flatten(0, -2), y.flatten()).item()
+    if not math.isfinite(loss):
+        return math.nan
+    return loss if task.score == "loss" else 100.0 * (logits.argmax(-1) == y).float().mean().item()
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is missing; point --data, or the environment variable HYDRO_RASDA_DATA, to the folder "
+            "that holds it"
+        )
+    return path
+
+
+TASKS: dict[str, Callable[[Path], Task]] = {"digits": digits, "cifar10": cifar10, "shakespeare": shakespeare}
