@@ -6,18 +6,15 @@ shared by all members.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from fusion.evaluate import at_once, in_turn
 from fusion.members import member_indices
-from fusion.rules import folded
-from fusion.settings import PlainFloats, Settings
+from fusion.settings import Settings
 from fusion.structure import FusionKey, check_same
 from fusion.tensors import TensorTree, bound, like, materialize, named_tensors, tensor_slots
 from fusion.walk import FloatSlot
@@ -109,7 +106,7 @@ class FusedModel(nn.Module):
 
         Args:
             objective: called as `objective(model, batch)` with a real module, attributes and methods included, whose
-                tensors are one member's. It returns a tensor, or a dict, list or tuple of tensors.
+                tensors are one member's. It returns a tensor or number, or a dict, list or tuple of them.
             batch: passed on as it is, and shared by all members.
 
         Returns:
@@ -117,6 +114,8 @@ class FusedModel(nn.Module):
             (running statistics, counters) are updated member by member. Random numbers (dropout) differ between
             members.
         """
+        if self.one_by_one:
+            self.part_buffers()
         shared = self.shared
 
         def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
@@ -124,7 +123,12 @@ class FusedModel(nn.Module):
                 result = objective(self.template, batch)
             return result, rebound
 
-        result, rebound = (self._loop if self.one_by_one else self._vmap)(one)
+        if self.one_by_one:
+            result, rebound = in_turn(
+                one, self.stacked, self.stacked_buffers, self._settings, self.K, self._note_reached
+            )
+        else:
+            result, rebound = at_once(one, {**self.stacked, **self.stacked_buffers}, self._settings, self.K)
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result
@@ -216,37 +220,8 @@ class FusedModel(nn.Module):
         self.template.train(mode)
         return self
 
-    def _vmap(self, one: Callable[..., Any]) -> Any:
-        tensors: dict[str, Tensor] = {**self.stacked, **self.stacked_buffers}
-        settings = self._settings.like(tensors.values())
-        if not tensors and not settings:
-            tensors[""] = torch.empty(self.K, 0)
-        values = [value.tolist() for value in self._settings.values_K.values()]
-
-        def each(tensors: Mapping[str, Tensor], settings: Mapping[str, Tensor]) -> Any:
-            with PlainFloats(settings.values(), values) if settings else nullcontext():
-                return one(tensors, settings)
-
-        with folded():
-            return torch.func.vmap(each, randomness="different")(tensors, settings)
-
-    def _loop(self, one: Callable[..., Any]) -> Any:
-        self.part_buffers()
-        tensors: dict[str, Any] = {name: parameter.unbind() for name, parameter in self.stacked.items()}
-        tensors.update(self.stacked_buffers)
-        settings = {path: value.tolist() for path, value in self._settings.values_K.items()}
-        for name, parts in tensors.items():
-            for k, part in enumerate(parts):
-                if part.requires_grad:
-                    part.register_hook(partial(self._note_reached, name, k))
-        results: list[Any] = [
-            one({n: t[k] for n, t in tensors.items()}, {p: v[k] for p, v in settings.items()}) for k in range(self.K)
-        ]
-        return tree_map(lambda *values: torch.stack(values), *results)
-
-    def _note_reached(self, name: str, k: int, grad: Tensor | None) -> None:
-        if grad is not None:
-            self._reached.setdefault(name, set()).add(k)
+    def _note_reached(self, name: str, k: int) -> None:
+        self._reached.setdefault(name, set()).add(k)
 
     def _set_members(self, members: Sequence[Shell], *, mode_of: nn.Module) -> None:
         """Make these the members; the first one's skeleton computes from now on, in the mode of `mode_of`."""

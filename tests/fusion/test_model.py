@@ -141,18 +141,20 @@ def test_map_matches_separate_models_over_steps_and_modes() -> None:
     assert fused.stacked_buffers["count"].tolist() == [3, 3, 3]
 
 
-def test_map_sees_a_real_module_and_returns_pytrees() -> None:
-    fused = fuse(nets(2))
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_map_sees_a_real_module_and_returns_pytrees(one_by_one: bool) -> None:
+    fused = fuse(nets(2), one_by_one=one_by_one)
 
     def objective(model: Net, batch: dict[str, Any]) -> dict[str, Any]:
         assert isinstance(model, Net)
         assert model.name == "net"
         assert batch["note"] == "any value"
-        return {"hidden": model.encode(batch["x"]), "pair": (model.head.weight.sum(), torch.tensor(1.0))}
+        return {"hidden": model.encode(batch["x"]), "pair": (model.head.weight.sum(), torch.tensor(1.0)), "samples": 6}
 
     out = fused.map(objective, {"x": X, "note": "any value"})
     assert out["hidden"].shape == (2, 6, 5)
     assert [t.shape for t in out["pair"]] == [(2,), (2,)]
+    assert out["samples"].tolist() == [6, 6]
 
 
 def test_forward_stacks_outputs() -> None:

@@ -1,0 +1,95 @@
+"""The two ways to evaluate one function for K members: all at once under vmap, or in turn.
+
+Both take `one(tensors, settings) -> (result, rebound)`: the function of one member's tensors by name and of its own
+floats by path, which returns a result and the buffers that it replaced. Both return the same with a leading K.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fusion.rules import folded
+from fusion.settings import PlainFloats, Settings
+
+One = Callable[[Mapping[str, Tensor], Mapping[str, Any]], tuple[Any, Mapping[str, Tensor]]]
+
+
+def at_once(one: One, tensors: Mapping[str, Tensor], settings: Settings, K: int) -> tuple[Any, Mapping[str, Tensor]]:
+    """One vmapped call. Buffers that `one` writes into are written to in `tensors`, [K, ...] each."""
+    scalars_K = settings.like(tensors.values())
+    values = [value.tolist() for value in settings.values_K.values()]
+    # vmap needs something to run over, and a module without tensors has nothing.
+    index_K = torch.arange(K)
+
+    def each(tensors: Mapping[str, Tensor], scalars: Mapping[str, Tensor], _: Tensor) -> Any:
+        with PlainFloats(scalars.values(), values) if scalars else nullcontext():
+            result, rebound = one(tensors, scalars)
+        return tree_map(_as_tensor, result), rebound
+
+    with folded():
+        result, rebound = torch.func.vmap(each, randomness="different")(dict(tensors), scalars_K, index_K)
+    return result, rebound
+
+
+def in_turn(
+    one: One,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    settings: Settings,
+    K: int,
+    on_gradient: Callable[[str, int], None],
+) -> tuple[Any, Mapping[str, Tensor]]:
+    """K calls, one after another.
+
+    Args:
+        one: see above.
+        parameters: [K, ...] each.
+        buffers: [K, ...] each; they are copied, and all are among those replaced.
+        settings: the floats in which members differ.
+        K: the number of members.
+        on_gradient: called with a parameter's name and a member in the backward pass, when the one gets a gradient
+            from the other.
+    """
+    # One backward node for all members: indexing would make a gradient of K members' size for each.
+    parts = {name: parameter.unbind() for name, parameter in parameters.items()}
+    results, written = [], []
+    for k in range(K):
+        own = {name: members[k] for name, members in parts.items()}
+        _watch(k, own, on_gradient)
+        # Copies: a write of one member must not age what another's backward pass needs.
+        copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
+        result, rebound = one({**own, **copies}, {path: value.tolist()[k] for path, value in settings.values_K.items()})
+        results.append(tree_map(_as_tensor, result))
+        written.append({name: rebound.get(name, copy).detach() for name, copy in copies.items()})
+    return tree_map(_stack, *results), tree_map(_stack, *written)
+
+
+def _watch(k: int, own: Mapping[str, Tensor], on_gradient: Callable[[str, int], None]) -> None:
+    """Report which of member `k`'s parameters get a gradient."""
+    for name, parameter in own.items():
+        if parameter.requires_grad:
+            parameter.register_hook(_Reached(name, k, on_gradient))
+
+
+class _Reached:
+    """A hook on a member's parameter; torch also calls it, without a gradient, where none arrives."""
+
+    def __init__(self, name: str, k: int, on_gradient: Callable[[str, int], None]) -> None:
+        self.name, self.k, self.on_gradient = name, k, on_gradient
+
+    def __call__(self, grad: Tensor | None) -> None:
+        if grad is not None:
+            self.on_gradient(self.name, self.k)
+
+
+def _stack(*tensors: Tensor) -> Tensor:
+    return torch.stack(tensors)
+
+
+def _as_tensor(value: Any) -> Any:
+    """Numbers that an objective returns, such as a count of samples, as tensors."""
+    return torch.tensor(value) if isinstance(value, bool | int | float) else value
