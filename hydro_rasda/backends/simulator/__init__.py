@@ -6,7 +6,7 @@ The rules that decide are those of ``hydro_rasda.schedulers``; only learning cur
 from hydro_rasda.backends.simulator.cluster import Cluster, NodeKind
 from hydro_rasda.backends.simulator.cost import CostModel, Link, Spread, all_reduce, hierarchical_all_reduce
 from hydro_rasda.backends.simulator.engine import simulate
-from hydro_rasda.backends.simulator.lcbench import lcbench, lcbench_folder
+from hydro_rasda.backends.simulator.lcbench import lcbench, lcbench_folder, lcbench_tasks
 from hydro_rasda.backends.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.backends.simulator.past_run import PastRun, read_past_run
 from hydro_rasda.backends.simulator.rules import (
@@ -44,6 +44,7 @@ __all__ = [
     "hierarchical_all_reduce",
     "lcbench",
     "lcbench_folder",
+    "lcbench_tasks",
     "power_law",
     "read_past_run",
     "simulate",

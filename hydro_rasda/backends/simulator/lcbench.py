@@ -38,6 +38,15 @@ def lcbench_folder() -> Path:
     return Path(os.environ.get(DATA_VARIABLE, "../shared/data")) / "lcbench"
 
 
+def lcbench_tasks(folder: str | Path | None = None) -> tuple[str, ...]:
+    """The OpenML task ids of its 34 data sets.
+
+    Raises:
+        FileNotFoundError: ``folder`` lacks a file.
+    """
+    return tuple(_space(Path(folder) if folder is not None else lcbench_folder())["OpenML_task_id"]["choices"])
+
+
 def lcbench(task: str, trials: int, seed: int, folder: str | Path | None = None) -> Workload:
     """Validation cross-entropy of random configurations of LCBench's own space over 52 epochs.
 
@@ -57,7 +66,7 @@ def lcbench(task: str, trials: int, seed: int, folder: str | Path | None = None)
     """
     check_int("trials", trials, at_least=1)
     where = Path(folder) if folder is not None else lcbench_folder()
-    space = {h["name"]: h for h in json.loads(_text(where, "config_space.json"))["hyperparameters"]}
+    space = _space(where)
     tasks = space["OpenML_task_id"]["choices"]
     if task not in tasks:
         raise ValueError(f"`task` is {task!r}, but must be one of {tasks}")
@@ -67,6 +76,10 @@ def lcbench(task: str, trials: int, seed: int, folder: str | Path | None = None)
     outputs = _predict(where, configs, code, trials).reshape(trials, EPOCHS, -1)
     seconds = np.maximum(outputs[:, -1, _TIME], 1e-3) / EPOCHS
     return Workload(outputs[:, :, _VAL_CROSS_ENTROPY], seconds / np.median(seconds), "min")
+
+
+def _space(folder: Path) -> dict[str, dict[str, Any]]:
+    return {h["name"]: h for h in json.loads(_text(folder, "config_space.json"))["hyperparameters"]}
 
 
 def _text(folder: Path, name: str) -> str:

@@ -7,12 +7,13 @@ takes; the paper's RASDA takes them all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Decision, Mode, Verdict
+from hydro_rasda.schedulers._checks import check_int
 
 from ._checks import check_number
 
@@ -165,7 +166,7 @@ class Growth:
     base: int
     alive: int
     capacity: int
-    seconds: dict[int, float]
+    seconds: Mapping[int, float]
 
 
 Resize = Callable[[Growth], int]
@@ -181,22 +182,24 @@ def as_due(growth: Growth) -> int:
 class WhilePaying:
     """Grows only while the growth before it, as measured, paid.
 
-    The first growth is always tried, by the first trial that comes to it; whoever survives later sees what it gave.
+    A growth that nobody has tried yet is always tried, by all that come to it before there is a measurement.
 
     Attributes:
         threshold: Least efficiency ``t(n) / (f * t(f * n))`` of a growth by ``f``, in (0, 1].
+        probed: Of each number of workers, seconds of an epoch as measured before the run; none for none.
     """
 
     threshold: float
+    probed: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_number("threshold", self.threshold, above=0.0)
 
     def __call__(self, growth: Growth) -> int:
-        tried = sorted(n for n in growth.seconds if n <= growth.due)
+        seconds = {**self.probed, **growth.seconds}
         paid = growth.base
-        for n, more in pairwise(tried):
-            if growth.seconds[n] * n < self.threshold * growth.seconds[more] * more:
+        for n, more in pairwise(sorted(n for n in seconds if n <= growth.due)):
+            if seconds[n] * n < self.threshold * seconds[more] * more:
                 return max(growth.held, paid)
             paid = more
         return growth.due
@@ -208,13 +211,19 @@ class FillCluster:
 
     Attributes:
         step: Workers are ``base * step**k``.
+        surviving: Share of the living trials that the cluster is split between; ``1 / rf`` counts on the next halving.
     """
 
     step: int = 2
+    surviving: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_int("step", self.step, at_least=2)
+        check_number("surviving", self.surviving, above=0.0)
 
     def __call__(self, growth: Growth) -> int:
         workers = growth.base
-        while workers * self.step * growth.alive <= growth.capacity:
+        while workers * self.step * max(1.0, growth.alive * self.surviving) <= growth.capacity:
             workers *= self.step
         return max(growth.held, workers)
 

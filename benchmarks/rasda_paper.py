@@ -1,0 +1,340 @@
+"""RASDA's experiments in virtual time: its speed-ups over ASHA, its weak scaling, and what the paper leaves open.
+
+``python -m benchmarks.rasda_paper`` takes about two minutes on one core; ``--full`` adds seeds and the weak scaling to
+16,384 GPUs from 2 GPUs a trial. Both rewrite ``benchmarks/results/rasda_paper.{json,md,png}``. LCBench's curves are
+read from ``$HYDRO_RASDA_DATA/lcbench`` (default ``../shared/data``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from statistics import mean, median, quantiles
+from typing import Any
+
+from benchmarks.rasda_report import environment, write
+from benchmarks.rasda_settings import (
+    APPLICATIONS,
+    CFD,
+    CV,
+    GB,
+    Application,
+    Assumptions,
+    asha,
+    cluster,
+    cost_model,
+    curves,
+    rasda,
+    scaled,
+)
+from hydro_rasda.backends.simulator import (
+    Cluster,
+    FillCluster,
+    Outcome,
+    Plan,
+    Spread,
+    VaryingFactors,
+    WhilePaying,
+    power_law,
+    simulate,
+)
+from hydro_rasda.backends.simulator.rules import AnyPlan
+from hydro_rasda.schedulers import milestones
+
+PAPER = {"CV": 1.71, "AM": 1.52, "CFD": 1.90}
+TOLERANCE = 0.15
+DAY = 86400.0
+
+# Llama Team, "The Llama 3 Herd of Models" (2024), sec. 3.3.4: 419 unexpected interruptions of a job on 16,384 GPUs in
+# 54 days; 8 GPUs to a node.
+NODE_MTBF = 54 * DAY * 2048 / 419
+
+Row = dict[str, Any]
+
+
+def run(
+    app: Application, plan: AnyPlan, a: Assumptions, seeds: Iterable[int], machine: Cluster | None = None
+) -> list[Outcome]:
+    """One outcome a seed."""
+    cost = cost_model(app, a)
+    where = machine or cluster(app)
+    return [
+        simulate(plan, curves(a.curves, app.trials, app.max_t, seed, a.work_spread), where, cost, seed)
+        for seed in seeds
+    ]
+
+
+def seconds(outcomes: Iterable[Outcome]) -> float:
+    """Mean run time, as in the paper's tables."""
+    return mean(o.seconds for o in outcomes)
+
+
+def speed_up(app: Application, a: Assumptions, seeds: Sequence[int]) -> Row:
+    """ASHA's mean run time over RASDA's, as the paper divides them."""
+    plain, elastic = run(app, asha(app), a, seeds), run(app, rasda(app), a, seeds)
+    ratio = seconds(plain) / seconds(elastic)
+    return {
+        "application": app.name,
+        "ASHA_s": seconds(plain),
+        "RASDA_s": seconds(elastic),
+        "ratio": ratio,
+        "ratios_of_3_runs_5_to_95_percent": _three_runs(plain, elastic),
+        "paper": PAPER[app.name],
+        "error": ratio / PAPER[app.name] - 1,
+        "within_15_percent": abs(ratio / PAPER[app.name] - 1) <= TOLERANCE,
+    }
+
+
+def _three_runs(plain: Sequence[Outcome], elastic: Sequence[Outcome]) -> list[float]:
+    """The 5 % and 95 % quantiles of the ratio when each side is the mean of three runs, as in the paper."""
+    rng = random.Random(0)
+    ratios = [seconds(rng.sample(plain, 3)) / seconds(rng.sample(elastic, 3)) for _ in range(2000)]
+    cuts = quantiles(ratios, n=20)
+    return [cuts[0], cuts[-1]]
+
+
+def fitted(seeds: Sequence[int]) -> Assumptions:
+    """The serial share that gives CV's ratio, by bisection; AM and CFD are not looked at."""
+    low, high = 0.0, 0.5
+    for _ in range(10):
+        middle = (low + high) / 2
+        too_fast = speed_up(CV, Assumptions(serial=middle), seeds)["ratio"] > PAPER["CV"]
+        low, high = (middle, high) if too_fast else (low, middle)
+    return Assumptions(serial=round((low + high) / 2, 4))
+
+
+def sensitivities(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
+    """The three ratios when one assumption changes."""
+    changes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("as stated", {}),
+        ("serial share 0 (nothing fitted)", {"serial": 0.0}),
+        ("serial share halved", {"serial": a.serial / 2}),
+        ("serial share x 1.5", {"serial": a.serial * 1.5}),
+        ("restart 15 s", {"restart_seconds": 15.0}),
+        ("restart 240 s", {"restart_seconds": 240.0}),
+        ("no noise, no jitter", {"epoch_noise": 0.0, "jitter": 0.0}),
+        ("noise and jitter 5 %", {"epoch_noise": 0.05, "jitter": 0.05}),
+        ("no overlap", {"overlap": 0.0}),
+        ("a tenth of the bandwidth", {"link_bandwidth": 2.5 * GB, "nvlink": 30 * GB}),
+        ("latency 50 us", {"link_latency": 50e-6}),
+        ("cost of trials log-normal, 0.2", {"work_spread": 0.2}),
+        ("parametric curves", {"curves": "power law"}),
+    )
+    rows = []
+    for label, change in changes:
+        ratios = {app.name: speed_up(app, replace(a, **change), seeds)["ratio"] for app in APPLICATIONS}
+        rows.append({"change": label, **ratios})
+    return rows
+
+
+def small_weak_scaling(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
+    """Fig. 3: ResNet-50 for 20 epochs on 8 to 64 GPUs of JURECA, trials in proportion."""
+    rows = []
+    for gpus in (8, 16, 32, 64):
+        app = scaled(CV, gpus, max_t=20)
+        plain, elastic = seconds(run(app, asha(app), a, seeds)), seconds(run(app, rasda(app), a, seeds))
+        rows.append({"GPUs": gpus, "trials": app.trials, "ASHA_s": plain, "RASDA_s": elastic, "ratio": plain / elastic})
+    return rows
+
+
+def weak_scaling(a: Assumptions, seeds: Sequence[int], full: bool) -> list[Row]:
+    """Fig. 4: ResNet-50 for six epochs on 128 to 1,024 GPUs of JUWELS Booster, and beyond."""
+    rows: list[Row] = []
+    for grace in (1, 3):
+        reference = 0.0
+        for gpus in (128, 256, 512, 1024, 4096, *((16384,) if full else ())):
+            app = replace(scaled(CV, gpus, max_t=6), links=4)
+            few = seeds if gpus <= 1024 else seeds[: 4 if gpus == 4096 else 1]
+            outcomes = run(app, rasda(app, grace), replace(a, curves="power law"), few)
+            reference = reference or seconds(outcomes)
+            rows.append(
+                {
+                    "milestones": list(milestones(grace, 6, 2)),
+                    "GPUs": gpus,
+                    "trials": app.trials,
+                    "seeds": len(few),
+                    "RASDA_s": seconds(outcomes),
+                    "efficiency": reference / seconds(outcomes),
+                    "utilization": mean(o.utilization for o in outcomes),
+                }
+            )
+    return rows
+
+
+def thousand(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
+    """Sec. 5.4: CFD, 64 trials from 16 GPUs on 1,024, 20 epochs: three hours in the paper."""
+    large = replace(CFD, gpus=1024, trials=64, workers=16, max_t=20)
+    large = replace(large, asha_seconds=CFD.asha_seconds / CFD.max_t * large.max_t * CFD.workers / large.workers)
+    rows = []
+    for label, storage in (("data never wait", math.inf), ("shared storage, 300 GB/s", 300 * GB)):
+        hours = seconds(_with_storage(large, rasda(large), a, seeds, storage)) / 3600
+        plain, elastic = (seconds(_with_storage(CFD, plan, a, seeds, storage)) for plan in (asha(CFD), rasda(CFD)))
+        rows.append({"model": label, "hours": hours, "paper_hours": 3.0, "CFD_ratio_on_128": plain / elastic})
+    return rows
+
+
+def _with_storage(
+    app: Application, plan: AnyPlan, a: Assumptions, seeds: Iterable[int], storage: float
+) -> list[Outcome]:
+    cost = replace(cost_model(app, a), dataset_bytes=app.dataset_bytes)
+    machine = replace(cluster(app), storage=storage)
+    return [simulate(plan, curves(a.curves, app.trials, app.max_t, s), machine, cost, s) for s in seeds]
+
+
+def beyond(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
+    """CFD's run of 40 epochs from 16 GPUs a trial, on machines that are larger and less perfect."""
+    machines: tuple[tuple[str, Callable[[Cluster], Cluster]], ...] = (
+        ("perfect", lambda c: c),
+        ("5 % of the nodes at half speed", lambda c: replace(c, slow_share=0.05, slow_speed=0.5)),
+        ("failures as published for Llama 3", lambda c: replace(c, mtbf=NODE_MTBF)),
+        ("10 times as many failures", lambda c: replace(c, mtbf=NODE_MTBF / 10)),
+    )
+    rows = []
+    for gpus in (1024, 4096, 16384):
+        app = replace(CFD, gpus=gpus, trials=gpus // 16, workers=16, asha_seconds=CFD.asha_seconds / 2)
+        for label, change in machines:
+            where = change(cluster(app))
+            few = seeds if gpus < 16384 else seeds[:2]
+            plain, elastic = (run(app, plan, a, few, where) for plan in (asha(app), rasda(app)))
+            rows.append(
+                {
+                    "GPUs": gpus,
+                    "trials": app.trials,
+                    "machine": label,
+                    "ASHA_s": seconds(plain),
+                    "RASDA_s": seconds(elastic),
+                    "ratio": seconds(plain) / seconds(elastic),
+                    "RASDA_utilization": mean(o.utilization for o in elastic),
+                    "restarts": mean(sum(t.restarts for t in o.trials) for o in elastic),
+                    "lost_epochs": mean(sum(t.lost_epochs for t in o.trials) for o in elastic),
+                }
+            )
+    return rows
+
+
+def factors(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
+    """Fixed against adaptive rf and sf, on CV's machine with twice the trials that fit at once."""
+    app = replace(CV, trials=64)
+    fixed = [(f"rf {rf}, sf {sf}", rasda(app, rf=rf, sf=sf)) for rf in (2, 3, 4) for sf in (2, 3, 4)]
+    rungs = (5, 10, 20, 40)
+    adaptive: list[tuple[str, AnyPlan]] = [
+        ("ASHA, rf 2", asha(app)),
+        ("ASHA, rf 4", asha(app, rf=4)),
+        *fixed,
+        ("rf 4-2-2, sf 2", Plan(VaryingFactors(rungs, (4, 2, 2), (2, 2, 2), 2))),
+        ("rf 2-2-4, sf 2", Plan(VaryingFactors(rungs, (2, 2, 4), (2, 2, 2), 2))),
+        ("rf 4-2-2, sf 4-2-2", Plan(VaryingFactors(rungs, (4, 2, 2), (4, 2, 2), 2))),
+        ("rf 2, sf adaptive: even share of the living", Plan(rasda(app).rule, FillCluster())),
+        ("rf 2, sf adaptive: even share, counting on the next halving", Plan(rasda(app).rule, FillCluster(2, 0.5))),
+    ]
+    return [_quality(label, app, run(app, plan, a, seeds), a, seeds) for label, plan in adaptive]
+
+
+def _quality(label: str, app: Application, outcomes: list[Outcome], a: Assumptions, seeds: Sequence[int]) -> Row:
+    """Cost, and how much worse the winner is than the best of all trials trained to the end."""
+    best = [curves(a.curves, app.trials, app.max_t, seed, a.work_spread).best(app.max_t) for seed in seeds]
+    regrets = [o.best_score - b for o, b in zip(outcomes, best)]
+    return {
+        "rule": label,
+        "run_s": seconds(outcomes),
+        "GPU_hours": mean(o.gpu_seconds for o in outcomes) / 3600,
+        "utilization": mean(o.utilization for o in outcomes),
+        "epochs": mean(o.epochs for o in outcomes),
+        "regret_mean": mean(regrets),
+        "regret_0_share": mean(regret <= 0 for regret in regrets),
+    }
+
+
+def paying(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
+    """Growing as due, against growing only while the efficiency of the last growth pays."""
+    rows = []
+    for machine, assumed in (
+        ("as stated", a),
+        ("serial share 0.3", replace(a, serial=0.3)),
+        ("1 Gbit/s Ethernet between nodes", replace(a, link_bandwidth=0.125 * GB / CV.links)),
+    ):
+        cost = cost_model(CV, assumed)
+        probe = {n: cost.epoch(Spread(n, math.ceil(n / 4))) for n in (2, 4, 8, 16)}
+        rules: list[tuple[str, AnyPlan]] = [("ASHA", asha(CV)), ("RASDA, as due", rasda(CV))]
+        rules += [(f"while efficiency >= {t}", Plan(rasda(CV).rule, WhilePaying(t))) for t in (0.6, 0.75, 0.9)]
+        rules += [(f"probed, efficiency >= {t}", Plan(rasda(CV).rule, WhilePaying(t, probe))) for t in (0.6, 0.75, 0.9)]
+        for label, plan in rules:
+            outcomes = run(CV, plan, assumed, seeds)
+            rows.append(
+                {
+                    "machine": machine,
+                    "rule": label,
+                    "run_s": seconds(outcomes),
+                    "GPU_hours": mean(o.gpu_seconds for o in outcomes) / 3600,
+                    "most_GPUs": max(s.workers for o in outcomes for s in o.segments),
+                }
+            )
+    return rows
+
+
+def break_even(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
+    """How many more epochs larger batches might cost after the first milestone before RASDA loses to ASHA."""
+    rows = []
+    for app in APPLICATIONS:
+        cost = cost_model(app, a)
+        first = 5 * app.asha_seconds / app.max_t + cost.restart_seconds
+        plain, elastic = (seconds(run(app, plan, a, seeds)) for plan in (asha(app), rasda(app)))
+        rows.append({"application": app.name, "epochs_factor": (plain - first) / (elastic - first)})
+    return rows
+
+
+def throughput() -> list[Row]:
+    """Events per CPU second of the simulator: many epochs to a decision, and few."""
+    rows = []
+    for trials, gpus, epochs, grace, rounds in ((1000, 64, 1000, 250, 2), (32, 64, 40, 5, 100), (2000, 256, 81, 1, 2)):
+        app = replace(CV, trials=trials, gpus=gpus, max_t=epochs, asha_seconds=CV.asha_seconds / CV.max_t * epochs)
+        workload, cost = power_law(trials, epochs, 0), cost_model(app, Assumptions(0.1))
+        began = time.process_time()
+        events = sum(simulate(rasda(app, grace), workload, cluster(app), cost, seed).events for seed in range(rounds))
+        spent = time.process_time() - began
+        rows.append({"trials": trials, "GPUs": gpus, "max_t": epochs, "runs": rounds, "events": events, "cpu_s": spent})
+    return rows
+
+
+def timeline(a: Assumptions, seed: int = 0) -> list[Row]:
+    """GPUs of the trials of one CV run, for the figure."""
+    return [
+        {"rule": name, "held": [asdict(s) for s in run(CV, plan, a, [seed])[0].segments]}
+        for name, plan in (("ASHA", asha(CV)), ("RASDA", rasda(CV)))
+    ]
+
+
+def main() -> None:
+    """Runs everything and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="more seeds, weak scaling to 16,384 GPUs")
+    full = parser.parse_args().full
+    began = time.perf_counter()
+    seeds, few = (list(range(68)), list(range(16))) if full else (list(range(34)), list(range(4)))
+    a = fitted(seeds)
+    results: dict[str, Any] = {
+        "environment": environment(full, len(seeds), len(few)),
+        "assumptions": asdict(a),
+        "ratios": [speed_up(app, a, seeds) for app in APPLICATIONS],
+        "ratios_nothing_fitted": [speed_up(app, Assumptions(), seeds) for app in APPLICATIONS],
+        "sensitivities": sensitivities(a, seeds),
+        "fig3": small_weak_scaling(a, seeds),
+        "fig4": weak_scaling(a, few, full),
+        "thousand": thousand(a, few),
+        "beyond": beyond(a, few),
+        "factors": factors(a, seeds),
+        "paying": paying(a, seeds),
+        "break_even": break_even(a, seeds),
+        "throughput": throughput(),
+    }
+    results["environment"]["seconds"] = round(time.perf_counter() - began, 1)
+    write(results, timeline(a))
+    print(f"{median(r['ratio'] / r['paper'] for r in results['ratios']):.2f} of the paper's ratios in the median")
+
+
+if __name__ == "__main__":
+    main()
