@@ -23,22 +23,24 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Group:
-    """Trials that train as one fused model.
+    """Trials that can train as one fused model.
 
     Attributes:
         kind: Digest of the fusion key that they share.
         members: Their numbers.
+        fused: Whether they do; otherwise one after another, which is faster for a few.
     """
 
     kind: str
     members: tuple[int, ...]
+    fused: bool
 
 
 class FusedLearner:
     """K fused models, each with its own hyperparameters."""
 
     def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
-        self.fused: FusedModel = fuse(modules, one_by_one=len(modules) == 1)
+        self.fused: FusedModel = fuse(modules)
         self.optimizer = fused_optimizer(self.fused, configs, **multipliers(modules[0], problem.width_ratio))
         self._configs = list(configs)
         self._objective = problem.objective
@@ -156,6 +158,7 @@ def train_group(
     members = task.group.members
     try:
         learner = _resume(problem, trials, task, load) if task.sources else _start(problem, trials, members)
+        learner.fused.one_by_one = not task.group.fused
         dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(task.batch_size, task.span.start)))
         history: dict[int, History] = {number: [] for number in members}
         seed_parts = ("surrogate", members[0])
@@ -169,7 +172,7 @@ def train_group(
     except Exception:
         if len(members) == 1:
             return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
-        alone = (replace(task, group=replace(task.group, members=(number,))) for number in members)
+        alone = (replace(task, group=Group(task.group.kind, (number,), fused=False)) for number in members)
         return _joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in alone)
 
 

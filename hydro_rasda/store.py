@@ -95,7 +95,7 @@ class Store:
         except Timeout:
             raise RuntimeError(f"another process is working on the run in {path}") from None
         if not spec.exists():
-            _write_atomically(spec, (json.dumps(_jsonable(asked), indent=2) + "\n").encode())
+            write_atomically(spec, (json.dumps(_jsonable(asked), indent=2) + "\n").encode())
         return cls(path, _read_units(path / "journal.jsonl"), lock)
 
     def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
@@ -215,7 +215,8 @@ def _read_units(journal: Path) -> dict[str, Unit]:
     return units
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file: it is there whole, or as it was."""
     temporary = path.with_suffix(".tmp")
     with open(temporary, "wb") as file:
         file.write(content)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import math
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Protocol
 
 from fusion import fusion_key
 
 from .fused import Group, GroupTask
+from .planning import Widths, planned_widths
 from .problem import Problem, Trial
 from .run import Run
 from .schedulers import SuccessiveHalving, milestones, rank
@@ -75,6 +79,7 @@ class _Rungs:
         self._run, self._search, self._trainer = run, search, trainer
         self._kinds: dict[int, str] = {}
         self._sources: dict[int, str] = {}
+        self._planned: dict[str, Widths] = {}
 
     def admit(self, trials: Sequence[Trial]) -> list[int]:
         """Build each trial's surrogate, to see with whom it can be fused; a trial whose model fails, fails alone."""
@@ -96,7 +101,7 @@ class _Rungs:
                 span=span,
                 batch_size=trials[group.members[0]].batch_size,
             )
-            for group in make_groups(self._kinds, order, self._limit())
+            for group in make_groups(self._kinds, order, self._widths(order))
         ]
         store = self._run.store
         if store.done(_decision_key(span.stop)):  # made under a time budget that left some groups out
@@ -112,9 +117,19 @@ class _Rungs:
         """Remove the surrogates' checkpoints: the finalists start anew at full size."""
         self._run.store.discard(self._sources.values())
 
-    def _limit(self) -> int | None:
-        width = self._run.settings.fusion
-        return None if width == "auto" else width
+    def _widths(self, numbers: Sequence[int]) -> dict[str, Widths]:
+        """How to group the trials of each kind."""
+        run, of_kind = self._run, Counter(self._kinds[n] for n in numbers)
+        width = run.settings.fusion
+        if width != "auto":
+            return dict.fromkeys(of_kind, Widths(width))
+        for kind, count in of_kind.items():
+            if kind not in self._planned:
+                trial = run.trials[next(n for n in numbers if self._kinds[n] == kind)]
+                plan = partial(planned_widths, run.problem, trial, kind, count)
+                found = run.store.once(f"surrogate/widths-of-{kind}", lambda: asdict(plan())).value  # noqa: B023
+                self._planned[kind] = Widths(**found)
+        return self._planned
 
 
 def _halve(run: Run, search: Search, halving: SuccessiveHalving, left: list[int], stop: int) -> list[int]:
@@ -172,23 +187,26 @@ def _kinds(problem: Problem, trials: Sequence[Trial]) -> Unit:
     return Unit(kinds, lines)
 
 
-def make_groups(kinds: Mapping[int, str], order: Sequence[int], limit: int | None) -> tuple[Group, ...]:
-    """Split trials into groups of one kind and of at most `limit` members, as even as possible.
+def make_groups(kinds: Mapping[int, str], order: Sequence[int], widths: Mapping[str, Widths]) -> tuple[Group, ...]:
+    """Split trials into groups of one kind and of no more than its width, as even as possible.
 
     Args:
         kinds: Each trial's kind; trials of one kind can be fused.
         order: The trials; members keep this order.
-        limit: Members of the largest group; None for no limit.
+        widths: For each kind, how many members to train as one.
 
-    >>> [g.members for g in make_groups({0: "a", 1: "b", 2: "a", 3: "a"}, [0, 1, 2, 3], limit=2)]
-    [(0, 2), (3,), (1,)]
+    >>> kinds = {0: "a", 1: "b", 2: "a", 3: "a"}
+    >>> [(g.members, g.fused) for g in make_groups(kinds, [0, 1, 2, 3], {"a": Widths(2), "b": Widths(8, least=4)})]
+    [((0, 2), True), ((3,), False), ((1,), False)]
     """
     by_kind: dict[str, list[int]] = {}
     for number in order:
         by_kind.setdefault(kinds[number], []).append(number)
     groups = []
     for kind, numbers in by_kind.items():
-        parts = -(-len(numbers) // (limit or len(numbers)))
+        parts = -(-len(numbers) // widths[kind].most)
         size = -(-len(numbers) // parts)
-        groups += [Group(kind, tuple(numbers[i : i + size])) for i in range(0, len(numbers), size)]
+        for i in range(0, len(numbers), size):
+            members = tuple(numbers[i : i + size])
+            groups.append(Group(kind, members, fused=len(members) >= widths[kind].least))
     return tuple(groups)
