@@ -14,13 +14,16 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
     """Build `type(module)` from a narrower copy of `module.config`.
 
     Returns:
-        None where the module has no such configuration, or was changed since it was built from it.
+        None where the module has no such configuration, is not built from it alone, or was changed since.
     """
     config = getattr(module, "config", None)
     if not hasattr(config, "to_dict") or not (hasattr(config, "hidden_size") or hasattr(config, "hidden_sizes")):
         return None
-    with torch.random.fork_rng(devices=[]):
-        narrow: nn.Module = type(module)(narrow_config(config, width_ratio))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            narrow: nn.Module = type(module)(narrow_config(config, width_ratio))
+    except Exception:  # a wrapper that shows its base model's configuration, or sizes that this family ties otherwise
+        return None
     if dict(narrow.named_parameters()).keys() != dict(module.named_parameters()).keys():
         return None
     first = next(module.parameters())
@@ -49,7 +52,7 @@ def narrow_config(config: Any, width_ratio: float) -> Any:
     if getattr(config, "num_key_value_heads", None):
         wanted = _ceil(config.num_key_value_heads * actual)
         narrow.num_key_value_heads = next(n for n in range(wanted, heads + 1) if heads % n == 0)
-    for name in ("intermediate_size", "n_inner"):
+    for name in ("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff"):
         if getattr(config, name, None):
             setattr(narrow, name, _ceil(getattr(config, name) * actual))
     return narrow

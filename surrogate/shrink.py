@@ -59,6 +59,11 @@ def shrink(module: nn.Module, width_ratio: float, example_input: Any, *, zero_re
     if narrow is None:
         trace = trace_sizes(module, example_input)
         narrow = resize(module, trace, scale_sizes(trace, width_ratio))
+    if shapes_of(narrow) == shapes_of(module):
+        raise ValueError(
+            f"width_ratio={width_ratio:g} leaves every size of module as it is: heads keep their size, and sizes are "
+            "rounded up; give the model a width argument and use make_surrogate"
+        )
     params = compare_shapes(shapes_of(module), shapes_of(narrow))
     fill_from_target(narrow, module, params)
     parametrize(narrow, width_ratio, params, head_sizes(module), _report_rounding(params, width_ratio))

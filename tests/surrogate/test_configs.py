@@ -56,6 +56,21 @@ def test_following_sizes_agrees_with_the_configuration(name: str, monkeypatch: p
     assert shapes_of(shrink(model, 1 / 4, batch)) == by_config
 
 
+def test_a_wrapper_that_shows_its_models_configuration_is_followed_instead() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+            self.config: Any = inner.config
+
+        def forward(self, images: Tensor) -> Any:
+            return self.inner(images).logits
+
+    model, batch = build("resnet")
+    narrow = shrink(Wrapper(model), 1 / 4, batch)
+    assert width_plan(narrow).readouts == {"inner.classifier.1": 4.0}
+
+
 def test_head_size_stays_and_heads_are_rounded_up() -> None:
     narrow: Any = narrow_config(transformers.GPT2Config(), 1 / 8)
     assert (narrow.num_attention_heads, narrow.hidden_size) == (2, 128)  # 12 heads of 64: 1.5 become 2

@@ -149,6 +149,11 @@ def test_errors(module: Any, batch: Tensor, error: type[Exception], message: str
         shrink(module, 1 / 4, batch)
 
 
+def test_rounding_that_undoes_the_ratio() -> None:
+    with pytest.raises(ValueError, match=r"width_ratio=0.9 leaves every size of module as it is: heads keep"):
+        shrink(SplitAttention(24, 2), 0.9, TOKENS)  # 1.8 heads are 2
+
+
 def test_ratio_outside_its_range() -> None:
     with pytest.raises(ValueError, match=r"width_ratio is 2, but must lie in \(0, 1\]"):
         shrink(nn.Linear(4, 3), 2, torch.zeros(2, 4))
