@@ -27,6 +27,7 @@ RULES: dict[Any, Rule] = {
     F.conv_transpose1d: transposed(F.conv_transpose1d, 1),
     F.conv_transpose2d: transposed(F.conv_transpose2d, 2),
     F.conv_transpose3d: transposed(F.conv_transpose3d, 3),
+    F.max_pool2d: pooling(F.max_pool2d),
     torch.max_pool2d: pooling(torch.max_pool2d),
     F.avg_pool2d: pooling(F.avg_pool2d),
     F.adaptive_avg_pool2d: pooling(F.adaptive_avg_pool2d),

@@ -85,6 +85,19 @@ def test_pooling_of_neighbouring_channels(pool: Any) -> None:
     assert_folds(lambda x: pool(x, 2), member(2, 4, 6, 6), dims=(0,))
 
 
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(2), nn.BatchNorm2d(4, affine=False)]
+)
+def test_channels_of_all_members_stay_side_by_side(pool: nn.Module) -> None:
+    def op(x: Tensor, weight: Tensor) -> Any:
+        return pool(F.relu(F.conv2d(x, weight)))
+
+    pool.eval()
+    with folded():
+        out = torch.func.vmap(op, in_dims=(None, 0), out_dims=1)(torch.randn(2, 1, 8, 8), member(4, 1, 3, 3))
+    assert out.flatten(1, 2).is_contiguous(memory_format=torch.channels_last)
+
+
 def test_max_pool2d_with_indices_is_torchs_own() -> None:
     def op(x: Tensor) -> Tensor:
         return F.max_pool2d(x, 2, return_indices=True)[1].float()
