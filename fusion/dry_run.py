@@ -76,7 +76,7 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | N
     error = _attempt(fused, objective, batch)
     if error:
         fused.one_by_one = False
-        raise error
+        raise _explained(error)
     obstacle = _locate(failure, fused.template)
     warnings.warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning, stacklevel=2)
     return obstacle
@@ -112,6 +112,18 @@ def _restored(fused: FusedModel) -> Iterator[None]:
                 tree = fused.common if fused.common.get(name) is not None else fused.own
                 now = tree.get(name)
                 tree.put(name, buffer if now is None or now.shape == buffer.shape else buffer.expand_as(now).clone())
+
+
+def _explained(error: Exception) -> Exception:
+    """What recomputes in the backward pass finds a template without data, which torch's message does not say."""
+    if "meta" not in str(error):
+        return error
+    explained = RuntimeError(
+        "the model recomputes its forward pass in the backward pass (activation checkpointing), which a fused model "
+        "does not support: switch it off"
+    )
+    explained.__cause__ = error
+    return explained
 
 
 def _locate(error: Exception, template: nn.Module) -> Obstacle:

@@ -194,6 +194,40 @@ class Peculiar(nn.Module):
         return logits
 
 
+class Seq2Seq(nn.Module):
+    """`nn.Transformer`, encoder and decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.transformer(x, x.flip(1)).mean(1))
+        return logits
+
+
+class Loose(nn.Module):
+    """Parameters in lists and dicts, reductions, sorting, writes into slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(8, CLASSES) / 3])
+        self.biases = nn.ParameterDict({"out": torch.zeros(CLASSES)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weights[0]
+        logits: Tensor = torch.einsum("ni,io->no", x, w) + w.sort(0).values[0] + torch.linalg.norm(w)
+        logits = logits + self.biases["out"]
+        logits[:, 0] = 2 * logits[:, 1]
+        return logits
+
+
+def parametrized() -> nn.Module:
+    hidden = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+    return nn.Sequential(hidden, nn.PReLU(8), nn.LayerNorm(8), nn.Linear(8, 16), nn.GLU(), nn.Linear(8, CLASSES))
+
+
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -289,6 +323,9 @@ CASES = [
     ),
     Case("gru", lambda: Recurrent(nn.GRU(8, 5, batch_first=True)), sequences, classify),
     Case("rnn", lambda: Recurrent(nn.RNN(8, 5, batch_first=True)), sequences, classify),
+    Case("seq2seq", Seq2Seq, sequences, classify),
+    Case("parametrized", parametrized, vectors, classify),
+    Case("loose", Loose, vectors, classify),
     Case("tied", Tied, tokens, tied_loss),
     Case("peculiar", Peculiar, vectors, classify),
     Case("gpt2", gpt2, tokens, next_token),

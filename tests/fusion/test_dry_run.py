@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fusion import FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer, optimizer
 
@@ -169,6 +170,17 @@ def test_a_constant_that_is_written_to_is_given_to_each_member() -> None:
     for _ in range(2):
         loss_K = fused.map(loss, BATCH)
         torch.testing.assert_close(loss_K, torch.stack([loss(model, BATCH) for model in models]))
+
+
+class Checkpointed(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_activation_checkpointing_is_refused() -> None:
+    fused = fuse([nn.Sequential(nn.Linear(4, 4), Checkpointed(4, 3)) for _ in range(2)])
+    with pytest.raises(RuntimeError, match=r"recomputes its forward pass .* switch it off"):
+        dry_run(fused, loss, BATCH)
 
 
 def test_an_error_of_the_model_itself_is_raised() -> None:

@@ -1,0 +1,59 @@
+"""Reading an optimizer's hyperparameters from a configuration."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from fusion.optim import Hyperparameters
+
+
+def test_defaults_are_those_of_torch() -> None:
+    for kind, cls in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+        hp = Hyperparameters.from_config({"optimizer": kind, "lr": 0.1})
+        defaults = {name: p.default for name, p in inspect.signature(cls).parameters.items()}
+        assert hp.decay == defaults["weight_decay"]
+        if kind == "sgd":
+            assert (hp.momentum, hp.dampening, hp.nesterov) == (0, 0, False)
+            assert (defaults["momentum"], defaults["dampening"], defaults["nesterov"]) == (0, 0, False)
+        else:
+            assert (hp.beta1, hp.beta2) == defaults["betas"]
+            assert hp.eps == defaults["eps"]
+
+
+def test_other_keys_are_ignored_and_adamw_is_the_default() -> None:
+    hp = Hyperparameters.from_config({"lr": 1, "width": 64, "schedule": "cosine"})
+    assert hp == Hyperparameters("adamw", lr=1.0, weight_decay=0.01)
+
+
+def test_numbers_of_other_types() -> None:
+    import numpy as np
+
+    config = {"optimizer": "sgd", "lr": np.float32(0.5), "momentum": torch.tensor(0.25), "nesterov": np.bool_(True)}
+    hp = Hyperparameters.from_config(config)
+    assert (hp.lr, hp.momentum, hp.nesterov) == (0.5, 0.25, True)
+    assert type(hp.lr) is float
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({}, "config has no key 'lr'"),
+        ({"lr": 0.1, "optimizer": "lion"}, "optimizer is 'lion', but must be one of sgd, adam, adamw"),
+        ({"lr": -0.1}, "lr is -0.1, but must be >= 0"),
+        ({"lr": float("nan")}, "lr is nan, but must be >= 0"),
+        ({"lr": 0.1, "beta2": 1.0}, r"beta2 is 1.0, but must be in \[0, 1\)"),
+        ({"lr": 0.1, "weight_decay": -1}, "weight_decay is -1.0, but must be >= 0"),
+        ({"lr": 0.1, "optimizer": "sgd", "nesterov": True}, "nesterov needs momentum > 0 and dampening 0"),
+        ({"lr": 0.1, "optimizer": "adam", "independent_weight_decay": True}, "is for adamw"),
+    ],
+)
+def test_values_out_of_range(config: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Hyperparameters.from_config(config)
+
+
+def test_values_that_are_no_numbers() -> None:
+    with pytest.raises(TypeError, match="lr is 'high', but must be a number"):
+        Hyperparameters.from_config({"lr": "high"})

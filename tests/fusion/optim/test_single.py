@@ -1,0 +1,39 @@
+"""The optimizer of one module, from a configuration."""
+
+import pytest
+import torch
+from torch import nn
+
+from fusion import optimizer
+
+
+def test_kinds_and_settings() -> None:
+    module = nn.Linear(2, 2)
+    sgd = optimizer(module, {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.2})
+    assert isinstance(sgd, torch.optim.SGD)
+    (group,) = sgd.param_groups
+    assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (0.1, 0.9, True, 0.2)
+    adam = optimizer(module, {"optimizer": "adam", "lr": 0.1, "beta1": 0.5, "eps": 1e-3})
+    assert type(adam) is torch.optim.Adam
+    assert (adam.param_groups[0]["betas"], adam.param_groups[0]["eps"]) == ((0.5, 0.999), 1e-3)
+    assert type(optimizer(module, {"lr": 0.1})) is torch.optim.AdamW
+
+
+def test_one_group_for_each_pair_of_multipliers_and_frozen_parameters_in_none() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
+    opt = optimizer(
+        module,
+        {"lr": 0.1, "weight_decay": 0.5},
+        lr_multipliers={"adamw": {"0.weight": 0.5, "1.weight": 9.0}, "sgd": {"0.bias": 7.0}},
+        weight_decay_multipliers={"adamw": {"0.weight": 2.0}},
+    )
+    first, rest = opt.param_groups
+    assert (first["lr"], first["weight_decay"], len(first["params"])) == (0.05, 1.0, 1)
+    assert (rest["lr"], rest["weight_decay"], len(rest["params"])) == (0.1, 0.5, 3)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"multipliers for adamw name 'wieght', which is no parameter"):
+        optimizer(nn.Linear(2, 2), {"lr": 0.1}, lr_multipliers={"adamw": {"wieght": 1.0}})
+    with pytest.raises(ValueError, match="no parameter that needs gradients"):
+        optimizer(nn.Linear(2, 2).requires_grad_(False), {"lr": 0.1})
