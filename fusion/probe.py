@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,13 +65,24 @@ def plan_fusion(
         free = available_memory(device)
         memory = None if free is None else int(_SHARE_OF_FREE_MEMORY * free)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), _objects_so_far_set_aside():
         parts, alone, peak_1 = _fit_one(modules[0], configs[0], objective, batch, memory)
         if parts > 1:
             rate = 1 / _seconds(alone, device)
             return FusionPlan(1, 1, peak_1, 0, {1: rate}, parts)
         trials = min(len(modules), max_width or len(modules))
         return _grow(modules, configs, objective, batch, trials, memory, seconds, alone, peak_1)
+
+
+@contextmanager
+def _objects_so_far_set_aside() -> Iterator[None]:
+    """Collect garbage, then let later collections skip what is left: each measurement of memory begins with one."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _grow(
