@@ -116,8 +116,7 @@ def _check_signature(model_fn: ModelFn, config: Config) -> None:
     except TypeError:
         raise TypeError(
             f"model_fn takes {signature}, but must take (config, width_ratio); for a model without a width "
-            "argument, "
-            "use surrogate.shrink(module, width_ratio, example_input)"
+            "argument, use surrogate.shrink(module, width_ratio, example_input)"
         ) from None
 
 
@@ -137,8 +136,7 @@ def _build(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(
                 f"parameter {name!r} is lazy: it has no shape yet; give the layer its input size, or run "
-                "the model "
-                "once on a batch inside model_fn"
+                "the model once on a batch inside model_fn"
             )
     return module
 

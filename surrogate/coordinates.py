@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from surrogate.build import ModelFn, make_surrogate, mark_as_target
-from surrogate.training import Objective, make_optimizer
+from surrogate.recording import record_training
+from surrogate.training import Objective
 
 MAX_SLOPE = 0.25
 
@@ -142,7 +142,7 @@ def coordinate_check(
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = build(model_fn, config, ratio)
-                for (name, step), pair in _record(model, config, batches, objective).items():
+                for (name, step), pair in record_training(model, config, batches, objective).items():
                     found[name, ratio, step].append(pair)
     rows = tuple(Coordinate(*key, *map(_mean, zip(*pairs))) for key, pairs in found.items())
     last = [row for row in rows if row.step == len(batches)]
@@ -157,47 +157,6 @@ def _mean(values: Sequence[float]) -> float:
 
 def _build_plain(model_fn: ModelFn, config: Any, width_ratio: float) -> nn.Module:
     return mark_as_target(model_fn(config, width_ratio))
-
-
-def _record(
-    model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], objective: Objective
-) -> dict[tuple[str, int], tuple[float, float]]:
-    """(size, change) by module name and step, always on the first batch."""
-    optimizer = make_optimizer(model, config)
-    first = _outputs(model, batches[0], objective)
-    found = {(name, 0): (_size(output), 0.0) for name, output in first.items()}
-    for step, batch in enumerate(batches, start=1):
-        optimizer.zero_grad()
-        objective(model, batch).backward()
-        optimizer.step()
-        now = _outputs(model, batches[0], objective)
-        found |= {(name, step): (_size(output), _size(output - first[name])) for name, output in now.items()}
-    return found
-
-
-def _outputs(model: nn.Module, batch: Any, objective: Objective) -> dict[str, Tensor]:
-    """Module name -> its output in one forward pass, all its floating point tensors in a row."""
-    outputs: dict[str, Tensor] = {}
-
-    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def record(module: nn.Module, args: Any, output: Any) -> None:
-            leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-            values = [leaf.flatten().clone() for leaf in leaves if leaf.is_floating_point()]
-            if values:
-                outputs[name] = torch.cat(values)
-
-        return record
-
-    handles = [layer.register_forward_hook(recorder(name)) for name, layer in model.named_modules()]
-    with torch.no_grad():
-        objective(model, batch)
-    for handle in handles:
-        handle.remove()
-    return outputs
-
-
-def _size(x: Tensor) -> float:
-    return x.abs().mean().item()
 
 
 def _slopes(sizes: Mapping[tuple[str, float], float]) -> dict[str, float]:

@@ -76,6 +76,5 @@ def check_outputs(narrow: nn.Module, other: nn.Module, example_input: Any) -> No
         if others.get(path) != shape:
             raise ValueError(
                 f"the model's {path} depends on width_ratio: its shape is {shape} at one width and "
-                f"{others.get(path)} "
-                "at another; keep the size of the last layer's output"
+                f"{others.get(path)} at another; keep the size of the last layer's output"
             )

@@ -31,9 +31,8 @@ def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]
     roles = _roles(trace)
     if not roles.widths and not roles.counts:
         raise ValueError(
-            "no width can be scaled: every size is fixed by the input, the output or a number in the "
-            "forward pass; "
-            "give the model a width argument and use make_surrogate"
+            "no width can be scaled: every size is fixed by the input, the output or a number in the forward "
+            "pass; give the model a width argument and use make_surrogate"
         )
     heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in roles.counts}
     units = {width: _head_size(trace, roles, width) for width in roles.widths}
@@ -48,8 +47,7 @@ def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]
     unmet = [str(equation) for equation in trace.equations if not _holds(equation, values)]
     raise ValueError(
         f"width_ratio={width_ratio:g} leaves no sizes that fit together (unmet: {'; '.join(unmet[:3])}); "
-        "try another "
-        "ratio, or give the model a width argument and use make_surrogate"
+        "try another ratio, or give the model a width argument and use make_surrogate"
     )
 
 

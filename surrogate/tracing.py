@@ -144,8 +144,7 @@ class _Tracer:
             where = running[-1] if running else type(self.module).__name__
             raise ValueError(
                 f"module {where!r} cannot be followed on symbolic sizes: {type(error).__name__}: {error}; "
-                "give the model "
-                "a width argument and use make_surrogate"
+                "give the model a width argument and use make_surrogate"
             ) from error
 
 
