@@ -9,11 +9,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ray.tune.search import Searcher
+from ray.tune.search import ConcurrencyLimiter, Searcher
 
+from .config import Mode
 from .problem import Trial
 from .run import Run
-from .space import Config, check_config, sample
+from .seeds import derive_seed, seeded_generators
+from .space import Config, check_config, plain, sample
 
 SEARCHER_ROUNDS = 4
 """A searcher is asked for this many batches: it learns from the first rung of each before it gives the next."""
@@ -55,28 +57,52 @@ class RandomSearch:
         """Random sampling does not learn."""
 
 
+def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mode) -> None:
+    """Tell a searcher what to search.
+
+    Raises:
+        TypeError: where it is none of Ray Tune's searchers, or limits how many trials may run at a time.
+        ValueError: where it cannot search this space.
+    """
+    if not isinstance(searcher, Searcher):
+        raise TypeError(f"`searcher` is {searcher!r}, but must be one of Ray Tune's searchers, such as OptunaSearch()")
+    if isinstance(searcher, ConcurrencyLimiter):
+        raise TypeError(
+            "`searcher` is a ConcurrencyLimiter, but must be the searcher that it wraps: `tune` asks for whole batches"
+        )
+    try:
+        searcher.set_search_properties(metric, mode, dict(space))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
+
+
 class SearcherSearch:
     """One of Ray Tune's searchers, asked for a batch at a time.
+
+    Most searchers learn from complete trials alone. So what a batch has reached when the next is asked for, the first
+    milestone, counts as its end; only the last batch is told of later rungs.
 
     A resumed run asks the searcher again and tells it again what it was told, so that it is where it was. Where it does
     not repeat its suggestions (it has no seed), the trials of the journal count, and it goes on without them.
     """
 
     def __init__(self, searcher: Searcher, space: Mapping[str, Any], run: Run) -> None:
-        metric, num_samples = run.settings.metric, run.settings.num_samples
-        searcher.set_search_properties(metric, run.settings.mode, dict(space))
-        self._searcher, self._space, self._metric, self._store = searcher, space, metric, run.store
+        """Args: as `prepare` has made them ready."""
+        num_samples = run.settings.num_samples
+        self._searcher, self._space, self._metric, self._store = searcher, space, run.settings.metric, run.store
         self._left, self._given, self._batch = num_samples, 0, -(-num_samples // SEARCHER_ROUNDS)
-        self._forgotten: set[int] = set()
+        self._seed, self._warned = run.settings.seed, False
+        self._open: dict[int, tuple[int, float]] = {}
 
     def next_trials(self) -> list[Trial]:
+        for number, (epoch, score) in sorted(self._open.items()):
+            self.close(number, epoch, score)
         first, wanted = self._given, min(self._batch, self._left)
         suggested: list[Config] = []
-        while len(suggested) < wanted:
-            config = self._suggest(first + len(suggested))
-            if config is None:
-                break
-            suggested.append(config)
+        # Some searchers, TuneBOHB among them, draw from the global generators whatever seed they were given.
+        with seeded_generators(derive_seed(self._seed, "search", first)):
+            while len(suggested) < wanted and (config := self._suggest(first + len(suggested))) is not None:
+                suggested.append(config)
         recorded = self._store.once(f"search/from-{first}", lambda: suggested).value
         self._left -= len(recorded)
         self._given += len(recorded)
@@ -86,30 +112,34 @@ class SearcherSearch:
         suggestion = self._searcher.suggest(_id(number))
         if suggestion is None or suggestion == Searcher.FINISHED:
             return None
-        config = _merged(self._space, suggestion)
+        config: Config = plain(_merged(self._space, suggestion))
         check_config(config)
         return config
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
         """The configuration that the journal has, as the searcher gave it where it gave the same."""
         if suggested and json.loads(json.dumps(suggested[0], default=_name)) == recorded:
+            self._open[number] = (0, math.nan)
             return suggested[0]
-        warnings.warn(
-            f"the searcher does not repeat its suggestion for trial {number}: give it a seed, so that it learns from "
-            "the trials before the break, too",
-            stacklevel=2,
-        )
-        self._forgotten.add(number)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the searcher does not repeat its suggestion for trial {number}: give it a seed, so that it learns "
+                "from the trials before the break, too",
+                stacklevel=2,
+            )
         if suggested:
             self._searcher.on_trial_complete(_id(number), error=True)
         return recorded
 
     def tell(self, number: int, epoch: int, score: float) -> None:
-        if number not in self._forgotten and math.isfinite(score):
-            self._searcher.on_trial_result(_id(number), self._result(epoch, score))
+        if number in self._open:
+            self._open[number] = (epoch, score)
+            if math.isfinite(score):
+                self._searcher.on_trial_result(_id(number), self._result(epoch, score))
 
     def close(self, number: int, epoch: int, score: float) -> None:
-        if number in self._forgotten:
+        if self._open.pop(number, None) is None:
             return
         if math.isfinite(score):
             self._searcher.on_trial_complete(_id(number), result=self._result(epoch, score))

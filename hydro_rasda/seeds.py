@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+import torch
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -21,3 +25,18 @@ def derive_seed(*parts: int | str) -> int:
     """
     entropy = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python, NumPy and torch (CPU) for a while, then put them back where they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])

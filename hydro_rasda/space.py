@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from ray.tune import (
     choice,
     grid_search,
@@ -30,6 +27,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer
 from ray.tune.search.variant_generator import generate_variants
 
 from .config import require
+from .seeds import seeded_generators
 
 __all__ = [
     "OPTIMIZERS",
@@ -145,7 +143,7 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
         ValueError: where Ray Tune cannot sample the space, such as where a `sample_from` raises.
     """
     rng = np.random.default_rng(seed)
-    with _seeded_globals(seed):
+    with seeded_generators(seed):
         try:
             return [
                 plain(config)
@@ -259,17 +257,3 @@ def plain(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     return value
-
-
-@contextmanager
-def _seeded_globals(seed: int) -> Iterator[None]:
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])

@@ -21,7 +21,7 @@ from .problem import Problem, dry_run
 from .progress import Progress
 from .result import TuneResult, make_result
 from .run import Run
-from .search import RandomSearch, Search, SearcherSearch
+from .search import RandomSearch, Search, SearcherSearch, prepare
 from .space import check_space, describe
 from .store import Store
 from .sweep import sweep
@@ -123,6 +123,8 @@ def tune(
     )
     require(backend == "local", "backend", backend, '"local"')
     check_space(space)
+    if searcher is not None:
+        prepare(searcher, space, metric, mode)
     with torch.random.fork_rng():
         problem = _problem(model_fn, settings, train_data, val_data, loss_fn, objective, device)
         candidates = RandomSearch(space, num_samples, seed)

@@ -59,6 +59,7 @@ def quick(digits: tuple[Pair, Pair], tmp_path: Path) -> Callable[..., TuneResult
             "reduction_factor": 2,
             "top_k": 2,
             "surrogate": 1 / 2,
+            "fusion": 8,
             "storage_path": tmp_path,
             "name": "run",
             "progress": False,

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.tune.search import ConcurrencyLimiter, Searcher
+from ray.tune.search.bohb import TuneBOHB
+from ray.tune.search.optuna import OptunaSearch
+
+from hydro_rasda import TuneResult, choice, grid_search, loguniform, uniform
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.progress import Progress
+from hydro_rasda.run import Run
+from hydro_rasda.search import SEARCHER_ROUNDS, RandomSearch, SearcherSearch, prepare
+from hydro_rasda.space import sample
+from hydro_rasda.store import Store
+
+SPACE: dict[str, Any] = {
+    "lr": loguniform(1e-4, 1.0),
+    "batch_size": choice([16, 32]),
+    "optimizer": choice(["sgd", "adamw"]),
+    "constant": 3,
+    "nested": {"x": uniform(0.0, 1.0), "constant": "c"},
+}
+
+Quick = Callable[..., TuneResult]
+Open = Callable[..., SearcherSearch]
+
+
+def old_hpbandster(test: Any) -> Any:
+    """hpbandster, which TuneBOHB needs, is older than the ConfigSpace and statsmodels that it runs on."""
+    for warning in ("ignore:Please use:DeprecationWarning", "ignore:After 0.17:FutureWarning"):
+        test = pytest.mark.filterwarnings(warning)(test)
+    return test
+
+
+@pytest.fixture(autouse=True)
+def no_ray() -> Iterator[None]:
+    yield
+    assert not ray.is_initialized()
+
+
+@pytest.fixture
+def open_search(tmp_path: Path) -> Iterator[Open]:
+    """Opens a search over `SPACE`, as `tune` does; a second call with the same name resumes."""
+    stores: list[Store] = []
+
+    def call(searcher: Searcher, num_samples: int, name: str = "run", mode: str = "min") -> SearcherSearch:
+        for store in stores:
+            store.close()
+        settings = TuneConfig(metric="val_loss", mode=mode, num_samples=num_samples)  # type: ignore[arg-type]
+        prepare(searcher, SPACE, settings.metric, settings.mode)
+        stores.append(Store.open(tmp_path / name, {}, "auto"))
+        run = Run(None, settings, stores[-1], Progress(silent=True))  # type: ignore[arg-type]
+        return SearcherSearch(searcher, SPACE, run)
+
+    yield call
+    for store in stores:
+        store.close()
+
+
+def score(config: dict[str, Any]) -> float:
+    """Best at lr = 0.01, x = 0.5."""
+    off: float = abs(math.log10(config["lr"]) + 2) + abs(config["nested"]["x"] - 0.5)
+    return off
+
+
+def play(search: SearcherSearch, sign: float = 1.0) -> list[dict[str, Any]]:
+    """All configurations that a search gives where it is told each batch's scores before the next."""
+    configs: list[dict[str, Any]] = []
+    while trials := search.next_trials():
+        assert [trial.number for trial in trials] == list(range(len(configs), len(configs) + len(trials)))
+        for trial in trials:
+            search.tell(trial.number, 1, sign * score(dict(trial.config)))
+        configs += [dict(trial.config) for trial in trials]
+    return configs
+
+
+both_searchers = pytest.mark.parametrize("kind", [OptunaSearch, TuneBOHB])
+
+
+def test_random_search_gives_the_sample_at_once() -> None:
+    search = RandomSearch(SPACE, 5, seed=1)
+    assert [dict(trial.config) for trial in search.next_trials()] == sample(SPACE, 5, seed=1)
+    assert search.next_trials() == []
+
+
+def test_random_search_refuses_what_a_sample_from_gave() -> None:
+    with pytest.raises(ValueError, match="a space with the key 'lr'"):
+        RandomSearch({"momentum": uniform(0, 1)}, 1, seed=0)
+
+
+@old_hpbandster
+@both_searchers
+def test_configurations_come_in_batches_with_the_constants_of_the_space(kind: Any, open_search: Open) -> None:
+    search = open_search(kind(seed=0), num_samples=10)
+    sizes = []
+    while trials := search.next_trials():
+        sizes.append(len(trials))
+        for trial in trials:
+            config = dict(trial.config)
+            assert set(config) == set(SPACE)
+            assert (config["constant"], config["nested"]["constant"]) == (3, "c")
+            assert 1e-4 <= config["lr"] <= 1
+            assert (type(config["batch_size"]), type(config["optimizer"])) == (int, str)
+    assert sizes == [3, 3, 3, 1]
+    assert len(sizes) == SEARCHER_ROUNDS
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.slow
+@old_hpbandster
+@both_searchers
+def test_a_searcher_learns_from_the_first_rung(kind: Any, mode: str, open_search: Open) -> None:
+    def later_scores(search: SearcherSearch, sign: float) -> float:
+        scores = [score(config) for config in play(search, sign)]
+        return sum(scores[30:]) / len(scores[30:])
+
+    sign = 1.0 if mode == "min" else -1.0
+    told = [later_scores(open_search(kind(seed=s), 120, f"told-{s}", mode), sign) for s in range(3)]
+    untold = [later_scores(open_search(kind(seed=s), 120, f"untold-{s}", mode), 0.0) for s in range(3)]
+    assert sum(told) < 0.8 * sum(untold)
+
+
+@old_hpbandster
+@both_searchers
+def test_a_seeded_searcher_repeats_itself_on_resume(kind: Any, open_search: Open) -> None:
+    first = play(open_search(kind(seed=3), 12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert play(open_search(kind(seed=3), 12)) == first
+
+
+def test_max_mirrors_min(open_search: Open) -> None:
+    assert play(open_search(OptunaSearch(seed=3), 40, "min")) == play(
+        open_search(OptunaSearch(seed=3), 40, "max", mode="max"), sign=-1.0
+    )
+
+
+def test_an_unseeded_searcher_goes_on_with_the_journals_configurations(open_search: Open) -> None:
+    search = open_search(OptunaSearch(seed=1), 12)
+    recorded = [trial.config for _ in range(2) for trial in search.next_trials()]
+    resumed = open_search(OptunaSearch(seed=2), 12)
+    with pytest.warns(UserWarning, match="the searcher does not repeat its suggestion for trial 0: give it a seed"):
+        again = [trial.config for _ in range(2) for trial in resumed.next_trials()]
+    assert again == recorded
+    for number in range(6):
+        resumed.tell(number, 1, 0.5)
+        resumed.close(number, 1, 0.5)
+    fresh = resumed.next_trials()
+    assert [trial.number for trial in fresh] == [6, 7, 8]
+    assert not any(trial.config in recorded for trial in fresh)
+
+
+def test_a_failed_trial_is_no_result(open_search: Open) -> None:
+    searcher = OptunaSearch(seed=0)
+    search = open_search(searcher, 4)
+    (trial,) = search.next_trials()
+    search.tell(trial.number, 1, math.nan)
+    search.next_trials()
+    study = searcher._ot_study
+    assert study is not None
+    assert [(t.state.name, t.value) for t in study.get_trials()] == [("FAIL", None), ("RUNNING", None)]
+
+
+def test_the_last_batch_is_told_every_rung(open_search: Open) -> None:
+    searcher = OptunaSearch(seed=0)
+    search = open_search(searcher, 1)
+    (trial,) = search.next_trials()
+    for epoch in (1, 3, 9):
+        search.tell(trial.number, epoch, 1 / epoch)
+    search.close(trial.number, 9, 1 / 9)
+    search.close(trial.number, 9, 1 / 9)
+    study = searcher._ot_study
+    assert study is not None
+    (told,) = study.get_trials()
+    assert (told.value, told.intermediate_values) == (1 / 9, {1: 1.0, 3: 1 / 3, 9: 1 / 9})
+
+
+@pytest.mark.parametrize("wrong", ["optuna", OptunaSearch, ConcurrencyLimiter(OptunaSearch(), max_concurrent=2)])
+def test_what_is_no_searcher(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"`searcher` is .*, but must be "):
+        prepare(wrong, SPACE, "val_loss", "min")
+
+
+@old_hpbandster
+@both_searchers
+def test_a_space_that_a_searcher_cannot_search(kind: Any) -> None:
+    with pytest.raises(ValueError, match=f"`space` cannot be searched by {kind.__name__}: Grid search parameters"):
+        prepare(kind(), {**SPACE, "depth": grid_search([1, 2])}, "val_loss", "min")
+
+
+def test_tune_with_a_searcher(quick: Quick) -> None:
+    first = quick(searcher=OptunaSearch(seed=0), name="one")
+    again = quick(searcher=OptunaSearch(seed=0), name="two")
+    assert len(first.trials) == 9
+    assert [t.config for t in first.trials] == [t.config for t in again.trials]
+    assert (first.best_config, first.best_metric) == (again.best_config, again.best_metric)
+    resumed = quick(searcher=OptunaSearch(seed=0), name="one")
+    assert (resumed.best_config, resumed.best_metric) == (first.best_config, first.best_metric)
+
+
+@pytest.mark.slow
+@old_hpbandster
+def test_tune_with_bohb(quick: Quick) -> None:
+    result = quick(searcher=TuneBOHB(seed=0))
+    assert len(result.trials) == 9
+    assert math.isfinite(result.best_metric)
+
+
+def test_bad_searcher_leaves_no_run(quick: Quick, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="`searcher` is 'optuna'"):
+        quick(searcher="optuna")
+    with pytest.raises(ValueError, match="`space` cannot be searched by OptunaSearch"):
+        quick(searcher=OptunaSearch(), space={"lr": loguniform(1e-3, 1.0), "activation": grid_search(["relu"])})
+    assert not list(tmp_path.iterdir())
