@@ -101,7 +101,7 @@ def markdown(results: Row) -> str:
         table(results["factors"]),
         "## Open question: grow only while it pays",
         "Efficiency of a growth by f, t(n) / (f t(fn)), as measured in the run, or also by a probe before it (here: "
-        "the cost model's expectation, all of a trial's GPUs on as few nodes as can be). Without a probe, all survivors of "
+        "the cost model's expectation, its GPUs on the fewest nodes). Without a probe, all survivors of "
         "a first milestone grow before anybody has measured what that gives. Over Ethernet, growth fails by where GPUs "
         "are free: a trial of four whose GPUs lie on two nodes reduces over Ethernet.",
         table(results["paying"]),

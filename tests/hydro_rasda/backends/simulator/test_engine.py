@@ -1,0 +1,217 @@
+"""Whole runs in virtual time: by hand where that can be done, by what must hold where it cannot."""
+
+import random
+import time
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import pytest
+
+from hydro_rasda.backends.simulator import (
+    Cluster,
+    CostModel,
+    FillCluster,
+    FixedWorkers,
+    NodeKind,
+    Outcome,
+    Plan,
+    VaryingFactors,
+    WhilePaying,
+    Workload,
+    power_law,
+    simulate,
+)
+from hydro_rasda.backends.simulator.rules import AnyPlan
+from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Mode
+
+TEN_SECONDS = CostModel(step_seconds=1.0, steps=10)
+"""An epoch on one worker; on two it takes 5 s."""
+
+NOISY = replace(TEN_SECONDS, epoch_noise=0.1, restart_seconds=3.0, checkpoint_seconds=1.0, serial_seconds=1.0)
+
+TROUBLED = Cluster(
+    (NodeKind(8, 4), NodeKind(4, 8, speed=2.0)), slow_share=0.25, slow_speed=0.5, mtbf=2000.0, repair_seconds=50.0
+)
+
+PLANS: dict[str, AnyPlan] = {
+    "ASHA": Plan(FixedWorkers(AsyncSuccessiveHalving(40, 5, 2), 2)),
+    "RASDA": Plan(RASDA(40, 5, workers=2)),
+    "varying": Plan(VaryingFactors((5, 10, 20, 40), (4, 2, 2), (2, 4, 1), 2)),
+    "paying": Plan(RASDA(40, 5, workers=2), WhilePaying(0.8)),
+    "filling": Plan(RASDA(40, 5, workers=2), FillCluster()),
+}
+
+
+def asha(max_t: int, workers: int = 1, mode: Mode = "min") -> AnyPlan:
+    return Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, 1, 2, mode), workers))
+
+
+def constant(*scores: float, epochs: int = 4, mode: Mode = "min") -> Workload:
+    """Trials whose score never changes."""
+    return Workload(np.repeat(np.array(scores)[:, None], epochs, axis=1), np.ones(len(scores)), mode)
+
+
+def test_one_trial_on_one_worker() -> None:
+    """4 epochs of 10 s and 1 s more, a restart, and checkpoints at epochs 1, 2 and 4."""
+    cost = replace(TEN_SECONDS, serial_seconds=1.0, restart_seconds=7.0, checkpoint_seconds=2.0)
+    outcome = simulate(asha(4), constant(0.5), Cluster.uniform(1), cost)
+    assert outcome.seconds == outcome.gpu_seconds == 7 + 4 * 11 + 3 * 2
+    assert (outcome.epochs, outcome.events, outcome.finished, outcome.utilization) == (4, 4, (0,), 1.0)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_asha_one_after_another_by_hand(mode: Mode) -> None:
+    """Best first: the others are worse than the median of those before and stop after 1 of 4 epochs. Best last: each
+    is better than all before, and none stops."""
+    sign = 1.0 if mode == "min" else -1.0
+    rising, falling = constant(sign * 1, sign * 2, sign * 3, mode=mode), constant(sign * 3, sign * 2, sign, mode=mode)
+    best_first = simulate(asha(4, mode=mode), rising, Cluster.uniform(1), TEN_SECONDS)
+    best_last = simulate(asha(4, mode=mode), falling, Cluster.uniform(1), TEN_SECONDS)
+    assert [t.epochs for t in best_first.trials] == [4, 1, 1]
+    assert best_first.seconds == (4 + 1 + 1) * 10
+    assert [t.ended for t in best_last.trials] == [40, 80, 120]
+    assert (best_first.best_trial, best_last.best_trial) == (0, 2)
+
+
+def test_asha_side_by_side_by_hand() -> None:
+    """Two at a time: 0 and 1 report at 10 s, 1 stops and 2 begins; 2 stops at 20 s, 0 ends at 40 s."""
+    outcome = simulate(asha(4), constant(1, 2, 3), Cluster.uniform(2), TEN_SECONDS)
+    assert [t.ended for t in outcome.trials] == [40, 10, 20]
+    assert [t.waited for t in outcome.trials] == [0, 0, 10]
+    assert outcome.gpu_seconds == 40 + 10 + 10
+
+
+def test_rasda_takes_the_workers_of_those_that_stop_by_hand() -> None:
+    """2 workers each: 5 s to epoch 1. The survivor has 4 from there: 2.5 s to epoch 2. ASHA takes 10 s."""
+    both = constant(1, 2, epochs=2)
+    plan = Plan(RASDA(max_t=2, workers=2))
+    outcome = simulate(plan, both, Cluster.uniform(4), TEN_SECONDS)
+    assert outcome.seconds == 5 + 2.5
+    assert [(s.trial, s.start, s.stop, s.workers) for s in outcome.segments] == [
+        (0, 0, 5, 2),
+        (1, 0, 5, 2),
+        (0, 5, 7.5, 4),
+    ]
+    assert simulate(asha(2, workers=2), both, Cluster.uniform(4), TEN_SECONDS).seconds == 10
+
+
+def test_each_resize_costs_a_restart_by_hand() -> None:
+    cost = replace(TEN_SECONDS, restart_seconds=100.0)
+    outcome = simulate(Plan(RASDA(max_t=4)), constant(1), Cluster.uniform(4), cost)
+    assert outcome.seconds == (100 + 10) + (100 + 5) + (100 + 2 * 2.5)
+
+
+def test_survivors_wait_for_workers_by_hand() -> None:
+    """Both survive epoch 1 and are due the whole cluster: one waits for the other."""
+    outcome = simulate(Plan(RASDA(max_t=2, workers=2)), constant(2, 1, epochs=2), Cluster.uniform(4), TEN_SECONDS)
+    assert [t.ended for t in outcome.trials] == [7.5, 10.0]
+    assert [t.waited for t in outcome.trials] == [0.0, 2.5]
+
+
+def test_a_cluster_that_is_too_small_lowers_what_is_due() -> None:
+    outcome = simulate(Plan(RASDA(max_t=8)), constant(1, epochs=8), Cluster.uniform(3), TEN_SECONDS)
+    assert [s.workers for s in outcome.segments] == [1, 2, 3]
+    assert outcome.seconds == pytest.approx(10 + 5 + 6 * 10 / 3)
+
+
+def test_diverged_trials_stop_at_the_first_milestone() -> None:
+    outcome = simulate(asha(4), constant(np.nan, 1.0, np.nan), Cluster.uniform(1), TEN_SECONDS)
+    assert [t.epochs for t in outcome.trials] == [1, 4, 1]
+    assert outcome.best_trial == 1
+
+
+def test_slow_nodes_slow_down_by_hand() -> None:
+    slow = replace(Cluster.uniform(4), slow_share=1.0, slow_speed=0.5)
+    assert simulate(asha(4), constant(1), slow, TEN_SECONDS).seconds == 80
+
+
+def test_storage_is_shared_by_hand() -> None:
+    """800 bytes an epoch at 100 bytes/s: 8 s alone, hidden by 10 s of compute; 16 s when two read."""
+    cost = replace(TEN_SECONDS, dataset_bytes=800.0)
+    shared = replace(Cluster.uniform(2), storage=100.0)
+    assert simulate(asha(1), constant(1), shared, cost).seconds == 10
+    # The first of the two starts its epoch before the other is there.
+    assert [t.ended for t in simulate(asha(1), constant(1, 2), shared, cost).trials] == [10, 16]
+
+
+def held_at_once(outcome: Outcome) -> int:
+    """The most workers that segments hold at any time."""
+    starts = [(s.start, 1, s.workers) for s in outcome.segments]
+    stops = [(s.stop, 0, -s.workers) for s in outcome.segments]
+    return max(accumulate(change for _, _, change in sorted(starts + stops)))
+
+
+@pytest.mark.parametrize("cluster", [Cluster.uniform(64), TROUBLED], ids=["perfect", "troubled"])
+@pytest.mark.parametrize("name", PLANS)
+def test_workers_and_epochs_are_conserved_and_no_trial_starves(name: str, cluster: Cluster) -> None:
+    workload = power_law(80, 40, seed=5, work_spread=0.3)
+    outcome = simulate(PLANS[name], workload, cluster, NOISY, seed=1)
+    assert held_at_once(outcome) <= cluster.gpus
+    assert outcome.gpu_seconds <= outcome.gpus * outcome.seconds
+    assert 0 < outcome.utilization <= 1
+    stops = {5, 10, 20, 40}
+    assert all(t.epochs in stops and t.ended > 0 and t.waited < outcome.seconds for t in outcome.trials)
+    assert len(outcome.segments) >= len(outcome.trials)
+    assert outcome.finished
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_one_seed_one_outcome(name: str) -> None:
+    workload = power_law(40, 40, seed=2)
+    assert simulate(PLANS[name], workload, TROUBLED, NOISY, 7) == simulate(PLANS[name], workload, TROUBLED, NOISY, 7)
+    assert simulate(PLANS[name], workload, TROUBLED, NOISY, 7) != simulate(PLANS[name], workload, TROUBLED, NOISY, 8)
+
+
+def test_rasda_that_may_not_grow_is_asha() -> None:
+    workload = power_law(60, 40, seed=3)
+    capped: AnyPlan = Plan(RASDA(40, 5, workers=2, max_workers=2))
+    assert simulate(capped, workload, TROUBLED, NOISY) == simulate(PLANS["ASHA"], workload, TROUBLED, NOISY)
+
+
+def test_factors_that_do_not_vary_are_rasda() -> None:
+    workload = power_law(60, 40, seed=4)
+    plan = Plan(VaryingFactors((5, 10, 20, 40), (2, 2, 2), (2, 2, 2), 2))
+    assert simulate(plan, workload, TROUBLED, NOISY) == simulate(PLANS["RASDA"], workload, TROUBLED, NOISY)
+
+
+def test_failures_cost_time_and_epochs_but_no_trial() -> None:
+    workload = power_law(20, 40, seed=0)
+    sound = Cluster.uniform(16)
+    failing = replace(sound, mtbf=200.0, repair_seconds=100.0)
+    before, after = (simulate(PLANS["RASDA"], workload, c, TEN_SECONDS) for c in (sound, failing))
+    assert sum(t.restarts for t in before.trials) == sum(t.lost_epochs for t in before.trials) == 0
+    assert sum(t.restarts for t in after.trials) > 0
+    assert sum(t.lost_epochs for t in after.trials) > 0
+    assert after.seconds > before.seconds
+    assert all(t.epochs >= 5 for t in after.trials)
+
+
+def test_a_failed_trial_goes_on_from_its_last_milestone_by_hand() -> None:
+    """One trial, one node: the failure is drawn first, so it is known; epochs since milestone 1 are lost."""
+    rng = random.Random(0)
+    failure = rng.expovariate(1 / 35.0)
+    assert 20 < failure < 80
+    fragile = replace(Cluster.uniform(1), mtbf=35.0, repair_seconds=1000.0)
+    outcome = simulate(asha(8), constant(1, epochs=8), fragile, TEN_SECONDS)
+    first = outcome.segments[0]
+    assert (first.start, first.stop) == (0.0, failure)
+    assert outcome.segments[1].start == pytest.approx(failure + 1000.0)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match=r"`workload` has 4 epochs, but must have >= max_t \(8\)"):
+        simulate(asha(8), constant(1), Cluster.uniform(1), TEN_SECONDS)
+    with pytest.raises(ValueError, match=r"`workers` is 8, but must be <= the cluster's 4 GPUs"):
+        simulate(asha(4, workers=8), constant(1), Cluster.uniform(4), TEN_SECONDS)
+    with pytest.raises(RuntimeError, match=r"hit by 1000 node failures: `mtbf` \(0.1 s\) is too short"):
+        simulate(asha(4), constant(1), replace(Cluster.uniform(1), mtbf=0.1), TEN_SECONDS)
+
+
+def test_a_million_events_take_less_than_a_minute() -> None:
+    """Measured on a tenth of them, with room for a busy machine: an epoch is some microseconds."""
+    workload = power_law(200, 1000, seed=0)
+    began = time.process_time()
+    outcome = simulate(Plan(RASDA(1000, 250, workers=2)), workload, Cluster.uniform(64), NOISY)
+    assert outcome.events > 50_000
+    assert (time.process_time() - began) / outcome.events * 1e6 < 60

@@ -1,0 +1,136 @@
+"""A past run as a workload: journals written by the library's own store."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydro_rasda.backends.simulator import read_past_run
+from hydro_rasda.backends.simulator.past_run import continued
+from hydro_rasda.store import Store, Unit
+
+NAN, INF = np.nan, np.inf
+
+ASKED = {
+    "metric": "val_loss",
+    "mode": "min",
+    "max_t": 4,
+    "train_data": "tensors (640, 8) float32, (640,) int64",
+    "model": {
+        "0.weight": "(16, 8) torch.float32",
+        "0.bias": "(16,) torch.float32",
+        "1.weight": "(4, 16) torch.bfloat16",
+    },
+}
+
+
+def metrics(stage: str, trial: int, epoch: int, loss: float) -> dict[str, Any]:
+    return {"event": "metrics", "stage": stage, "trial": trial, "epoch": epoch, "val_loss": loss}
+
+
+def trial(number: int, batch_size: int) -> dict[str, Any]:
+    return {"event": "trial", "trial": number, "config": {"lr": 0.1, "batch_size": batch_size}}
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a run: units as (key, lines), all of them without a duration of their own."""
+
+    def write(*units: tuple[str, list[dict[str, Any]]], **changes: Any) -> Path:
+        with Store.open(tmp_path / "run", ASKED | changes, "auto") as store:
+            for key, lines in units:
+                store.once(key, lambda: Unit(None, lines))  # noqa: B023 (called at once)
+        return tmp_path / "run"
+
+    return write
+
+
+def test_a_stopped_trial_goes_on_with_the_mean_step_of_the_others() -> None:
+    table = np.array([[8.0, 6.0, 5.0], [9.0, 5.0, 3.0], [10.0, NAN, NAN], [7.0, 6.5, NAN]])
+    # Steps to epoch 2: -2, -4, -0.5; to epoch 3: -1, -2.
+    expected = [[8, 6, 5], [9, 5, 3], [10, 10 - 6.5 / 3, 10 - 6.5 / 3 - 1.5], [7, 6.5, 5.0]]
+    assert continued(table) == pytest.approx(np.array(expected))
+
+
+def test_what_nobody_trained_leaves_scores_as_they_are() -> None:
+    assert continued(np.array([[2.0, 1.0, NAN], [3.0, NAN, NAN]])).tolist() == [[2, 1, 1], [3, 2, 2]]
+
+
+def test_a_diverged_trial_stays_diverged() -> None:
+    filled = continued(np.array([[3.0, INF, NAN], [2.0, 1.0, 0.5]]))
+    assert np.isnan(filled[0]).tolist() == [False, True, True]
+    assert filled[1].tolist() == [2.0, 1.0, 0.5]
+
+
+def test_reads_what_the_store_wrote(record: Callable[..., Path]) -> None:
+    path = record(
+        ("surrogate/kinds-from-0", [trial(0, 64), trial(1, 64), trial(2, 16)]),
+        ("surrogate/to-1/group-0", [metrics("surrogate", n, 1, 3.0 - n) for n in range(3)]),
+        ("surrogate/to-4/group-0", [metrics("surrogate", 2, t, 1.0 - t / 10) for t in (2, 3, 4)]),
+        ("target/trial-2/from-0", [metrics("target", 2, t, 0.9) for t in (1, 2)]),
+    )
+    run = read_past_run(path)
+    assert run.workload.scores[:, 0].tolist() == [3.0, 2.0, 1.0]
+    assert run.workload.scores[2].tolist() == [1.0, 0.8, 0.7, 0.6]
+    assert run.workload.scores[0] == pytest.approx([3.0, 2.8, 2.7, 2.6])
+    assert run.parameters == 16 * 8 + 16 + 4 * 16
+    assert run.gradient_bytes == 4 * (16 * 8 + 16) + 2 * 4 * 16
+    assert run.steps == 640 / 64
+    assert run.epoch_seconds is not None
+    assert run.settings["max_t"] == 4
+
+
+def test_epoch_times_are_those_of_full_size_units(tmp_path: Path, record: Callable[..., Path]) -> None:
+    path = record(
+        ("target/trial-0/from-0", [metrics("target", 0, t, 0.5) for t in (1, 2)]),
+        ("target/trial-1/from-0", [metrics("target", 1, t, 0.4) for t in (1, 2)]),
+        ("target/trial-1/from-2", [metrics("target", 1, t, 0.3) for t in (3, 4)]),
+    )
+    journal = path / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    spent = {"target/trial-0/from-0": 6.0, "target/trial-1/from-0": 1.0, "target/trial-1/from-2": 3.0}
+    for i, line in enumerate(lines):
+        for key, seconds in spent.items():
+            if f'"key": "{key}"' in line:
+                lines[i] = f'{{"event": "unit", "key": "{key}", "seconds": {seconds}, "value": null}}'
+    journal.write_text("\n".join(lines) + "\n")
+    run = read_past_run(path)
+    # 3 s and 1 s an epoch.
+    assert run.epoch_seconds == 2.0
+    assert run.workload.work.tolist() == [1.5, 0.5]
+    assert run.workload.scores[1].tolist() == [0.4, 0.4, 0.3, 0.3]
+    assert run.steps is None
+
+
+def test_failed_trials_and_half_a_line(record: Callable[..., Path]) -> None:
+    path = record(
+        (
+            "surrogate/to-1/group-0",
+            [
+                metrics("surrogate", 0, 1, 0.5),
+                metrics("surrogate", 1, 1, NAN),
+                {"event": "failed", "trial": 2, "error": "Traceback"},
+            ],
+        )
+    )
+    with open(path / "journal.jsonl", "a") as file:
+        file.write('{"event": "metrics", "stage": "surr')
+    before = (path / "journal.jsonl").read_bytes()
+    run = read_past_run(path)
+    assert np.isnan(run.workload.scores[:, 3]).tolist() == [False, True, True]
+    assert run.epoch_seconds is None
+    assert (path / "journal.jsonl").read_bytes() == before
+
+
+def test_data_sets_tell_their_length_and_loaders_do_not(record: Callable[..., Path]) -> None:
+    lines = [trial(0, 10), metrics("surrogate", 0, 1, 0.5)]
+    assert read_past_run(record(("a", lines), train_data="CIFAR10 of 500")).steps == 50
+
+
+def test_bad_input(tmp_path: Path, record: Callable[..., Path]) -> None:
+    with pytest.raises(FileNotFoundError, match=r"`run` is .*, but must be a run's folder: it holds no run.json"):
+        read_past_run(tmp_path)
+    with pytest.raises(ValueError, match=r"`run` is .*, but must have trained at least one epoch"):
+        read_past_run(record())
