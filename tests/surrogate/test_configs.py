@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from surrogate import shrink
+from surrogate import make_surrogate, shrink
 from surrogate.configs import narrow_config
 from surrogate.multipliers import width_plan
 from surrogate.outputs import output_shapes
@@ -89,3 +89,24 @@ def test_gpt2_as_published() -> None:
     assert sum(p.numel() for p in model.parameters()) == 124_439_808
     assert narrow.get_parameter("transformer.wte.weight").shape == (50257, 128)
     assert width_plan(narrow).readouts == {"lm_head": 6.0}
+
+
+def gpt2(config: dict[str, Any], width_ratio: float) -> nn.Module:
+    sizes = {"vocab_size": 100, "n_positions": 32, "n_embd": int(256 * width_ratio), "n_layer": 1}
+    heads = int(16 * width_ratio)
+    model: nn.Module = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(bos_token_id=0, eos_token_id=1, n_head=heads, **sizes)
+    )
+    return model
+
+
+def test_gpt2_starts_at_the_same_scale_at_any_width_which_mup_corrects() -> None:
+    """Hidden weights: the target's / sqrt(1/4), though GPT-2's own initializer ignores the fan-in."""
+    torch.manual_seed(0)
+    narrow = dict(make_surrogate(gpt2, {}, 1 / 4, example_input=TOKENS).named_parameters())
+    wide = dict(gpt2({}, 1.0).named_parameters())
+    for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+        key = f"transformer.h.0.{name}.weight"
+        assert narrow[key].std().item() / wide[key].std().item() == pytest.approx(2.0, rel=0.05)
+    key = "transformer.wte.weight"
+    assert narrow[key].std().item() / wide[key].std().item() == pytest.approx(1.0, rel=0.05)
