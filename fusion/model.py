@@ -181,6 +181,16 @@ class FusedModel(nn.Module):
         _copy_mode(self.template, module)
         return module
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Restore what `state_dict` returned, for as many members, whatever they shared then and share now."""
+        for name in self.shared:
+            if f"own.{name}" in state_dict:
+                self._unshare(name)
+        for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
+            if f"common.{name}" in state_dict:
+                self.common.put(name, like(self.own.pop(name), tensor.detach()[0].clone()))
+        return super().load_state_dict(state_dict, strict, assign)
+
     def diverged(self) -> list[int]:
         """The members that have an infinite or NaN value in a parameter or floating-point buffer.
 

@@ -90,16 +90,15 @@ class PlainFloats(TorchFunctionMode):
             return result
 
 
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
+}
+# For `s > x`, torch calls `gt` or `__gt__`, by operator and version.
 _DECISIONS: dict[Any, Callable[..., Any]] = {
     Tensor.__bool__: bool,
-    Tensor.__eq__: operator.eq,
-    Tensor.ne: operator.ne,
-    Tensor.gt: operator.gt,
-    Tensor.ge: operator.ge,
-    Tensor.lt: operator.lt,
-    Tensor.le: operator.le,
+    **{getattr(Tensor, name): decide for name, decide in _COMPARISONS.items()},
+    **{getattr(Tensor, f"__{name}__"): decide for name, decide in _COMPARISONS.items()},
 }
-"""What torch calls for `bool(s)`, `s == x`, `s != x`, `s > x` and so on."""
 
 
 def _each(func: Callable[..., Any]) -> Rule:

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import types
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -76,7 +76,7 @@ class _Walk:
             self._module(path, child)
 
     def _module(self, path: str, module: nn.Module) -> None:
-        self.structure.entries[_join(path, "type")] = _type_token(type(module))
+        self._class(_join(path, "type"), type(module))
         children = {name: self.seen[id(child)][0] for name, child in module._modules.items() if child is not None}
         self.structure.entries[_join(path, "modules")] = tuple(children.items())
         for kind in ("_parameters", "_buffers"):
@@ -91,6 +91,17 @@ class _Walk:
                 self._hooks(_join(path, name), value)
             elif name not in _NOT_STRUCTURE:
                 self._value(_join(path, name), value, FloatSlot(module, name))
+
+    def _class(self, path: str, cls: type) -> None:
+        """A class by name; one defined inside a function also by its methods, since each call makes it anew."""
+        self.structure.entries[path] = _name(cls)
+        for base in cls.__mro__:
+            if "<locals>" in base.__qualname__ and id(base) not in self.seen:
+                self.seen[id(base)] = (path, base)
+                for name, method in vars(base).items():
+                    method = method.fget if isinstance(method, property) else getattr(method, "__func__", method)
+                    if isinstance(method, types.FunctionType):
+                        self._value(f"{path}.{name}", method, None)
 
     def _registered(self, path: str, tensor: Tensor, kind: str) -> None:
         first = self.tensors.setdefault(id(tensor), path)
@@ -114,7 +125,7 @@ class _Walk:
         elif isinstance(value, _PLAIN):
             self.structure.entries[path] = (type(value).__name__, value)
         elif isinstance(value, type):
-            self.structure.entries[path] = _type_token(value)
+            self._class(path, value)
         elif isinstance(value, Tensor):
             self.structure.entries[path] = self.tensors.get(id(value)) or _digest(value)
         elif id(value) in self.seen:
@@ -124,7 +135,7 @@ class _Walk:
             self._compound(path, value)
 
     def _compound(self, path: str, value: Any) -> None:
-        self.structure.entries[path] = _type_token(type(value))
+        self.structure.entries[path] = _name(type(value))
         if isinstance(value, dict | OrderedDict):
             for key, item in value.items():
                 if key not in _TRAINING or isinstance(item, float):
@@ -132,13 +143,13 @@ class _Walk:
         elif isinstance(value, set | frozenset):
             self.structure.entries[path] = tuple(sorted(map(repr, value)))
         elif isinstance(value, list | tuple | deque):
-            self.structure.entries[path] = (_type_token(type(value)), len(value))
+            self.structure.entries[path] = (_name(type(value)), len(value))
             for i, item in enumerate(value):
                 self._value(f"{path}[{i}]", item, FloatSlot(value, i) if isinstance(value, list) else None)
         elif isinstance(value, _FUNCTIONS):
             self._function(path, value)
         elif callable(getattr(value, "tobytes", None)):
-            self.structure.entries[path] = (_type_token(type(value)), hashlib.sha256(value.tobytes()).hexdigest())
+            self.structure.entries[path] = (_name(type(value)), hashlib.sha256(value.tobytes()).hexdigest())
         else:
             for name, item in getattr(value, "__dict__", {}).items():
                 self._value(_join(path, name), item, FloatSlot(value, name))
@@ -162,27 +173,22 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, f
 
 def _captured(function: Any) -> Iterator[Any]:
     """What decides a Python function's result besides its arguments: code, defaults, and closure."""
-    code = getattr(function, "__code__", None)
-    if code is None:
+    if not hasattr(function, "__code__"):
         return
-    yield code.co_code
-    yield from (const for const in code.co_consts if isinstance(const, (*_PLAIN, float, tuple)))
-    yield code.co_names
+    yield _code(function.__code__)
     yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
     yield from (cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType())
 
 
-def _type_token(cls: type) -> Hashable:
-    """A class by name; one defined inside a function also by its code, since each call makes it anew."""
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    if "<locals>" not in name:
-        return name
-    methods = (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
-    return (name, *((m.__name__, m.__code__.co_code, _names(m.__code__.co_consts)) for m in methods))
+def _code(code: types.CodeType) -> bytes:
+    """A digest of what a function does, inner functions included, wherever it stands."""
+    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    return hashlib.sha256(repr((code.co_code, code.co_names, constants)).encode()).digest()
 
 
-def _names(constants: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(repr(c) for c in constants if isinstance(c, (*_PLAIN, float, tuple)))
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _is_probability(value: Any, slot: FloatSlot | None) -> bool:

@@ -219,6 +219,22 @@ def test_state_dict_round_trip(tmp_path: Any) -> None:
         assert_same(again.unfuse(k), fused.unfuse(k))
 
 
+@pytest.mark.parametrize(("was_shared", "is_shared"), [(True, False), (False, True)])
+def test_state_dict_decides_what_is_shared(was_shared: bool, is_shared: bool) -> None:
+    def with_base(seed: int, shared: bool) -> FusedModel:
+        models = nets(2, seed)
+        if shared:
+            models[1].frozen.load_state_dict(models[0].frozen.state_dict())
+        return fuse(models)
+
+    saved, again = with_base(0, was_shared), with_base(1, is_shared)
+    again.load_state_dict(saved.state_dict())
+    assert ("frozen.weight" in again.shared) == was_shared
+    for k in range(2):
+        assert_same(again.unfuse(k), saved.unfuse(k))
+    torch.testing.assert_close(again.map(loss, X), saved.map(loss, X))
+
+
 def test_copy_and_dtype() -> None:
     fused = fuse(nets(2))
     twin = copy.deepcopy(fused).double()

@@ -176,3 +176,18 @@ class Multiply:
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0] * self.scale, *args[1:])
+
+
+def in_closure(limit: float) -> nn.Module:
+    config = {"limit": limit}
+
+    class Local(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * config["limit"]).clamp(max=config["limit"])
+
+    return Local()
+
+
+def test_a_configuration_in_a_closure() -> None:
+    models = [in_closure(value) for value in VALUES]
+    torch.testing.assert_close(fuse(models)(ROWS), torch.stack([model(ROWS) for model in models]))

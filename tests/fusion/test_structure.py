@@ -29,12 +29,18 @@ def power(n: int) -> Callable[[Tensor], Tensor]:
     return apply
 
 
-def local(width: int, slope: float) -> nn.Module:
-    class Local(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.leaky_relu(super().forward(x), 0.1)
+def local(slope: float, **config: Any) -> nn.Module:
+    """Each call makes a class of its own, whose methods see the call's arguments."""
 
-    return Local(width, width)
+    class Local(nn.Linear):
+        @property
+        def limit(self) -> float:
+            return float(config.get("limit", 1.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.leaky_relu(super().forward(x), slope).clamp(max=self.limit)
+
+    return Local(3, 3)
 
 
 class Scale:
@@ -68,7 +74,8 @@ EQUAL: list[tuple[nn.Module, nn.Module]] = [
     (Block(functools.partial(F.gelu, approximate="tanh")), Block(functools.partial(F.gelu, approximate="tanh"))),
     (Block(scale=1.0), Block(scale=2.0)),
     (Block(scales={"a": [1.0]}), Block(scales={"a": [3.0]})),
-    (local(3, 0.1), local(3, 0.1)),
+    (local(0.1), local(0.1)),
+    (local(0.1, limit=0.2), local(0.1, limit=0.4)),
     (hooked(Scale(1.0)), hooked(Scale(2.0))),
     (Block(mask=torch.eye(3)), Block(mask=torch.eye(3))),
     (Block(table=np.eye(3)), Block(table=np.eye(3))),
@@ -90,6 +97,7 @@ DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (Block(lambda x: x + 1), Block(lambda x: x - 1), "act"),
     (Block(lambda x: x + 1), Block(lambda x: x + 2), "act"),
     (Block(power(2)), Block(power(3)), "act"),
+    (Block(lambda x: sum(i * x for i in (1, 2))), Block(lambda x: sum(i + x for i in (1, 2))), "act"),
     (Block(functools.partial(F.gelu, approximate="tanh")), Block(functools.partial(F.gelu)), "act"),
     (Block(scale=1.0), Block(scale=1), "scale"),
     (Block(window=(0.1, 0.2)), Block(window=(0.1, 0.3)), r"window\[1\]"),
@@ -98,6 +106,8 @@ DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (Block(mask=torch.eye(3)), Block(mask=torch.ones(3, 3)), "mask"),
     (Block(table=np.eye(3)), Block(table=np.ones((3, 3))), "table"),
     (Block(config={"act": "relu"}), Block(config={"act": "gelu"}), r"config\['act'\]"),
+    (local(0.1), local(0.2), r"type.forward.captured\[\d+\]: \('float', '0.2'\)"),
+    (local(0.1, limit=1), local(0.1, limit=2), r"type.limit.captured.*\['limit'\]"),
     (tied(True), tied(False), "1.weight"),
 ]
 
