@@ -78,8 +78,7 @@ class Problem:
     def target(self, trial: Trial) -> nn.Module:
         """The full-size model, its initial weights drawn from the trial's own seed."""
         torch.manual_seed(derive_seed(self.seed, "weights", trial.number))
-        config = copy.deepcopy(dict(trial.config))
-        model = self._build(config, 1.0) if takes_width_ratio(self.model_fn) else self.model_fn(config)
+        model = self._build(trial.config, 1.0)
         if not isinstance(model, nn.Module):
             raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
         return model.to(self.device)
@@ -91,13 +90,16 @@ class Problem:
         if not takes_width_ratio(self.model_fn):
             return shrink(self.target(trial), self.width_ratio, self.example_input)
         torch.manual_seed(derive_seed(self.seed, "weights", trial.number))
-        config = copy.deepcopy(dict(trial.config))
-        return make_surrogate(self._build, config, self.width_ratio).to(self.device)
+        return make_surrogate(self._build, dict(trial.config), self.width_ratio).to(self.device)
 
-    def _build(self, config: dict[str, Any], width_ratio: float) -> nn.Module:
+    def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
+        """A copy of the configuration is the model function's own: what it changes there, nobody sees."""
+        own = copy.deepcopy(dict(config))
+        if not takes_width_ratio(self.model_fn):
+            return self.model_fn(own)
         if "width_ratio" in inspect.signature(self.model_fn).parameters:
-            return self.model_fn(config, width_ratio=width_ratio)
-        return self.model_fn(config, width_ratio)
+            return self.model_fn(own, width_ratio=width_ratio)
+        return self.model_fn(own, width_ratio)
 
 
 def takes_width_ratio(model_fn: Callable[..., nn.Module]) -> bool:
@@ -131,33 +133,61 @@ class DryRun:
 
 
 EXAMPLES = 4
+MISFITS = 8
+"""So many configurations in a row whose model is built but cannot be trained mean that none can."""
+
+
+class _Misfit(Exception):
+    """One trial cannot be trained; its cause says why, for the user if it is the same for all trials."""
 
 
 def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
     """Build one trial's models and run one batch of each data set through them, so that nothing fails hours later.
 
-    Trials are tried in turn until the model function takes one: a configuration that it refuses fails alone.
+    Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
 
     Args:
         problem: What will be tuned.
         trials: At least one.
 
     Raises:
-        ValueError: where `model_fn` fails for all of them, the model cannot take a batch, the loss cannot take the
-            model's output and the target, the metric is unknown, or the model cannot be made narrower. Each names the
-            argument.
+        ValueError: where, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
+            model's output and the target, or the model cannot be made narrower; or the metric is unknown. Each names
+            the argument.
         TypeError: where `model_fn` returns no module, or the objective no dict of tensors.
     """
-    trial, target = _first_that_builds(problem, trials)
+    unbuilt: list[Exception] = []
+    misfits: list[Exception] = []
+    for trial in trials:
+        try:
+            target = problem.target(trial)
+        except NoModule:
+            raise
+        except Exception as error:
+            told = f"for {dict(trial.config)!r} with {type(error).__name__}: {error}"
+            unbuilt.append(_misfit(f"`model_fn` fails for every configuration, {told}", error).args[0])
+            continue
+        try:
+            return _try(problem, trial, target)
+        except _Misfit as misfit:
+            misfits.append(misfit.args[0])
+        if len(misfits) == MISFITS:
+            break
+    raise (misfits or unbuilt)[0]
+
+
+def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
     calls: list[Any] = []
     handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     train = next(problem.train_data.epoch(trial.batch_size, 0))
-    available = {f"train_{name}" for name in _run_batch(problem, target.train(), train, "train_data")}
+    trained = _run_batch(problem, target.train(), train, "train_data")
     validation = next(problem.val_data.in_order(trial.batch_size))
-    available |= {f"val_{name}" for name in _run_batch(problem, target.eval(), validation, "val_data")}
+    with torch.no_grad():
+        validated = _run_batch(problem, target.eval(), validation, "val_data")
     handle.remove()
-    require(problem.metric in available, "metric", problem.metric, f"one of {sorted(available)}")
+    available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in validated])
+    require(problem.metric in available, "metric", problem.metric, f"one of {available}")
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if isinstance(leaf, Tensor) else leaf, calls[0]) if calls else None
     _try_surrogate(replace(problem, example_input=example), trial)
     return DryRun(parameters, example)
@@ -168,48 +198,43 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
         problem.surrogate(trial)
     except Exception as error:
         if takes_width_ratio(problem.model_fn):
-            raise
-        raise ValueError(
+            raise _Misfit(error) from error
+        raise _misfit(
             f"`surrogate` is {problem.width_ratio:g}, but the model cannot be made narrower by itself ({error}); give "
-            "`model_fn` an argument `width_ratio`, or set `surrogate=1`"
+            "`model_fn` an argument `width_ratio`, or set `surrogate=1`",
+            error,
         ) from error
 
 
-def _first_that_builds(problem: Problem, trials: Iterable[Trial]) -> tuple[Trial, nn.Module]:
-    failures: list[tuple[Trial, Exception]] = []
-    for trial in trials:
-        try:
-            model = problem.target(trial)
-        except NoModule:
-            raise
-        except Exception as error:
-            failures.append((trial, error))
-        else:
-            return trial, model
-    first, cause = failures[0]
-    raise ValueError(
-        f"`model_fn` fails for every configuration, for {dict(first.config)!r} with {type(cause).__name__}: {cause}"
-    ) from cause
-
-
 def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> Mapping[str, Tensor]:
+    """Metrics of one batch; where gradients are enabled, the loss is differentiated, too."""
     outputs: list[Any] = []
     handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
-        with torch.no_grad():
-            metrics = problem.objective(model, batch)
+        metrics = problem.objective(model, batch)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        told = f"a batch {_outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
         if outputs:
-            raise ValueError(
-                f"`loss_fn` (or `objective`) cannot take the model's output {_outline(outputs[-1])} with a batch "
-                f"{_outline(batch)} of `{argument}`: {told}"
-            ) from error
-        raise ValueError(f"`{argument}` yields a batch {_outline(batch)} that the model cannot take: {told}") from error
+            told = f"`loss_fn` (or `objective`) cannot take the model's output {_outline(outputs[-1])} with {told}"
+        else:
+            told = f"the model cannot take {told}"
+        raise _misfit(told, error) from error
     finally:
         handle.remove()
     check_metrics(metrics)
+    if torch.is_grad_enabled():
+        try:
+            metrics["loss"].backward()
+        except Exception as error:
+            told = f"the loss of a batch {_outline(batch)} of `{argument}` cannot be differentiated"
+            raise _misfit(f"{told}: {type(error).__name__}: {error}", error) from error
     return metrics
+
+
+def _misfit(told: str, cause: Exception) -> _Misfit:
+    refusal = ValueError(told)
+    refusal.__cause__ = cause
+    return _Misfit(refusal)
 
 
 def _outline(value: Any) -> str:

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydro_rasda.data import Data, make_batches
+from hydro_rasda.objective import Objective, supervised
+from hydro_rasda.problem import Problem, Trial, dry_run, takes_width_ratio
+from tests.hydro_rasda.models import Config, fixed_mlp, mlp, refuses_some, regressor, stumbles_in_some
+
+X = torch.randn(12, 64, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(12) % 10
+CPU = torch.device("cpu")
+
+
+def problem(
+    model_fn: Any = mlp,
+    data: Data = (X, LABELS),
+    objective: Objective | None = None,
+    metric: str = "val_loss",
+    width_ratio: float = 0.5,
+    seed: int = 0,
+) -> Problem:
+    return Problem(
+        model_fn=model_fn,
+        objective=objective or supervised(),
+        train_data=make_batches(data, "train_data", CPU, seed),
+        val_data=make_batches(data, "val_data", CPU, seed),
+        width_ratio=width_ratio,
+        metric=metric,
+        mode="min",
+        max_t=4,
+        seed=seed,
+        device=CPU,
+    )
+
+
+def trials(*configs: Config) -> list[Trial]:
+    return [Trial(number, {"lr": 0.1, "batch_size": 4, **config}) for number, config in enumerate(configs or ({},))]
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+
+
+def test_batch_size_has_a_default() -> None:
+    assert [Trial(0, {"batch_size": 7}).batch_size, Trial(0, {}).batch_size] == [7, 64]
+
+
+@pytest.mark.parametrize("of", ["target", "surrogate"])
+def test_initial_weights_depend_on_seed_and_number_alone(of: str) -> None:
+    one = getattr(problem(), of)(Trial(3, {}))
+    torch.rand(5)
+    assert equal(getattr(problem(), of)(Trial(3, {"lr": 1.0})), one)
+    assert not equal(getattr(problem(), of)(Trial(4, {})), one)
+    assert not equal(getattr(problem(seed=1), of)(Trial(3, {})), one)
+
+
+def test_a_model_function_may_change_its_configuration() -> None:
+    def pops(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        config["nested"].pop("depth")
+        return mlp(config, width_ratio)
+
+    (trial,) = trials({"nested": {"depth": 2}})
+    problem(pops).target(trial)
+    problem(pops).surrogate(trial)
+    assert trial.config["nested"] == {"depth": 2}
+
+
+def test_full_width_sweeps_the_target_itself() -> None:
+    (trial,) = trials()
+    whole = problem(width_ratio=1)
+    assert equal(whole.surrogate(trial), whole.target(trial))
+
+
+def second_argument(config: Config, ratio: float) -> nn.Module:
+    return mlp(config, ratio)
+
+
+def keyword_only(config: Config, *, depth: int = 2, width_ratio: float = 1.0) -> nn.Module:
+    return mlp(config, width_ratio)
+
+
+@pytest.mark.parametrize("model_fn", [mlp, second_argument, keyword_only])
+def test_forms_of_a_model_function_with_a_width(model_fn: Any) -> None:
+    assert takes_width_ratio(model_fn)
+    checked = dry_run(problem(model_fn), trials())
+    assert checked.parameters["0.weight"] == "(32, 64) torch.float32"
+    assert problem(model_fn).surrogate(trials()[0]).get_parameter("0.weight").shape == (16, 64)
+
+
+def test_a_model_function_without_a_width() -> None:
+    assert not takes_width_ratio(fixed_mlp)
+    checked = dry_run(problem(fixed_mlp), trials())
+    assert [tuple(t.shape) for t in checked.example_input] == [(4, 64)]
+
+
+def test_metrics_of_both_data_sets_are_known() -> None:
+    for metric in ("val_loss", "val_accuracy", "train_loss", "train_accuracy"):
+        dry_run(problem(metric=metric), trials())
+    with pytest.raises(ValueError, match=r"`metric` is 'accuracy', but must be one of \['train_acc.*'val_loss'\]"):
+        dry_run(problem(metric="accuracy"), trials())
+
+
+def test_nothing_is_left_on_the_model_or_its_gradients() -> None:
+    built: list[nn.Module] = []
+
+    def remembers(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        built.append(mlp(config, width_ratio))
+        return built[-1]
+
+    dry_run(problem(remembers), trials())
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in built)
+
+
+@pytest.mark.parametrize("model_fn", [refuses_some, stumbles_in_some])
+def test_a_configuration_that_fails_alone_does_not_refuse_the_run(model_fn: Any) -> None:
+    bad = {"bad": True, "stumbles": 1.0}
+    dry_run(problem(model_fn), trials(bad, bad, {}))
+    with pytest.raises(ValueError, match=r"this .* cannot be ") as caught:
+        dry_run(problem(model_fn), trials(bad, bad))
+    assert "cannot be" in str(caught.value.__cause__)
+
+
+def ignores_width(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    return mlp(config)
+
+
+def other_names(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    return mlp(config) if width_ratio == 1 else nn.Sequential(mlp(config, width_ratio))
+
+
+def detached(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1]).detach()}
+
+
+def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+    return {"nll": F.cross_entropy(model(batch[0]), batch[1])}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"model_fn": lambda config: 1 / 0}, ValueError, "`model_fn` fails for every configuration, for .*'lr': 0.1"),
+        ({"model_fn": lambda config: None}, TypeError, "`model_fn` returned a NoneType, but must return a torch.nn"),
+        ({"model_fn": ignores_width}, ValueError, "model_fn.*width_ratio"),
+        ({"model_fn": other_names}, ValueError, "model_fn.*width_ratio"),
+        ({"data": (X[:, :9], LABELS)}, ValueError, r"the model cannot take a batch \[\(4, 9\) float32, .*`train_data`"),
+        ({"data": (X, LABELS + 9)}, ValueError, r"`loss_fn` .*cannot take the model's output \[\(4, 10\) float32\]"),
+        ({"data": (X, LABELS[:, None])}, ValueError, r"`loss_fn` .* with a batch \[\(4, 64\) .*\(4, 1\) int64\]"),
+        ({"model_fn": regressor, "data": (X, X[:, 0])}, ValueError, "must have the output's shape"),
+        ({"objective": detached}, ValueError, "the loss of a batch .* cannot be differentiated"),
+        ({"objective": nameless}, ValueError, r"`objective` returned \['nll'\], but must return a \"loss\""),
+    ],
+)
+def test_bad_input(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        dry_run(problem(**arguments), trials())
