@@ -141,7 +141,7 @@ class _Walk:
                 if key not in _TRAINING or isinstance(item, float):
                     self._value(f"{path}[{key!r}]", item, FloatSlot(value, key))
         elif isinstance(value, set | frozenset):
-            self.structure.entries[path] = tuple(sorted(map(repr, value)))
+            self.structure.entries[path] = _steady(frozenset(value))
         elif isinstance(value, list | tuple | deque):
             self.structure.entries[path] = (_name(type(value)), len(value))
             for i, item in enumerate(value):
@@ -183,8 +183,13 @@ def _captured(function: Any) -> Iterator[Any]:
 
 def _code(code: types.CodeType) -> bytes:
     """A digest of what a function does, inner functions included, wherever it stands."""
-    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    constants = [_code(c) if isinstance(c, types.CodeType) else _steady(c) for c in code.co_consts]
     return hashlib.sha256(repr((code.co_code, code.co_names, constants)).encode()).digest()
+
+
+def _steady(constant: Any) -> str:
+    """The same text in every process; a set has an order of its own in each."""
+    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def _name(cls: type) -> str:
