@@ -66,6 +66,7 @@ class TuneConfig:
     top_k: int = 4
     surrogate: float = 1 / 8
     fusion: int | Literal["auto"] = "auto"
+    check_transfer: bool = False
     rasda: RASDAConfig = RASDAConfig()
     checkpoint_every: int | None = None
     time_budget_s: float | None = None

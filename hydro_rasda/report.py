@@ -69,6 +69,8 @@ def cost_line(result: TuneResult) -> str:
         f"{cost.seconds:.1f} s: {cost.surrogate_epochs} epochs of surrogates in {cost.surrogate_seconds:.1f} s, "
         f"{cost.target_epochs} epochs at full size in {cost.target_seconds:.1f} s"
     )
+    if result.transfer is not None:
+        line += f"; transfer is {result.transfer.verdict} (rank correlation {result.transfer.rho:.2f})"
     if cost.spared_seconds >= 1:
         line += f"; the fused surrogates spared about {cost.spared_seconds:.0f} s of full-size training"
     return line

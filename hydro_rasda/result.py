@@ -13,6 +13,8 @@ import torch
 from rich.console import Group
 from torch import nn
 
+from surrogate import RankComparison
+
 from .data import Data, batch_length, make_batches
 from .problem import Problem, Trial
 from .report import render, write_report
@@ -95,6 +97,7 @@ class TuneResult:
         metric: Name of the metric.
         mode: "min" or "max".
         cost: What the run cost.
+        transfer: How far the surrogates' ranking can be trusted; None unless `check_transfer` was asked for.
         path: The run directory.
     """
 
@@ -104,6 +107,7 @@ class TuneResult:
     metric: str
     mode: Literal["min", "max"]
     cost: Cost
+    transfer: RankComparison | None
     path: Path
     _best: int
     _checkpoints: Mapping[int, Path]
@@ -193,6 +197,7 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
         metric=run.settings.metric,
         mode=run.settings.mode,
         cost=_cost(run),
+        transfer=run.transfer,
         path=run.store.path,
         _best=best,
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from surrogate import RankComparison
+
 from .config import TuneConfig
 from .problem import Problem, Trial
 from .progress import Progress
@@ -28,6 +30,7 @@ class Run:
         metrics: Of each stage and trial, the journal's lines, one an epoch.
         failures: Of each trial that raised, the traceback.
         checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
+        transfer: How far the surrogates' ranking can be trusted, where that was asked for.
     """
 
     problem: Problem
@@ -38,6 +41,7 @@ class Run:
     metrics: dict[tuple[Stage, int], list[Line]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
+    transfer: RankComparison | None = None
 
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
         """Do a unit of work once in the life of the run, and take in what it says of its trials."""

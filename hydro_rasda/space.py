@@ -43,6 +43,7 @@ __all__ = [
     "randint",
     "sample",
     "sample_from",
+    "tuned",
     "uniform",
 ]
 
@@ -157,6 +158,11 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
 def describe(space: Mapping[str, Any]) -> dict[str, Any]:
     """The space as JSON values, equal for equal spaces: kept with a run to recognise it."""
     return {key: describe(value) if _is_nested(value) else _show(value) for key, value in space.items()}
+
+
+def tuned(space: Mapping[str, Any]) -> list[str]:
+    """Names of what is searched: of the domains in the space, not of its constants."""
+    return [key for key, value in _leaves(space) if _is_domain(value)]
 
 
 def _is_grid(value: object) -> bool:

@@ -26,6 +26,7 @@ from .search import Search
 from .space import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .store import Unit
 from .train import Span
+from .transfer import check_transfer
 
 
 class GroupTrainer(Protocol):
@@ -61,6 +62,8 @@ def sweep(run: Run, search: Search, trainer: GroupTrainer) -> list[int]:
     while trials := search.next_trials():
         run.trials |= {trial.number: trial for trial in trials}
         rungs.train(rungs.admit(trials), Span(0, stops[0]))
+    if settings.check_transfer:
+        run.transfer = check_transfer(run, stops[0])
     left = sorted(run.trials)
     for start, stop in zip((0, *stops), stops):
         if start:

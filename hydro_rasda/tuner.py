@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from ray.tune.search import Searcher
 from torch import nn
 from torch.nn import functional as F
 
+from surrogate import doubtful_hyperparameters
+
 from .backends.local import LocalBackend, default_device
 from .config import Mode, RASDAConfig, TuneConfig, require
 from .data import Data, make_batches
@@ -22,7 +25,7 @@ from .progress import Progress
 from .result import TuneResult, make_result
 from .run import Run
 from .search import RandomSearch, Search, SearcherSearch, prepare
-from .space import check_space, describe
+from .space import check_space, describe, tuned
 from .store import Store
 from .sweep import sweep
 
@@ -44,6 +47,7 @@ def tune(
     top_k: int = 4,
     surrogate: float = 1 / 8,
     fusion: int | Literal["auto"] = "auto",
+    check_transfer: bool = False,
     rasda: RASDAConfig | None = None,
     searcher: Searcher | None = None,
     backend: Literal["local"] = "local",
@@ -82,7 +86,10 @@ def tune(
             `grace_period * reduction_factor**k` epochs.
         top_k: Configurations that move to the full-size model.
         surrogate: Width of the surrogates over that of the model, in (0, 1]; 1 sweeps the model itself.
-        fusion: Most trials in one fused model, or "auto".
+        fusion: Most trials in one fused model; "auto" measures what is fastest, once on a machine (the measurements are
+            kept below HYDRO_RASDA_CACHE, or the user's cache folder).
+        check_transfer: Whether to train 6 configurations at full size to the sweep's first milestone, and compare their
+            ranking with the surrogates' (`TuneResult.transfer`).
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
         backend: "local": everything in this process.
@@ -116,6 +123,7 @@ def tune(
         top_k=top_k,
         surrogate=surrogate,
         fusion=fusion,
+        check_transfer=check_transfer,
         rasda=rasda or RASDAConfig(),
         checkpoint_every=checkpoint_every,
         time_budget_s=time_budget_s,
@@ -123,6 +131,7 @@ def tune(
     )
     require(backend == "local", "backend", backend, '"local"')
     check_space(space)
+    _warn_of_doubtful(space, settings.surrogate)
     if searcher is not None:
         prepare(searcher, space, metric, mode)
     with torch.random.fork_rng():
@@ -154,6 +163,16 @@ def tune(
             result = make_result(run, finalists)
             shown.console.print(result)
     return result
+
+
+def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
+    doubtful = doubtful_hyperparameters(tuned(space), ratio)
+    if doubtful:
+        warnings.warn(
+            f"what is best for {', '.join(doubtful)} may not transfer: it regularizes, and a model of {ratio:g} of the "
+            "width overfits less; a wider surrogate (`surrogate=1/4`) or `check_transfer=True` makes sure",
+            stacklevel=3,
+        )
 
 
 def _problem(

@@ -1,0 +1,71 @@
+"""Widths are measured once, remembered, and never fuse where fusing loses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydro_rasda import TuneResult, planning
+from hydro_rasda.data import make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.planning import Widths, cache_file, planned_widths, widths_from
+from hydro_rasda.problem import Problem, Trial
+from tests.hydro_rasda.models import mlp
+
+Pair = tuple[Tensor, Tensor]
+
+
+@pytest.fixture
+def problem(digits: tuple[Pair, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Problem:
+    monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path / "cache"))
+    cpu = torch.device("cpu")
+    train, validation = (make_batches(data, "data", cpu, 0) for data in digits)
+    return Problem(mlp, supervised(), train, validation, 0.5, "val_loss", "min", 4, 0, cpu)
+
+
+TRIAL = Trial(0, {"lr": 0.1, "batch_size": 32})
+
+
+def test_measured_once_and_remembered(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = planned_widths(problem, TRIAL, "kind", 8)
+    (measured,) = json.loads(cache_file().read_text()).values()
+    assert first == widths_from({int(k): rate for k, rate in measured["throughput"].items()}, measured["width"])
+    assert 1 <= first.most <= 8
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(planning, "plan_fusion", refuse)
+    assert planned_widths(problem, TRIAL, "kind", 8) == first
+    with pytest.raises(AssertionError, match="measured again"):
+        planned_widths(problem, TRIAL, "another kind", 8)
+
+
+def test_a_single_trial_is_not_measured(problem: Problem) -> None:
+    assert planned_widths(problem, TRIAL, "kind", 1) == Widths(1)
+    assert not cache_file().exists()
+
+
+def test_a_torn_cache_is_measured_anew(problem: Problem) -> None:
+    cache_file().parent.mkdir(parents=True)
+    cache_file().write_text('{"half a')
+    planned_widths(problem, TRIAL, "kind", 2)
+    assert len(json.loads(cache_file().read_text())) == 1
+
+
+def test_widths_where_fusing_loses() -> None:
+    assert widths_from({1: 100.0, 2: 90.0, 4: 95.0}, most=1) == Widths(1, 2)
+    assert widths_from({1: 100.0, 2: 130.0}, most=2) == Widths(2, 2)
+
+
+def test_auto_finds_what_a_fixed_width_finds(quick: Callable[..., TuneResult]) -> None:
+    auto, fixed = quick(fusion="auto", name="auto"), quick(fusion=3, name="fixed")
+    assert auto.best_config == fixed.best_config
+    for one, other in zip(auto.trials, fixed.trials, strict=True):
+        assert one.surrogate_metric == pytest.approx(other.surrogate_metric, rel=1e-3)

@@ -1,0 +1,67 @@
+"""The transfer check compares surrogates with real full-size trainings, and says what it found."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from hydro_rasda import TuneResult, choice, loguniform, uniform
+from tests.hydro_rasda.models import Config, mlp
+
+Quick = Callable[..., TuneResult]
+
+
+def learns_only_wide(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """At full width the gain helps; below it the gain is turned around, so that surrogates rank upside down."""
+    gain = config["gain"] if width_ratio == 1 else 1 - config["gain"]
+    model = mlp(config, width_ratio)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(gain)
+    return model
+
+
+def test_no_check_unless_asked_for(quick: Quick) -> None:
+    assert quick().transfer is None
+
+
+def test_check_at_full_width_agrees_with_itself(quick: Quick) -> None:
+    """The surrogates are the targets: the same initial weights and batches, fused or not, rank alike."""
+    result = quick(surrogate=1, check_transfer=True)
+    assert result.transfer is not None
+    assert result.transfer.rho == pytest.approx(1.0)
+    assert result.transfer.regret[1] == pytest.approx(0.0, abs=1e-4)
+    assert result.transfer.verdict == "trusted"
+
+
+def test_a_ranking_upside_down_is_not_trusted(quick: Quick) -> None:
+    space = {"lr": choice([0.01]), "optimizer": "sgd", "gain": uniform(0.0, 1.0)}
+    with pytest.warns(UserWarning, match="transfer to full size is"):
+        result = quick(model_fn=learns_only_wide, space=space, num_samples=12, check_transfer=True)
+    assert result.transfer is not None
+    assert result.transfer.rho < 0.5
+    assert result.transfer.verdict != "trusted"
+
+
+def test_the_check_is_a_part_of_the_run(quick: Quick) -> None:
+    """A resumed run reads it, and the verdict does not depend on it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first, again = quick(check_transfer=True), quick(check_transfer=True)
+    assert first.transfer == again.transfer
+    assert first.transfer is not None
+    assert not math.isnan(first.transfer.rho)
+
+
+def test_regularizers_tuned_on_a_narrow_surrogate_are_warned_of(quick: Quick) -> None:
+    space = {"lr": loguniform(1e-3, 0.3), "weight_decay": loguniform(1e-6, 1e-2), "dropout": 0.1}
+    with pytest.warns(UserWarning, match="what is best for weight_decay may not transfer"):
+        quick(space=space, surrogate=1 / 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quick(space=space, surrogate=1 / 2, name="wider")
