@@ -15,17 +15,10 @@ from torch import Tensor, nn
 
 from fusion.members import member_indices, member_vector
 from fusion.model import FusedModel
-from fusion.optim import native, updates
+from fusion.optim import native, vectorized
 from fusion.optim.hyper import KINDS, Hyperparameters
-from fusion.optim.runs import Coefficients, Run, runs_of
+from fusion.optim.runs import Run, runs_of
 from fusion.optim.single import Multipliers, multipliers_of
-
-BLOCK = 2**17
-"""Elements of a parameter to update at a time on a CPU: temporaries of that size are found in memory that is at hand.
-
-Larger ones are mapped anew, page by page, for each operation. AdamW on 32 members of 27,000 parameters: 5.0 ms at once,
-1.9 ms in blocks.
-"""
 
 
 class FusedOptimizer:
@@ -206,11 +199,8 @@ class FusedOptimizer:
         for run in self._runs:
             slots: list[list[native.Slot]] = [[] for _ in run.members]
             for i in rows:
-                parameter = stacked[self.names[i]]
-                assert parameter.grad is not None
-                moments = [self._moment(self.names[i], key, parameter) for key in run.moments]
-                tensors = zip(*(t[run.start : run.stop].unbind() for t in (parameter, parameter.grad, *moments)))
-                for r, (p, g, *own) in enumerate(tensors):
+                tensors = self._tensors(run, self.names[i], stacked)
+                for r, (p, g, *own) in enumerate(zip(*(t[run.start : run.stop].unbind() for t in tensors))):
                     k = run.start + r
                     slots[r].append(native.Slot(p, g, own, lr_PK[i][k], decay_PK[i][k], steps_PK[i][k]))
             for r, hp in enumerate(run.members):
@@ -221,63 +211,20 @@ class FusedOptimizer:
         coefficients_PR = run.coefficients(
             self._lr_PK[:, at], self._decay_PK[:, at], self.steps_PK[:, at], self.lr_factor_K[at]
         )
-        by_dtype = {_math_dtype(stacked[self.names[i]].dtype) for i in rows}
-        tables = {dtype: _unbind(coefficients_PR, dtype) for dtype in by_dtype}
-        for i in rows:
-            parameter = stacked[self.names[i]]
-            assert parameter.grad is not None
-            tensors = [parameter, parameter.grad, *(self._moment(self.names[i], k, parameter) for k in run.moments)]
-            math = _math_dtype(parameter.dtype)
-            row = {name: None if c is None else c[i] for name, c in tables[math].items()}
-            for block in _blocks(parameter, run.start, run.stop):
-                inside = slice(block.start - run.start, block.stop - run.start)
-                own = {name: None if c is None else c[inside] for name, c in row.items()}
-                _update(run.adaptive, [t[block] for t in tensors], own, math)
+        tensors = {i: self._tensors(run, self.names[i], stacked) for i in rows}
+        vectorized.update(run, tensors, coefficients_PR)
+
+    def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
+        """A parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
+        parameter = stacked[name]
+        assert parameter.grad is not None
+        return [parameter, parameter.grad, *(self._moment(name, key, parameter) for key in run.moments)]
 
     def _moment(self, name: str, key: str, parameter: Tensor) -> Tensor:
         moments = self.state[name]
         if key not in moments:
             moments[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return moments[key]
-
-
-def _blocks(parameter: Tensor, start: int, stop: int) -> Iterator[slice]:
-    """Split the members of a run into blocks."""
-    step = stop - start
-    if parameter.device.type == "cpu":
-        step = max(1, BLOCK * parameter.shape[0] // max(1, parameter.numel()))
-    return (slice(first, min(first + step, stop)) for first in range(start, stop, step))
-
-
-def _update(adaptive: bool, stored: list[Tensor], row: Mapping[str, Tensor | None], math: torch.dtype) -> None:
-    """Apply a rule in `math` precision to some members of one parameter, in place.
-
-    Args:
-        adaptive: whether the rule is Adam's.
-        stored: parameter, gradient and moments, [B, ...] each.
-        row: coefficients of the rule, [B] each.
-        math: their precision.
-    """
-    shape = (-1,) + (1,) * (stored[0].ndim - 1)
-    coefficients = {name: None if c is None else c.view(shape) for name, c in row.items()}
-    tensors = [t if t.dtype == math else t.to(math) for t in stored]
-    if adaptive:
-        updates.adam(*tensors, **coefficients)  # type: ignore[arg-type]
-    else:
-        updates.sgd(*tensors, **coefficients)  # type: ignore[arg-type]
-    if stored[0].dtype != math:
-        for target, value in zip(stored[:1] + stored[2:], tensors[:1] + tensors[2:], strict=True):
-            target.copy_(value)
-
-
-def _unbind(coefficients: Coefficients, dtype: torch.dtype) -> dict[str, Sequence[Tensor] | None]:
-    """Each [P, R] as P rows of the parameters' type."""
-    return {name: None if c is None else c.to(dtype).unbind(0) for name, c in coefficients.items()}
-
-
-def _math_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision to update in: a coefficient like 1 - lr * weight_decay is 1 in half precision."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def _clone(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
