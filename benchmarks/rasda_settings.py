@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from hydro_rasda.backends.simulator import (
+    AnyPlan,
     Cluster,
     CostModel,
     FixedWorkers,
@@ -19,7 +20,7 @@ from hydro_rasda.backends.simulator import (
     lcbench_tasks,
     power_law,
 )
-from hydro_rasda.backends.simulator.rules import AnyPlan
+from hydro_rasda.backends.simulator.cost import slowest
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 
 GB = 1e9
@@ -139,7 +140,7 @@ def cost_model(app: Application, a: Assumptions) -> CostModel:
     """An application under assumptions; its epoch on ``app.workers`` GPUs takes ASHA's run time / max_t."""
     epoch = app.asha_seconds / app.max_t
     return CostModel(
-        step_seconds=epoch * (1 - a.serial) * app.workers / app.steps,
+        step_seconds=epoch * (1 - a.serial) * app.workers / app.steps / slowest(app.workers, a.jitter),
         steps=app.steps,
         serial_seconds=epoch * a.serial,
         gradient_bytes=app.gradient_bytes,

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from hydro_rasda.backends.simulator import (
+    AnyPlan,
     Cluster,
     CostModel,
     FixedWorkers,
@@ -21,7 +22,6 @@ from hydro_rasda.backends.simulator import (
     simulate,
 )
 from hydro_rasda.backends.simulator._checks import check_number
-from hydro_rasda.backends.simulator.rules import AnyPlan
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 
 GIGA = 1e9

@@ -9,19 +9,12 @@ from hydro_rasda.backends.simulator.engine import simulate
 from hydro_rasda.backends.simulator.lcbench import lcbench, lcbench_folder, lcbench_tasks
 from hydro_rasda.backends.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.backends.simulator.past_run import PastRun, read_past_run
-from hydro_rasda.backends.simulator.rules import (
-    FillCluster,
-    FixedWorkers,
-    Growth,
-    Plan,
-    Rule,
-    VaryingFactors,
-    WhilePaying,
-    as_due,
-)
+from hydro_rasda.backends.simulator.resize import FillCluster, Growth, Resize, WhilePaying, as_due
+from hydro_rasda.backends.simulator.rules import AnyPlan, FixedWorkers, Plan, Rule, VaryingFactors
 from hydro_rasda.backends.simulator.workload import Workload, power_law
 
 __all__ = [
+    "AnyPlan",
     "Cluster",
     "CostModel",
     "FillCluster",
@@ -32,6 +25,7 @@ __all__ = [
     "Outcome",
     "PastRun",
     "Plan",
+    "Resize",
     "Rule",
     "Segment",
     "Spread",

@@ -17,7 +17,8 @@ from hydro_rasda.schedulers import Decision, Queue, Running, Waiting, place
 from .cluster import Allocation, Cluster, Slots
 from .cost import CostModel, Spread
 from .outcome import Outcome, Segment, TrialOutcome
-from .rules import AnyPlan, Growth
+from .resize import Growth
+from .rules import AnyPlan
 from .workload import Workload
 
 LOOKAHEAD = 16

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hydro_rasda.backends.simulator import (
+    AnyPlan,
     Cluster,
     CostModel,
     FillCluster,
@@ -19,10 +20,10 @@ from hydro_rasda.backends.simulator import (
     VaryingFactors,
     WhilePaying,
     Workload,
+    engine,
     power_law,
     simulate,
 )
-from hydro_rasda.backends.simulator.rules import AnyPlan
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Mode
 
 TEN_SECONDS = CostModel(step_seconds=1.0, steps=10)
@@ -167,6 +168,15 @@ def test_rasda_that_may_not_grow_is_asha() -> None:
     workload = power_law(60, 40, seed=3)
     capped: AnyPlan = Plan(RASDA(40, 5, workers=2, max_workers=2))
     assert simulate(capped, workload, TROUBLED, NOISY) == simulate(PLANS["ASHA"], workload, TROUBLED, NOISY)
+
+
+@pytest.mark.parametrize("lookahead", [1, 1000])
+def test_how_many_new_trials_placement_sees_changes_nothing(lookahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New trials of one cost are alike to placement, which starts them in turn."""
+    workload = power_law(60, 40, seed=6)
+    expected = simulate(PLANS["RASDA"], workload, Cluster.uniform(16), NOISY)
+    monkeypatch.setattr(engine, "LOOKAHEAD", lookahead)
+    assert simulate(PLANS["RASDA"], workload, Cluster.uniform(16), NOISY) == expected
 
 
 def test_factors_that_do_not_vary_are_rasda() -> None:
