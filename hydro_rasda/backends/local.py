@@ -25,7 +25,8 @@ class LocalBackend:
         """Train groups and record each as a unit under its key; leave out what the time budget does not allow."""
         run.progress.begin("surrogates", sum((t.span.stop - t.span.start) * len(t.group.members) for t in tasks))
         for task in tasks:
-            if run.out_of_time(SWEEP_SHARE) and not run.store.done(task.key):
+            nothing_yet = not any(stage == "surrogate" for stage, _ in run.metrics)
+            if run.out_of_time(SWEEP_SHARE) and not nothing_yet and not run.store.done(task.key):
                 run.progress.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
                 break
             run.unit(task.key, lambda: _group_unit(run, task))  # noqa: B023 (called at once)
@@ -43,7 +44,7 @@ class LocalBackend:
                 _train_target(run, number, stop)
             run.progress.end()
             scores = {number: run.score("target", number) for number in left}
-            if any(math.isfinite(s) and run.epochs("target", n) < stop for n, s in scores.items()):
+            if any(run.epochs("target", n) < stop and not _ended_early(run, n) for n in left):
                 run.progress.say("`time_budget_s` is spent: the same call with more goes on from here")
                 return
             left = run.decide(f"target/to-{stop}/kept", lambda: halving.promote(scores))  # noqa: B023 (called at once)
@@ -53,6 +54,12 @@ class LocalBackend:
                 kept = f"{len(left)} of {len(scores)} go on" if stop < stops[-1] else "done"
                 best = f"best {run.problem.metric} {scores[left[0]]:.4g} (trial {left[0]})"
                 run.progress.say(f"full size at epoch {stop}: {kept}, {best}")
+
+
+def _ended_early(run: Run, number: int) -> bool:
+    """Whether a full-size trial cannot go on, time or no time: it raised, or it diverged."""
+    began = run.epochs("target", number) > 0
+    return number in run.failures or (began and not math.isfinite(run.score("target", number)))
 
 
 def _group_unit(run: Run, task: GroupTask) -> Unit:
@@ -85,7 +92,7 @@ def _train_target(run: Run, number: int, stop: int) -> None:
         before, run.checkpoints[number] = run.checkpoints.get(number), key
         if before is not None:
             run.store.discard([before])
-        if not math.isfinite(run.score("target", number)):
+        if _ended_early(run, number):
             return
 
 

@@ -1,0 +1,221 @@
+"""Fused surrogates against a plain loop over `torch.optim`, one model at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusion import lr_factor
+from hydro_rasda.data import make_batches
+from hydro_rasda.fused import FusedLearner, Group, GroupTask, multipliers, train_group
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.store import Store
+from hydro_rasda.train import Span
+from tests.hydro_rasda.models import mlp, stumbles_in_some
+
+Pair = tuple[Tensor, Tensor]
+EPOCHS = 3
+
+CONFIGS: list[dict[str, Any]] = [
+    {"optimizer": "sgd", "lr": 0.1},
+    {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2, "schedule": "cosine"},
+    {"optimizer": "sgd", "lr": 0.2, "momentum": 0.8, "nesterov": True, "grad_clip": 0.05},
+    {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.1, "schedule": "step", "step_size": 1, "gamma": 0.5},
+    {"optimizer": "adamw", "lr": 1e-2, "beta1": 0.8, "beta2": 0.95, "warmup_epochs": 1.5, "grad_clip": 0.5},
+    {"optimizer": "adam", "lr": 1e-2, "eps": 1e-4, "weight_decay": 1e-3, "schedule": "exponential", "gamma": 0.7},
+]
+TRIALS = {n: Trial(n, {**config, "batch_size": 32}) for n, config in enumerate(CONFIGS)}
+
+
+@pytest.fixture
+def problem(digits: tuple[Pair, Pair]) -> Problem:
+    cpu = torch.device("cpu")
+    return Problem(
+        model_fn=mlp,
+        objective=supervised(),
+        train_data=make_batches(digits[0], "train_data", cpu, 0),
+        val_data=make_batches(digits[1], "val_data", cpu, 0),
+        width_ratio=0.5,
+        metric="val_loss",
+        mode="min",
+        max_t=4,
+        seed=0,
+        device=cpu,
+    )
+
+
+def torch_optimizer(module: nn.Module, config: Mapping[str, Any], ratio: float) -> torch.optim.Optimizer:
+    """Each parameter in a group of its own, with muP's learning rate and weight decay."""
+    kind = config["optimizer"]
+    decay = config.get("weight_decay", 0.01 if kind == "adamw" else 0.0)
+    factors = multipliers(module, ratio)
+    groups = [
+        {
+            "params": [p],
+            "lr": config["lr"] * factors["lr_multipliers"][kind][name],
+            "weight_decay": decay * factors["weight_decay_multipliers"][kind][name],
+        }
+        for name, p in module.named_parameters()
+    ]
+    if kind == "sgd":
+        return torch.optim.SGD(groups, momentum=config.get("momentum", 0), nesterov=config.get("nesterov", False))
+    adam: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind]
+    return adam(groups, betas=(config.get("beta1", 0.9), config.get("beta2", 0.999)), eps=config.get("eps", 1e-8))
+
+
+def alone(problem: Problem, trial: Trial, epochs: int) -> tuple[nn.Module, list[float]]:
+    """One surrogate, trained by the book: its weights, and the mean training loss of each epoch."""
+    module, config = problem.surrogate(trial), trial.config
+    optimizer = torch_optimizer(module, config, problem.width_ratio)
+    base = [group["lr"] for group in optimizer.param_groups]
+    losses = []
+    for epoch in range(epochs):
+        batches = list(problem.train_data.epoch(trial.batch_size, epoch))
+        total = 0.0
+        for i, (x, y) in enumerate(batches):
+            factor = lr_factor(config, epoch + i / len(batches), problem.max_t)
+            for group, lr in zip(optimizer.param_groups, base):
+                group["lr"] = lr * factor
+            loss = nn.functional.cross_entropy(module(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            if "grad_clip" in config:
+                nn.utils.clip_grad_norm_(module.parameters(), config["grad_clip"])
+            optimizer.step()
+            total += loss.item() * len(x)
+        losses.append(total / sum(len(x) for x, _ in batches))
+    return module, losses
+
+
+def task(members: tuple[int, ...], start: int, stop: int, sources: tuple[str, ...] = ()) -> GroupTask:
+    return GroupTask(f"to-{stop}/{members[0]}", Group("kind", members, fused=True), sources, Span(start, stop), 32)
+
+
+def no_sources(key: str) -> list[dict[str, Any]]:
+    raise KeyError(key)
+
+
+def losses_of(history: Mapping[int, Any], number: int, name: str = "train_loss") -> list[float]:
+    return [metrics[name] for _, metrics in history[number]]
+
+
+def weights(problem: Problem, checkpoint: list[dict[str, Any]], number: int) -> dict[str, Tensor]:
+    (part,) = [part for part in checkpoint if number in part["members"]]
+    modules = [problem.surrogate(TRIALS[n]) for n in part["members"]]
+    learner = FusedLearner(modules, [TRIALS[n].config for n in part["members"]], problem)
+    learner.load(part["state"])
+    return dict(learner.fused.unfuse(part["members"].index(number)).named_parameters())
+
+
+def assert_close(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=2e-4, atol=2e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+
+def test_fused_equals_one_by_one(problem: Problem) -> None:
+    outcome = train_group(problem, TRIALS, task(tuple(TRIALS), 0, EPOCHS), no_sources)
+    assert outcome.failures == {}
+    for number, trial in TRIALS.items():
+        module, losses = alone(problem, trial, EPOCHS)
+        assert losses_of(outcome.history, number) == pytest.approx(losses, rel=1e-4)
+        assert_close(weights(problem, outcome.checkpoint, number), dict(module.named_parameters()))
+        with torch.no_grad():
+            metrics = problem.objective(module, next(problem.val_data.in_order(1000)))
+        last = outcome.history[number][-1]
+        assert last[0] == EPOCHS
+        assert last[1]["val_loss"] == pytest.approx(metrics["loss"].item(), rel=1e-4)
+        assert last[1]["val_accuracy"] == pytest.approx(metrics["accuracy"].item())
+
+
+def test_members_differ_and_learn(problem: Problem) -> None:
+    outcome = train_group(problem, TRIALS, task(tuple(TRIALS), 0, EPOCHS), no_sources)
+    curves = [losses_of(outcome.history, n) for n in TRIALS]
+    assert len({tuple(curve) for curve in curves}) == len(TRIALS)
+    assert sum(curve[-1] < curve[0] for curve in curves) == len(TRIALS)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "run", {}, "auto") as store:
+        yield store
+
+
+def test_regrouping_from_checkpoint_files_equals_unbroken_training(problem: Problem, store: Store) -> None:
+    unbroken = train_group(problem, TRIALS, task((0, 1, 2, 3, 4, 5), 0, EPOCHS), no_sources)
+
+    def load(key: str) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = store.load(key)["parts"]
+        return parts
+
+    def run(one: GroupTask) -> Any:
+        outcome = train_group(problem, TRIALS, one, load)
+        store.save(one.key, {"parts": outcome.checkpoint})
+        return outcome
+
+    first = [task((0, 3, 4), 0, 1), task((1, 2, 5), 0, 1)]
+    for one in first:
+        run(one)
+    regrouped = task((1, 0, 4, 3), 1, 2, (first[0].key, first[1].key))  # trials 2 and 5 are halved away
+    run(regrouped)
+    last = run(task((4, 1), 2, EPOCHS, (regrouped.key,)))
+    for number in (1, 4):
+        assert losses_of(last.history, number) == pytest.approx(losses_of(unbroken.history, number)[2:], rel=1e-4)
+        assert_close(
+            weights(problem, last.checkpoint, number),
+            weights(problem, unbroken.checkpoint, number),
+        )
+
+
+def test_initial_weights_do_not_depend_on_company(problem: Problem) -> None:
+    def initial(members: tuple[int, ...]) -> dict[str, Tensor]:
+        modules = [problem.surrogate(TRIALS[n]) for n in members]
+        learner = FusedLearner(modules, [TRIALS[n].config for n in members], problem)
+        return dict(learner.fused.unfuse(members.index(3)).named_parameters())
+
+    reference = initial((3,))
+    for members in ((0, 3), (5, 3, 1), tuple(TRIALS)):
+        for name, value in initial(members).items():
+            assert torch.equal(value, reference[name])
+
+
+def test_a_member_that_diverges_leaves_the_others_alone(problem: Problem) -> None:
+    wild = {**TRIALS, 2: Trial(2, {**TRIALS[2].config, "lr": 1e30, "grad_clip": None})}
+    outcome = train_group(problem, wild, task((0, 1, 2, 3, 4), 0, EPOCHS), no_sources)
+    tame = train_group(problem, TRIALS, task((0, 1, 2, 3, 4), 0, EPOCHS), no_sources)
+    assert not torch.isfinite(torch.tensor(losses_of(outcome.history, 2))).any()
+    for number in (0, 1, 3, 4):
+        assert losses_of(outcome.history, number) == losses_of(tame.history, number)
+        assert losses_of(outcome.history, number, "val_loss") == losses_of(tame.history, number, "val_loss")
+
+
+def test_training_stops_where_all_members_have_diverged(problem: Problem) -> None:
+    wild = {n: Trial(n, {"optimizer": "sgd", "lr": 1e30, "batch_size": 32}) for n in (0, 1)}
+    outcome = train_group(problem, wild, task((0, 1), 0, EPOCHS), no_sources)
+    assert [len(history) for history in outcome.history.values()] == [1, 1]
+
+
+def test_only_the_member_that_raises_fails(problem: Problem) -> None:
+    stumbling = replace(problem, model_fn=stumbles_in_some)
+    trials = {n: Trial(n, {**TRIALS[n].config, "stumbles": float(n == 1)}) for n in (0, 1, 3)}
+    outcome = train_group(stumbling, trials, task((0, 1, 3), 0, 1), no_sources)
+    assert set(outcome.failures) == {1}
+    assert "this forward pass cannot be done" in outcome.failures[1]
+    assert [len(outcome.history[n]) for n in (0, 1, 3)] == [1, 0, 1]
+    assert [part["members"] for part in outcome.checkpoint] == [[0], [3]]
+
+
+def test_it_stops_when_asked_after_the_first_epoch(problem: Problem) -> None:
+    told: list[int] = []
+    outcome = train_group(
+        problem, TRIALS, task((0, 1), 0, EPOCHS), no_sources, lambda: True, lambda epoch, metrics: told.append(epoch)
+    )
+    assert told == [1]
+    assert [epoch for epoch, _ in outcome.history[0]] == [1]
