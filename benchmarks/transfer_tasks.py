@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
 Config = dict[str, Any]
+CONTEXT = 32
 DEFAULT_DATA = os.environ.get("HYDRO_RASDA_DATA", "../shared/data")
 
 
@@ -104,20 +105,20 @@ def _cnn(config: Config, width_ratio: float) -> nn.Module:
 
 
 def shakespeare(data: Path) -> Task:
-    """Characters of tiny shakespeare in windows of 64; a pre-norm transformer of 2 layers, 128 wide, heads of 16."""
+    """Characters of tiny shakespeare in windows of 32; a pre-norm transformer of 2 layers, 128 wide, heads of 16."""
     text = _existing(data / "tinyshakespeare" / "input.txt").read_text()
     place = {character: i for i, character in enumerate(sorted(set(text)))}
     tokens = torch.tensor([place[character] for character in text])
 
     def windows(start: int, count: int) -> tuple[Tensor, Tensor]:
-        part = tokens[start : start + 64 * count + 1]
-        return part[:-1].view(count, 64), part[1:].view(count, 64)
+        part = tokens[start : start + CONTEXT * count + 1]
+        return part[:-1].view(count, CONTEXT), part[1:].view(count, CONTEXT)
 
     vocabulary = len(place)
     return Task(
         name="shakespeare",
         model_fn=lambda config, ratio: CharTransformer(vocabulary, int(128 * ratio)),
-        train=windows(0, 3200),
+        train=windows(0, 2000),
         val=windows(1_000_000, 200),
         epochs=1,
         optimizer="adamw",
@@ -133,7 +134,7 @@ class CharTransformer(nn.Module):
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.position = nn.Parameter(0.02 * torch.randn(64, width))
+        self.position = nn.Parameter(0.02 * torch.randn(CONTEXT, width))
         layers = [
             nn.TransformerEncoderLayer(
                 width, width // 16, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
@@ -143,7 +144,7 @@ class CharTransformer(nn.Module):
         self.blocks = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(width)
         self.readout = nn.Linear(width, vocabulary)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(64), persistent=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next character at each place."""

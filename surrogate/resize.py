@@ -16,7 +16,10 @@ from surrogate.tracing import SizeTrace
 
 
 def resize(module: nn.Module, trace: SizeTrace, values: Mapping[sympy.Symbol, int]) -> nn.Module:
-    """Rebuild `module` at the sizes that `values` gives its symbols; ties between tensors are kept."""
+    """Rebuild `module` at the sizes that `values` gives its symbols; ties between tensors are kept.
+
+    Buffers are random parts of the module's own. Parameters are uninitialized memory, for the caller to fill.
+    """
     shapes = {name: evaluate(sizes, values) for name, sizes in trace.tensors.items()}
     narrow = copy.deepcopy(module)
     _replace_tensors(narrow, shapes)
@@ -36,15 +39,14 @@ def _replace_tensors(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -
                 if tensor is None:
                     continue
                 if id(tensor) not in replaced:
-                    replaced[id(tensor)] = _part_of(tensor, shapes[f"{prefix}.{key}" if prefix else key])
+                    replaced[id(tensor)] = _resized(tensor, shapes[f"{prefix}.{key}" if prefix else key])
                 table[key] = replaced[id(tensor)]
 
 
-def _part_of(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    part = take_part(tensor.detach(), shape)
+def _resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(part, requires_grad=tensor.requires_grad)
-    return part
+        return nn.Parameter(tensor.detach().new_empty(shape), requires_grad=tensor.requires_grad)
+    return take_part(tensor, shape)
 
 
 def _update_torch_attributes(layer: nn.Module) -> None:
