@@ -90,6 +90,10 @@ def _stack(*tensors: Tensor) -> Tensor:
     return torch.stack(tensors)
 
 
-def _as_tensor(value: Any) -> Any:
-    """Numbers that an objective returns, such as a count of samples, as tensors."""
-    return torch.tensor(value) if isinstance(value, bool | int | float) else value
+def _as_tensor(value: Any) -> Tensor:
+    """What an objective returns, numbers such as a count of samples included, as a tensor."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value)
+    raise TypeError(f"the objective returns a {type(value).__name__}, but must return tensors or numbers")

@@ -113,6 +113,9 @@ class FusedModel(nn.Module):
             What `objective` returns, each tensor with a leading K: losses are [K]. Buffers that the modules update
             (running statistics, counters) are updated member by member. Random numbers (dropout) differ between
             members.
+
+        Raises:
+            TypeError: if `objective` returns something else.
         """
         if self.one_by_one:
             self.part_buffers()

@@ -157,6 +157,21 @@ def test_map_sees_a_real_module_and_returns_pytrees(one_by_one: bool) -> None:
     assert out["samples"].tolist() == [6, 6]
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_map_refuses_other_results(one_by_one: bool) -> None:
+    fused = fuse(nets(2), one_by_one=one_by_one)
+    with pytest.raises(TypeError, match="the objective returns a NoneType, but must return tensors or numbers"):
+        fused.map(lambda model, x: {"loss": loss(model, x), "extra": None}, X)
+
+
+def test_inference_mode() -> None:
+    models = nets(2)
+    fused = fuse(models).eval()
+    with torch.inference_mode():
+        out_K = fused(X)
+    torch.testing.assert_close(out_K.clone(), torch.stack([model.eval()(X) for model in models]))
+
+
 def test_forward_stacks_outputs() -> None:
     models = nets(3)
     fused = fuse(models).eval()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LRScheduler, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR, LRScheduler, StepLR
 
 from fusion import lr_factor
 
@@ -39,6 +39,16 @@ def test_warmup_rises_in_a_line_and_multiplies_the_decay() -> None:
     assert lr_factor(config, 0.5, T) == pytest.approx(0.5 / 2.5)
     assert lr_factor(config, 2.0, T) == pytest.approx(2.0 / 2.5 * 0.5**2)
     assert lr_factor(config, 2.5, T) == pytest.approx(0.5**2)
+
+
+def test_warmup_equals_torchs_linear_one_at_whole_epochs() -> None:
+    """`LinearLR` cannot start at 0, so it starts next to it."""
+    opt = SGD([torch.zeros(1)], lr=1.0)
+    scheduler = LinearLR(opt, start_factor=1e-12, total_iters=4)
+    for epoch in range(8):
+        assert lr_factor({"warmup_epochs": 4}, epoch, T) == pytest.approx(opt.param_groups[0]["lr"], abs=1e-11)
+        opt.step()
+        scheduler.step()
 
 
 def test_cosine_stays_at_zero_past_the_end() -> None:
