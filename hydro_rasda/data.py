@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from .seeds import derive_seed
+from .seeds import derive_seed, preserved_generators, seed_generators
 
 Batch = Any
 """A tensor, or any nesting of tuples, lists and dicts of tensors; for supervised learning `(inputs, target)`."""
@@ -192,8 +192,8 @@ class _LoaderBatches:
 
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
         """Seeded, so that a loader that shuffles does so alike for every trial."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self._seed, "shuffle", epoch))
+        with preserved_generators():
+            seed_generators(derive_seed(self._seed, "shuffle", epoch))
             batches = iter(self._loader(batch_size))
             first = next(batches, None)
         if first is None:

@@ -17,7 +17,7 @@ from surrogate import make_surrogate, shrink
 from .config import Mode, require
 from .data import Batch, Batches
 from .objective import Objective, check_metrics
-from .seeds import derive_seed
+from .seeds import derive_seed, seed_generators
 
 DEFAULT_BATCH_SIZE = 64
 
@@ -77,7 +77,7 @@ class Problem:
 
     def target(self, trial: Trial) -> nn.Module:
         """The full-size model, its initial weights drawn from the trial's own seed."""
-        torch.manual_seed(derive_seed(self.seed, "weights", trial.number))
+        seed_generators(derive_seed(self.seed, "weights", trial.number))
         model = self._build(trial.config, 1.0)
         if not isinstance(model, nn.Module):
             raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
@@ -89,7 +89,7 @@ class Problem:
             return self.target(trial)
         if not takes_width_ratio(self.model_fn):
             return shrink(self.target(trial), self.width_ratio, self.example_input)
-        torch.manual_seed(derive_seed(self.seed, "weights", trial.number))
+        seed_generators(derive_seed(self.seed, "weights", trial.number))
         return make_surrogate(self._build, dict(trial.config), self.width_ratio).to(self.device)
 
     def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:

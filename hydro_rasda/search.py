@@ -14,7 +14,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from .config import Mode
 from .problem import Trial
 from .run import Run
-from .seeds import derive_seed, seeded_generators
+from .seeds import derive_seed, preserved_generators, seed_generators
 from .space import Config, check_config, plain, sample
 
 SEARCHER_ROUNDS = 4
@@ -100,7 +100,8 @@ class SearcherSearch:
         first, wanted = self._given, min(self._batch, self._left)
         suggested: list[Config] = []
         # Some searchers, TuneBOHB among them, draw from the global generators whatever seed they were given.
-        with seeded_generators(derive_seed(self._seed, "search", first)):
+        with preserved_generators():
+            seed_generators(derive_seed(self._seed, "search", first))
             while len(suggested) < wanted and (config := self._suggest(first + len(suggested))) is not None:
                 suggested.append(config)
         recorded = self._store.once(f"search/from-{first}", lambda: suggested).value

@@ -27,14 +27,18 @@ def derive_seed(*parts: int | str) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch: models and data sets draw from any of them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 @contextmanager
-def seeded_generators(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and torch (CPU) for a while, then put them back where they were."""
+def preserved_generators() -> Iterator[None]:
+    """Put the global generators back to where they were."""
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             yield
         finally:

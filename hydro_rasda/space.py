@@ -27,7 +27,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer
 from ray.tune.search.variant_generator import generate_variants
 
 from .config import require
-from .seeds import seeded_generators
+from .seeds import preserved_generators, seed_generators
 
 __all__ = [
     "OPTIMIZERS",
@@ -144,7 +144,8 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
         ValueError: where Ray Tune cannot sample the space, such as where a `sample_from` raises.
     """
     rng = np.random.default_rng(seed)
-    with seeded_generators(seed):
+    with preserved_generators():
+        seed_generators(seed)
         try:
             return [
                 plain(config)

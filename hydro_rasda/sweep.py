@@ -17,7 +17,7 @@ from typing import Protocol
 
 from fusion import fusion_key
 
-from .fused import Group, GroupTask
+from .fused import Group, GroupTask, multipliers
 from .planning import Widths, planned_widths
 from .problem import Problem, Trial
 from .run import Run
@@ -182,7 +182,10 @@ def _kinds(problem: Problem, trials: Sequence[Trial]) -> Unit:
     for trial in trials:
         lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config)})
         try:
-            key = fusion_key(problem.surrogate(trial), trial.batch_size)
+            surrogate = problem.surrogate(trial)
+            # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
+            scales = repr(multipliers(surrogate, problem.width_ratio))
+            key = fusion_key(surrogate, trial.batch_size, scales)
         except Exception:
             lines.append({"event": "failed", "trial": trial.number, "error": traceback.format_exc()})
         else:

@@ -17,7 +17,7 @@ from fusion import lr_factor, optimizer
 from .data import Batch, batch_length
 from .objective import Objective
 from .problem import Problem, Trial
-from .seeds import derive_seed
+from .seeds import derive_seed, seed_generators
 
 EVAL_BATCH_FACTOR = 4
 """Evaluation keeps no activations for a backward pass, so its batches are this many times larger."""
@@ -133,7 +133,7 @@ def train_epochs(
     """
     steps = problem.train_data.steps(batch_size)
     for epoch in range(span.start, span.stop):
-        torch.manual_seed(derive_seed(problem.seed, *seed_parts, epoch))
+        seed_generators(derive_seed(problem.seed, *seed_parts, epoch))
         learner.train_mode(True)
         train = mean_metrics(
             (learner.step(batch, epoch + (i / steps if steps else 0.0)), batch_length(batch))

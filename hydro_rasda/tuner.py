@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from surrogate import doubtful_hyperparameters
 
 from .backends.local import LocalBackend, default_device
-from .config import Mode, RASDAConfig, TuneConfig, require
+from .config import RESUME, Mode, RASDAConfig, TuneConfig, require
 from .data import Data, make_batches
 from .objective import LossFn, Objective, supervised
 from .problem import Problem, dry_run
@@ -25,6 +26,7 @@ from .progress import Progress
 from .result import TuneResult, make_result
 from .run import Run
 from .search import RandomSearch, Search, SearcherSearch, prepare
+from .seeds import preserved_generators
 from .space import check_space, describe, tuned
 from .store import Store
 from .sweep import sweep
@@ -130,11 +132,13 @@ def tune(
         seed=seed,
     )
     require(backend == "local", "backend", backend, '"local"')
+    require(resume in RESUME, "resume", resume, f"one of {RESUME}")
+    require(name is None or (name not in ("", ".", "..") and Path(name).name == name), "name", name, "a folder's name")
     check_space(space)
     _warn_of_doubtful(space, settings.surrogate)
     if searcher is not None:
         prepare(searcher, space, metric, mode)
-    with torch.random.fork_rng():
+    with preserved_generators():
         problem = _problem(model_fn, settings, train_data, val_data, loss_fn, objective, device)
         candidates = RandomSearch(space, num_samples, seed)
         checked = dry_run(problem, candidates.trials)
@@ -146,7 +150,7 @@ def tune(
             "val_data": problem.val_data.describe(),
             "model": checked.parameters,
         }
-        path = Path(storage_path) / (name or time.strftime("tune-%Y%m%d-%H%M%S"))
+        path = Path(storage_path) / (name or _free_name(Path(storage_path)))
         with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
             run = Run(problem, settings, store, shown)
             search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
@@ -156,9 +160,9 @@ def tune(
             try:
                 finalists = sweep(run, search, worker)
                 worker.train_targets(run, finalists)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 where = f"storage_path={str(storage_path)!r}, name={path.name!r}"
-                shown.say(f"interrupted: the same call with {where} goes on from the last finished unit of work")
+                interrupt.args = (f"the same call with {where} goes on from the last finished unit of work",)
                 raise
             result = make_result(run, finalists)
             shown.console.print(result)
@@ -173,6 +177,13 @@ def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
             "width overfits less; a wider surrogate (`surrogate=1/4`) or `check_transfer=True` makes sure",
             stacklevel=3,
         )
+
+
+def _free_name(storage_path: Path) -> str:
+    """The time, and a number where another run began in the same second."""
+    stamp = time.strftime("tune-%Y%m%d-%H%M%S")
+    names = (stamp if n == 1 else f"{stamp}-{n}" for n in itertools.count(1))
+    return next(name for name in names if not (storage_path / name).exists())
 
 
 def _problem(

@@ -111,6 +111,18 @@ def generated(batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip(X.split(batch_size), Y.split(batch_size))
 
 
+def shuffled_by_numpy(batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for rows in torch.as_tensor(np.random.permutation(N)).split(batch_size):
+        yield X[rows], Y[rows]
+
+
+def test_a_loader_that_shuffles_with_numpy_is_seeded_too() -> None:
+    one = targets(read(shuffled_by_numpy).epoch(4, 2))
+    np.random.rand(3)
+    assert targets(read(shuffled_by_numpy).epoch(4, 2)) == one
+    assert targets(read(shuffled_by_numpy).epoch(4, 3)) != one
+
+
 @pytest.mark.parametrize("make", [generated, lambda n: DataLoader(Stream(), n)])
 def test_a_loader_without_a_length_is_read_too(make: Callable[[int], Any]) -> None:
     batches = read(make)

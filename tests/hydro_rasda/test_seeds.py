@@ -1,4 +1,24 @@
-from hydro_rasda.seeds import derive_seed
+import random
+
+import numpy as np
+import torch
+
+from hydro_rasda.seeds import derive_seed, preserved_generators, seed_generators
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_generators_are_seeded_and_put_back() -> None:
+    seed_generators(1)
+    first, second = draw(), draw()
+    seed_generators(1)
+    assert draw() == first
+    with preserved_generators():
+        seed_generators(2**63 - 1)
+        assert draw() != second
+    assert draw() == second
 
 
 def test_seeds_differ_by_purpose_and_number_and_order() -> None:
