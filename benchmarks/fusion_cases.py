@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def next_token_gpt2(model: Any, tokens: Tensor) -> Tensor:
 def mlp() -> nn.Module:
     """784-32-32-10."""
     sizes = (784, 32, 32, 10)
-    layers = [layer for i, o in zip(sizes, sizes[1:]) for layer in (nn.Linear(i, o), nn.ReLU())]
+    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 

@@ -104,16 +104,14 @@ def _pairs(
     return pairs
 
 
-def _one_after_another(
-    case: Case, modules: Sequence[Any], configs: Sequence[dict[str, Any]], batch: Any
-) -> Pass:
+def _one_after_another(case: Case, modules: Sequence[Any], configs: Sequence[dict[str, Any]], batch: Any) -> Pass:
     trials = [(module, optimizer(module, config)) for module, config in zip(modules, configs)]
 
     def run() -> None:
         for module, update in trials:
             for _ in range(STEPS):
                 update.zero_grad()
-                case.loss(module, batch).backward()  # type: ignore[no-untyped-call]
+                case.loss(module, batch).backward()
                 update.step()
 
     return run

@@ -1,0 +1,263 @@
+"""ResNet-18 of width 1/8 on CIFAR-sized images, batch 256, on a GPU: K fused trials against the full width alone.
+
+    python -m benchmarks.fusion_cuda
+
+Hydro (Hu et al. 2023) reports 8.3x at K = 25 and 16.6x at K = 220 on an RTX 3090. Beside each time stand the achieved
+FLOP/s and bytes/s, and what the same card reaches in a large matrix product and a large copy. The operators' inputs
+and outputs are counted as bytes: what caches save and what kernels reread is not in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.fusion_cases import CASES, SGD, Case, classify, images, resnet18
+from fusion import fuse, fused_optimizer, optimizer
+
+RESULTS = Path(__file__).parent / "results"
+SEED = 0
+BATCH = 256
+TARGETS = {"resnet18": 40.0, "transformer": 100.0, "mlp": 100.0}
+HOW = {"eager": "eager", "graph": "whole step as a CUDA graph", "compile": "torch.compile of the objective"}
+
+Step = Callable[[], None]
+
+
+@dataclass
+class Row:
+    """One case at one K: seconds per step, of all members; `gain` is full width alone over one trial of K."""
+
+    case: str
+    precision: str
+    how: str
+    K: int
+    seconds: float
+    gain: float
+    flops_per_second: float
+    bytes_per_second: float
+    peak_bytes: int
+    setup_seconds: float
+    error: str = ""
+
+
+class ByteCounter(TorchDispatchMode):
+    """Sums the sizes of all operators' inputs and outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.is_view:
+            return result
+        tensors = (t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor))
+        self.bytes += sum(t.nbytes for t in tensors)
+        return result
+
+
+def cases() -> list[tuple[Case, Case]]:
+    """(what is fused, what trains alone at full width). The small models are compared with themselves."""
+    resnet = Case("resnet18", "ResNet-18", resnet18, images(BATCH, 3, 32, 32), classify, SGD, TARGETS["resnet18"])
+    others = [case for case in CASES if case.name in ("mlp", "transformer")]
+    return [(resnet, replace(resnet, make=lambda: resnet18(64))), *((case, case) for case in others)]
+
+
+def measure(narrow: Case, wide: Case, widths: list[int], precision: str, device: torch.device) -> list[Row]:
+    """The full-width model alone, then K fused, in each way of running a step."""
+    batch = _to(narrow.batch(torch.Generator().manual_seed(SEED)), device)
+    alone = _row(wide, 1, precision, "eager", device, batch, fused=False)
+    rows = [replace(alone, case=f"{narrow.name}, full width alone", gain=1.0)]
+    for K in widths:
+        for how in HOW if device.type == "cuda" else ("eager",):
+            row = _row(narrow, K, precision, how, device, batch, fused=True)
+            rows.append(replace(row, gain=alone.seconds / (row.seconds / K) if row.seconds else 0.0))
+    return rows
+
+
+def _row(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Row:
+    start = time.perf_counter()
+    row = Row(case.name, precision, how, K, 0.0, 0.0, 0.0, 0.0, 0, 0.0)
+    try:
+        step = _step(case, K, precision, how, device, batch, fused=fused)
+        if how == "graph":
+            step = _captured(step)
+        _synchronized(step, device)
+    except Exception as error:  # a width or a mode that the card refuses is a result, and the rest still counts
+        return replace(row, error=f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    row.setup_seconds = time.perf_counter() - start
+    row.seconds = _median_seconds(step, device)
+    if device.type == "cuda":
+        row.peak_bytes = torch.cuda.max_memory_allocated(device)
+    flops, moved = _work(_step(case, K, precision, "eager", device, batch, fused=fused))
+    return replace(row, flops_per_second=flops / row.seconds, bytes_per_second=moved / row.seconds)
+
+
+def _step(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Step:
+    modules, configs = case.trials(K, SEED)
+    modules = [module.to(device) for module in modules]
+    group = fuse(modules) if fused else None
+    update: Any = fused_optimizer(group, configs) if group else optimizer(modules[0], configs[0])
+
+    def losses() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return group.map(case.loss, batch).sum() if group else case.loss(modules[0], batch)
+
+    forward = torch.compile(losses) if how == "compile" else losses
+
+    def step() -> None:
+        update.zero_grad()
+        forward().backward()
+        update.step()
+
+    return step
+
+
+def _captured(step: Step) -> Step:
+    """The step as a CUDA graph, after the warm-up on a side stream that capturing asks for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def _work(step: Step) -> tuple[int, int]:
+    """FLOP and bytes of one step, after a first one that makes the optimizer's state."""
+    step()
+    flops = FlopCounterMode(display=False)
+    with flops, ByteCounter() as moved:
+        step()
+    return flops.get_total_flops(), moved.bytes
+
+
+def _synchronized(step: Step, device: torch.device) -> float:
+    start = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _median_seconds(step: Step, device: torch.device, repeats: int = 10) -> float:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(3):
+        _synchronized(step, device)
+    return statistics.median(_synchronized(step, device) for _ in range(repeats))
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    return tuple(t.to(device) for t in batch) if isinstance(batch, tuple) else batch.to(device)
+
+
+def ceilings(device: torch.device, size: int = 8192) -> dict[str, float]:
+    """What the card reaches: FLOP/s of a large product in each precision, bytes/s of a large copy."""
+    found = {}
+    for name, dtype in (("fp32 or TF32", torch.float32), ("bf16", torch.bfloat16)):
+        a = torch.randn(size, size, device=device, dtype=dtype)
+        found[f"FLOP/s, {name}"] = 2 * size**3 / _median_seconds(partial(_product, a), device)
+    block = torch.empty(2**28, device=device)
+    target = torch.empty_like(block)
+    found["bytes/s, copy"] = 2 * block.nbytes / _median_seconds(partial(_copy, target, block), device)
+    return found
+
+
+def _product(a: Tensor) -> None:
+    torch.mm(a, a)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source)
+
+
+def render(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    env = result["environment"]
+    lines = [
+        "# Fused trials on a GPU",
+        "",
+        f"{env['date']}; {env['device']}; Python {env['python']}, torch {env['torch']}.",
+        "",
+    ]
+    if not result["rows"]:
+        return "\n".join([*lines, "**Not run: no GPU was at hand.** To run: `python -m benchmarks.fusion_cuda`.", ""])
+    lines += [f"- measured ceiling, {name}: {value:.3g}" for name, value in result["ceilings"].items()]
+    lines += [
+        "",
+        "| case | precision | step | K | ms per trial | gain | FLOP/s | bytes/s | peak GiB | set-up s |",
+        "|" + "---|" * 10,
+    ]
+    for row in result["rows"]:
+        if row["error"]:
+            lines.append(
+                f"| {row['case']} | {row['precision']} | {row['how']} | {row['K']} | {row['error']} | | | | | |"
+            )
+            continue
+        speeds = f"{row['flops_per_second']:.3g} | {row['bytes_per_second']:.3g}"
+        cells = f"{1e3 * row['seconds'] / row['K']:.3f} | {row['gain']:.1f} | {speeds}"
+        costs = f"{row['peak_bytes'] / 2**30:.2f} | {row['setup_seconds']:.1f}"
+        lines.append(f"| {row['case']} | {row['precision']} | {row['how']} | {row['K']} | {cells} | {costs} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Measure where there is a GPU, and write `fusion_cuda.json` and `.md` either way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--widths", nargs="+", type=int, default=[1, 8, 32, 64, 128, 256])
+    parser.add_argument("--cases", nargs="+", default=list(TARGETS))
+    parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16"], choices=["fp32", "tf32", "bf16"])
+    parser.add_argument("--device", default="cuda", help="cpu runs the same code, for a check of it")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    missing = device.type == "cuda" and not torch.cuda.is_available()
+    rows: list[Row] = []
+    for precision in [] if missing else arguments.precisions:
+        torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        torch.backends.cudnn.benchmark = True
+        for narrow, wide in (pair for pair in cases() if pair[0].name in arguments.cases):
+            rows += measure(narrow, wide, arguments.widths, precision, device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" and not missing else arguments.device
+    environment = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": "no GPU" if missing else name,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "seed": SEED,
+        "batch": BATCH,
+        "widths": arguments.widths,
+        "precisions": arguments.precisions,
+        "targets": TARGETS,
+    }
+    ceiling = ceilings(device) if device.type == "cuda" and not missing else {}
+    result = {"environment": environment, "ceilings": ceiling, "rows": [asdict(row) for row in rows]}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "fusion_cuda.json").write_text(json.dumps(result, indent=1) + "\n")
+    (arguments.out / "fusion_cuda.md").write_text(render(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+import sys
+
+import pytest
+import torch
+
+from fusion.memory import available_memory, keep_freed_memory, peak_memory
+
+CPU = torch.device("cpu")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+
+
+@linux
+def test_a_peak_is_what_was_held_at_once() -> None:
+    block = 64 * 2**20
+    with peak_memory(CPU) as peak:
+        for _ in range(3):
+            torch.ones(block, dtype=torch.uint8)  # freed before the next
+    assert peak.bytes == pytest.approx(block, rel=0.1)
+
+
+@linux
+def test_a_peak_does_not_count_what_was_there_before() -> None:
+    before = torch.ones(64 * 2**20, dtype=torch.uint8)
+    with peak_memory(CPU) as peak:
+        torch.ones(16 * 2**20, dtype=torch.uint8)
+    assert peak.bytes == pytest.approx(16 * 2**20, rel=0.2)
+    del before
+
+
+@linux
+def test_available_memory_is_a_sensible_number() -> None:
+    available = available_memory(CPU)
+    assert available is not None
+    assert 2**20 < available < 2**50
+
+
+def test_keep_freed_memory_says_whether_it_could() -> None:
+    assert isinstance(keep_freed_memory(), bool)
