@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections import defaultdict
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
-from ray.tune import PlacementGroupFactory, Trainable
+from ray.tune import Trainable
 from ray.tune.experiment import Trial
-from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT
+from ray.tune.result import DEFAULT_METRIC
 from ray.tune.schedulers import TrialScheduler
-from ray.tune.trainable import FunctionTrainable
 
 from hydro_rasda.backends.ray_journal import Entry, Journal, replay
-from hydro_rasda.backends.ray_nodes import Slots
+from hydro_rasda.backends.ray_line import Line
+from hydro_rasda.backends.ray_sizes import Sizes, size_of
 from hydro_rasda.schedulers import (
     RASDA,
     AshaState,
@@ -102,13 +99,12 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._patience = patience
         self._worker = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
         worker_slots((), self._worker)
-        self._slots = Slots(self._worker)
+        self._sizes = Sizes(self._worker)
         self._journal: Journal | None = None
         self._stopped_before: dict[str, int] = {}
         self._state: AshaState | None = None
         self._known: set[str] = set()
-        self._line = _Line()
-        self._told: set[str] = set()
+        self._line = Line()
 
     @property
     def rule(self) -> RASDA:
@@ -147,7 +143,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
         trial.init_local_path()
         self._line.join(trial)
-        self._resize(trial, self._fitting(self._rule.workers_at(self._restart_t(trial))))
+        self._sizes.resize(trial, self._sizes.fitting(self._rule.workers_at(self._restart_t(trial))))
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Stops a trial, lets it go on, or pauses it until it can go on with more workers."""
@@ -161,7 +157,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             # Ray tells the searcher of a stopped trial's end only; BOHB learns from milestones.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
             return str(TrialScheduler.STOP)
-        if self._fitting(self._rule.workers_at(t)) <= _size(trial) or not self._can_pause(trial, result):
+        grows = self._sizes.fitting(self._rule.workers_at(t)) > size_of(trial)
+        if not grows or not self._sizes.can_pause(trial, result, t):
             return str(TrialScheduler.CONTINUE)
         self._line.release(trial)
         self._line.join(trial)
@@ -189,9 +186,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The trial that starts next; None where all have to wait."""
         live = list(tune_controller.get_live_trials())
+        self._call_back(tune_controller, live)
         waiting = self._line.waiting(live)
         held = [trial for trial in live if trial.status in (Trial.RUNNING, Trial.PENDING) and trial not in waiting]
-        free = max(0, self._slots.count() - sum(map(_size, held)))
+        free = max(0, self._sizes.slots.count() - sum(map(size_of, held)))
         placement = self._place(waiting, held, free)
         chosen = None
         if placement.start is not None:
@@ -213,10 +211,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
                 f"`metric` is {self._metric!r} and `mode` is {self._mode!r}, but both must be given, "
                 "to RASDAScheduler or to tune.TuneConfig"
             )
-        self._slots.check(self._rule.workers)
+        self._sizes.slots.check(self._rule.workers)
         _check_reuse(_unwrapped(controller), trial)
         self._journal = Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path)
-        # A killed run may have decided more than Ray had saved: what a restored trial repeats is not decided anew.
+        # A killed run may have decided more than Ray had saved: what a restored trial repeats is not
+        # decided anew.
         self._stopped_before = {
             entry.trial: entry.milestone
             for entry in self._journal.entries()
@@ -245,38 +244,12 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
                 trial=trial.trial_id,
                 t=result[self._time_attr],
                 score=score if math.isfinite(score) else None,
-                workers=_size(trial),
+                workers=size_of(trial),
                 milestone=milestone,
                 decision=decision.value,
                 global_batch_size=result.get("global_batch_size"),
             )
         )
-
-    def _fitting(self, workers: int) -> int:
-        fitting = min(workers, max(1, self._slots.count()))
-        if fitting < workers:
-            self._tell(f"{workers}", f"A trial is due {workers} workers and gets {fitting}: the cluster holds no more.")
-        return fitting
-
-    def _can_pause(self, trial: Trial, result: Mapping[str, Any]) -> bool:
-        cls = trial.get_trainable_cls()
-        if issubclass(cls, FunctionTrainable):
-            able = bool(result.get(SHOULD_CHECKPOINT))
-        else:
-            able = cls.save_checkpoint is not Trainable.save_checkpoint
-        if not able:
-            self._tell(
-                trial.trainable_name,
-                f"Trainable {trial.trainable_name!r} reported iteration {result[self._time_attr]} of trial "
-                f"{trial} without a checkpoint, so the trial cannot be paused and goes on with {_size(trial)} "
-                "workers. Add `checkpoint=` to the reports at the milestones.",
-            )
-        return able
-
-    def _tell(self, key: str, message: str) -> None:
-        if key not in self._told:
-            self._told.add(key)
-            logger.warning(message)
 
     def _restart_t(self, trial: Trial) -> int:
         latest = trial.latest_checkpoint_result
@@ -286,13 +259,13 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if not waiting or not free:
             return Placement()
         queue = Queue(tuple(self._waiting(trial) for trial in waiting), self._line.overtaken)
-        running = [Running(_size(trial), self._line.seconds_left(trial, self._rung(trial))) for trial in held]
+        running = [Running(size_of(trial), self._line.seconds_left(trial, self._rung(trial))) for trial in held]
         queue, placement = place(queue, running, free, self._patience)
         self._line.overtaken = queue.overtaken
         return placement
 
     def _waiting(self, trial: Trial) -> Waiting:
-        t = trial.last_result.get(self._time_attr, 0) if trial.status == Trial.PAUSED else self._restart_t(trial)
+        t = self._restart_t(trial)
         rung = self._rule.rungs_survived(t)
         return Waiting(trial.trial_id, self._rule.workers_at(t), rung, self._line.usual_seconds(rung))
 
@@ -300,16 +273,21 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         return self._rule.rungs_survived((trial.last_result or {}).get(self._time_attr, 0))
 
     def _start(self, trial: Trial, workers: int) -> None:
-        self._fitting(self._waiting(trial).workers)
-        self._resize(trial, workers)
+        self._sizes.fitting(self._waiting(trial).workers)
+        self._sizes.resize(trial, workers)
         self._line.start(trial, self._waiting(trial).rung)
 
-    def _resize(self, trial: Trial, workers: int) -> None:
-        if not trial.placement_group_factory or _size(trial) != workers or not self._is_ours(trial):
-            trial.update_resources(PlacementGroupFactory([self._worker] * workers))
-
-    def _is_ours(self, trial: Trial) -> bool:
-        return bool(trial.placement_group_factory == PlacementGroupFactory([self._worker] * _size(trial)))
+    def _call_back(self, controller: Any, live: list[Trial]) -> None:
+        """Has trials wait again that were to start with more workers than a lost node left over."""
+        held = self._sizes.slots.count()
+        for trial in live:
+            if trial.status == Trial.PENDING and self._line.started(trial) and size_of(trial) > held:
+                # Ray waits for a placement group for ever, whether or not the nodes for it exist.
+                inner = _unwrapped(controller)
+                inner._unstage_trial_with_resources(trial)
+                inner.pause_trial(trial, should_checkpoint=False)
+                self._line.leave(trial)
+                self._line.join(trial)
 
     def _limit_staging(
         self, controller: Any, live: list[Trial], waiting: list[Trial], free: int, chosen: Trial | None
@@ -321,56 +299,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             pending = sum(trial.status == Trial.PENDING for trial in live)
             limit = pending + 1 + (chosen is not None and chosen.status == Trial.PAUSED)
         _unwrapped(controller).update_max_pending_trials(limit)
-
-
-class _Line:
-    """Who waits since when, who started when, and how long a rung usually takes."""
-
-    def __init__(self) -> None:
-        self.overtaken = 0
-        self._arrived: dict[str, int] = {}
-        self._started: dict[str, tuple[float, int]] = {}
-        self._took: defaultdict[int, list[float]] = defaultdict(list)
-        self._count = 0
-
-    def join(self, trial: Trial) -> None:
-        """The trial waits from now on."""
-        self._count += 1
-        self._arrived[trial.trial_id] = self._count
-
-    def start(self, trial: Trial, rung: int) -> None:
-        """The trial holds workers from now on."""
-        self._arrived.pop(trial.trial_id, None)
-        self._started[trial.trial_id] = (time.monotonic(), rung)
-
-    def release(self, trial: Trial) -> None:
-        """The trial gives its workers back."""
-        since, rung = self._started.pop(trial.trial_id, (None, 0))
-        if since is not None:
-            self._took[rung].append(time.monotonic() - since)
-
-    def leave(self, trial: Trial) -> None:
-        """The trial is over."""
-        self.release(trial)
-        self._arrived.pop(trial.trial_id, None)
-
-    def waiting(self, live: list[Trial]) -> list[Trial]:
-        """Those of ``live`` that wait, in order of arrival. One that still saves its checkpoint does not wait yet."""
-        able = [t for t in live if t.trial_id in self._arrived and t.status in (Trial.PENDING, Trial.PAUSED)]
-        return sorted(able, key=lambda t: self._arrived[t.trial_id])
-
-    def usual_seconds(self, rung: int) -> float:
-        """Median time that trials of a rung held their workers; inf before the first gave them back."""
-        return median(self._took[rung]) if self._took[rung] else math.inf
-
-    def seconds_left(self, trial: Trial, rung: int) -> float:
-        """Time until the trial gives its workers back, if it takes as long as usual."""
-        since, _ = self._started.get(trial.trial_id, (time.monotonic(), rung))
-        return max(0.0, self.usual_seconds(rung) - (time.monotonic() - since))
-
-
-def _size(trial: Trial) -> int:
-    return len(trial.placement_group_factory.bundles)
 
 
 def _unwrapped(controller: Any) -> Any:

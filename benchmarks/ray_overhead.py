@@ -1,0 +1,180 @@
+"""What Ray costs a trial: a resize from pause to next report, and the start of many short trials.
+
+    python -m benchmarks.ray_overhead [--repeats 3]
+
+Each measurement is made twice in turn, cold and warm, so that a busy machine slows both. Cold is Ray Tune
+as it comes, with one actor for each further rank, each of which imports torch, as a plain script would do
+it. Warm is ``hydro_rasda.backends.cluster.elastic``. The result goes to
+``benchmarks/results/ray_overhead.json``.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+import ray
+import torch
+from ray import tune
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from torch import nn
+
+from hydro_rasda.backends.cluster import RASDAScheduler, Worker, elastic
+
+RESULT = Path(__file__).parent / "results" / "ray_overhead.json"
+SIZES = (1, 2, 4, 8)
+
+
+class Clock(tune.Callback):  # type: ignore[misc]
+    """When the driver saw each report."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, float] = {}
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+        """Notes the time of a report."""
+        self.seen[result["training_iteration"]] = time.monotonic()
+
+    def between(self) -> dict[str, float]:
+        """Seconds from the report that paused the trial to the next one, for each resize."""
+        steps = zip((1, 2, 4), SIZES, SIZES[1:])
+        return {f"{small}->{large}": self.seen[t + 1] - self.seen[t] for t, small, large in steps}
+
+
+def warm(worker: Worker) -> None:
+    """A model so small that training takes no time."""
+    model = nn.Linear(8, 1)
+    if worker.checkpoint is not None:
+        model.load_state_dict(worker.checkpoint["model"])
+    trained = worker.prepare(model)
+    for _ in range(worker.iteration, worker.config["iterations"]):
+        trained(torch.ones(4, 8)).sum().backward()
+        worker.report({"loss": 0.0}, {"model": model.state_dict()})
+
+
+class ColdRank:
+    """One rank in an actor of its own."""
+
+    def join(self, rank: int, world_size: int, store: str) -> None:
+        """Meets the others."""
+        if world_size > 1:
+            torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
+        self.model: nn.Module = nn.Linear(8, 1)
+        if world_size > 1:
+            self.model = nn.parallel.DistributedDataParallel(self.model)
+
+    def epoch(self) -> None:
+        """One step."""
+        self.model(torch.ones(4, 8)).sum().backward()
+
+
+def cold(config: dict[str, Any]) -> None:
+    """The same by hand."""
+    checkpoint, done = tune.get_checkpoint(), 0
+    if checkpoint:
+        with checkpoint.as_directory() as folder:
+            done = torch.load(Path(folder, "state.pt"), weights_only=True)["iteration"]
+    world_size = len(tune.get_context().get_trial_resources().bundles)
+    group = ray.util.get_current_placement_group()
+    peers = [
+        ray.remote(num_cpus=1)(ColdRank)
+        .options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank))
+        .remote()
+        for rank in range(1, world_size)
+    ]
+    with tempfile.TemporaryDirectory() as meeting:
+        store = f"file://{meeting}/store"
+        joined = [peer.join.remote(rank, world_size, store) for rank, peer in enumerate(peers, start=1)]
+        head = ColdRank()
+        head.join(0, world_size, store)
+        ray.get(joined)
+        for iteration in range(done + 1, config["iterations"] + 1):
+            steps = [peer.epoch.remote() for peer in peers]
+            head.epoch()
+            ray.get(steps)
+            with tempfile.TemporaryDirectory() as folder:
+                torch.save({"iteration": iteration}, Path(folder, "state.pt"))
+                tune.report({"loss": 0.0}, checkpoint=tune.Checkpoint.from_directory(folder))
+        if world_size > 1:
+            torch.distributed.destroy_process_group()
+
+
+def resize(make: Callable[[RASDAScheduler], Any], folder: str) -> dict[str, float]:
+    """One trial that grows from 1 to 8 workers."""
+    scheduler, clock = RASDAScheduler(max_t=5, grace_period=1), Clock()
+    fit(make(scheduler), folder, scheduler, 1, {"iterations": 5}, callbacks=[clock])
+    return clock.between()
+
+
+def start(make: Callable[[RASDAScheduler], Any], folder: str) -> dict[str, float]:
+    """32 trials of one short iteration on 8 slots."""
+    scheduler = RASDAScheduler(max_t=1)
+    began = time.monotonic()
+    fit(make(scheduler), folder, scheduler, 32, {"iterations": 1})
+    return {"32 short trials": time.monotonic() - began}
+
+
+def fit(trainable: Any, folder: str, scheduler: RASDAScheduler, trials: int, config: dict, **run: Any) -> None:
+    """Runs an experiment and sees that nothing failed."""
+    results = tune.Tuner(
+        trainable,
+        param_space={**config, "x": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", num_samples=trials, scheduler=scheduler, reuse_actors=trials > 1
+        ),
+        run_config=tune.RunConfig(storage_path=folder, verbose=0, **run),
+    ).fit()
+    assert results.num_errors == 0
+    assert len(results) == trials
+
+
+def main() -> None:
+    """Measures, prints and writes the result file."""
+    parser = argparse.ArgumentParser(description="What Ray costs a trial.")
+    parser.add_argument("--repeats", type=int, default=3)
+    repeats = parser.parse_args().repeats
+    makers: dict[str, Callable[[RASDAScheduler], Any]] = {"cold": lambda s: cold, "warm": lambda s: elastic(warm, s)}
+    seconds: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    folder = tempfile.mkdtemp(prefix="ray-overhead-")
+    # The warm processes start once in a session; what they cost then is not a resize's.
+    start(makers["warm"], folder)
+    for _ in range(repeats):
+        for measure in (resize, start):
+            for name, make in makers.items():
+                for what, took in measure(make, folder).items():
+                    seconds[name].setdefault(what, []).append(round(took, 2))
+                    print(f"{name:5} {what:16} {took:6.2f} s   load {os.getloadavg()[0]:.1f}", flush=True)
+    ray.shutdown()
+    shutil.rmtree(folder)
+    medians = {name: {what: median(all_) for what, all_ in taken.items()} for name, taken in seconds.items()}
+    ratio = {
+        what: round(median(c / w for c, w in zip(all_, seconds["warm"][what])), 2)
+        for what, all_ in seconds["cold"].items()
+    }
+    result = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "load": os.getloadavg(),
+        "versions": {"python": platform.python_version(), "ray": ray.__version__, "torch": torch.__version__},
+        "configuration": {"logical CPUs": 8, "repeats": repeats, "sizes": SIZES},
+        "seconds": seconds,
+        "median seconds": medians,
+        "median of cold / warm": ratio,
+    }
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps({"median seconds": medians, "median of cold / warm": ratio}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
