@@ -224,7 +224,7 @@ class Loose(nn.Module):
 
 
 def parametrized() -> nn.Module:
-    hidden = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+    hidden = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8), orthogonal_map="cayley")
     return nn.Sequential(hidden, nn.PReLU(8), nn.LayerNorm(8), nn.Linear(8, 16), nn.GLU(), nn.Linear(8, CLASSES))
 
 
