@@ -29,7 +29,8 @@ def environment(full: bool, seeds: int, few: int) -> Row:
         "python": sys.version.split()[0],
         "versions": {name: version(name) for name in ("numpy", "onnxruntime", "matplotlib")},
         "full": full,
-        "seeds": f"0 to {seeds - 1}; figure 4, 1,024 GPUs and beyond: 0 to {few - 1}",
+        "seeds": f"0 to {seeds - 1} (sensitivities and open questions: 0 to 33; figure 4, 1,024 GPUs and beyond: "
+        f"0 to {few - 1})",
     }
 
 

@@ -158,16 +158,15 @@ class _Simulation:
             self._queue = Queue(tuple(waiting), self._queue.overtaken)
 
     def _waiting(self, trial: _Trial) -> Waiting:
-        nodes = math.ceil(trial.workers / self._cluster.kinds[0].gpus)
-        return Waiting(
-            trial.name, trial.workers, trial.rung, self._until_milestone(trial, Spread(trial.workers, nodes))
-        )
+        spread = Spread(trial.workers, math.ceil(trial.workers / self._cluster.kinds[0].gpus))
+        expected = self._cost.restart_seconds + self._to_milestone(trial, spread)
+        return Waiting(trial.name, trial.workers, trial.rung, expected)
 
-    def _until_milestone(self, trial: _Trial, spread: Spread) -> float:
-        """Expected seconds from a start to the trial's next milestone."""
+    def _to_milestone(self, trial: _Trial, spread: Spread) -> float:
+        """Expected seconds of training until the trial's next milestone."""
         epochs = next(m for m in self._milestones if m > trial.epoch) - trial.epoch
         storage = self._cluster.storage / max(1, len(self._running))
-        return self._cost.restart_seconds + epochs * self._cost.epoch(spread, trial.work, storage)
+        return epochs * self._cost.epoch(spread, trial.work, storage)
 
     def _start(self, index: int, workers: int) -> _Trial:
         trial = self._trials[index]
@@ -176,7 +175,7 @@ class _Simulation:
         trial.waited += self._now - trial.since
         trial.started = self._now
         self._running[index] = trial
-        trial.until = self._now + self._until_milestone(trial, trial.spread)
+        trial.until = self._now + self._cost.restart_seconds + self._to_milestone(trial, trial.spread)
         self._next_epoch(index, self._cost.restart_seconds)
         return trial
 
@@ -210,7 +209,7 @@ class _Simulation:
             trial.workers = workers
             self._requeue(index)
             return True
-        trial.until = self._now + self._until_milestone(trial, trial.spread)
+        trial.until = self._now + self._to_milestone(trial, trial.spread)
         self._next_epoch(index)
         return False
 
