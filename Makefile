@@ -1,8 +1,8 @@
-# `make demo`, `make test`, `make check` and `make bench` set up what they need in .venv on first use.
+# `make demo`, `make test` and `make check` set up what they need in .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast check format bench clean
+.PHONY: demo test fast check format clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/digits.py
@@ -21,9 +21,6 @@ check: .venv/.test
 format: .venv/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-bench: .venv/.test
-	$(BIN)/python -m benchmarks.run
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,5 +1,6 @@
 """Hyperparameter tuning for PyTorch with muP surrogates, fused trials and elastic full-size training."""
 
+from .backends.cluster import RASDAScheduler
 from .config import RASDAConfig
 from .result import Cost, TrialRecord, TuneResult
 from .space import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
@@ -11,6 +12,7 @@ __all__ = [
     "AllTrialsFailed",
     "Cost",
     "RASDAConfig",
+    "RASDAScheduler",
     "RunExists",
     "TrialRecord",
     "TuneResult",

@@ -10,6 +10,7 @@ def test_public_names() -> None:
         "AllTrialsFailed",
         "Cost",
         "RASDAConfig",
+        "RASDAScheduler",
         "RunExists",
         "TrialRecord",
         "TuneResult",
