@@ -1,0 +1,47 @@
+"""A run in a process of its own, to be killed: `python -m tests.hydro_rasda.resumable STORAGE NAME`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+
+from hydro_rasda import RASDAConfig, choice, loguniform, tune, uniform
+from tests.hydro_rasda.models import mlp
+
+SPACE: dict[str, Any] = {
+    "lr": loguniform(1e-3, 0.3),
+    "momentum": uniform(0.5, 0.95),
+    "optimizer": choice(["sgd", "adamw"]),
+    "activation": choice(["relu", "tanh"]),
+    "dropout": uniform(0.0, 0.3),
+    "batch_size": 64,
+}
+
+
+def main(storage_path: str, name: str) -> None:
+    data = load_digits()
+    x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+    result = tune(
+        mlp,
+        SPACE,
+        train_data=(x[:320], y[:320]),
+        val_data=(x[320:480], y[320:480]),
+        num_samples=12,
+        max_t=6,
+        reduction_factor=2,
+        top_k=3,
+        surrogate=1 / 2,
+        fusion=4,
+        rasda=RASDAConfig(grace_period=2),
+        checkpoint_every=1,
+        storage_path=storage_path,
+        name=name,
+    )
+    print("best", result.best_metric, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

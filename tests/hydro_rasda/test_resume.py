@@ -1,0 +1,80 @@
+"""A real process, interrupted and killed at several points, ends as an unbroken one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def start(storage_path: Path, name: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(storage_path), name]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def lines(journal: Path) -> list[dict[str, Any]]:
+    """The journal's whole lines."""
+    if not journal.exists():
+        return []
+    return [json.loads(raw) for raw in journal.read_bytes().splitlines(keepends=True) if raw.endswith(b"\n")]
+
+
+def keys(journal: Path) -> list[str]:
+    return [line["key"] for line in lines(journal) if line["event"] == "unit"]
+
+
+def timeless(journal: Path) -> list[dict[str, Any]]:
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines(journal)]
+
+
+def stop_after(units: int, how: signal.Signals, storage_path: Path, name: str) -> str:
+    """Start the run and send it a signal as soon as its journal has this many units; returns what it printed."""
+    with start(storage_path, name) as process:
+        while len(keys(storage_path / name / "journal.jsonl")) < units:
+            assert process.poll() is None, "the run ended before it was stopped"
+            time.sleep(0.002)
+        os.kill(process.pid, how)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    return output
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path) -> None:
+    unbroken = finish(start(tmp_path, "unbroken"))
+    whole = tmp_path / "unbroken" / "journal.jsonl"
+    broken = tmp_path / "broken" / "journal.jsonl"
+    order = keys(whole)
+    in_first_rung = order.index("surrogate/to-1/kept") - 1
+    between_rungs = order.index("surrogate/to-1/kept") + 1
+    in_last_stage = next(i for i, key in enumerate(order) if key.startswith("target/")) + 2
+
+    said = stop_after(in_first_rung, signal.SIGINT, tmp_path, "broken")
+    assert f"KeyboardInterrupt: the same call with storage_path='{tmp_path}', name='broken' goes on" in said
+    reached = [len(keys(broken))]
+    for point in (between_rungs, in_last_stage, len(order) - 2):
+        stop_after(point, signal.SIGKILL, tmp_path, "broken")
+        reached.append(len(keys(broken)))
+    assert all(earlier < later < len(order) for earlier, later in pairwise(reached))
+
+    resumed = finish(start(tmp_path, "broken"))
+    assert f"{reached[-1]} units of work are done" in " ".join(resumed.split())
+    assert resumed.splitlines()[-1] == unbroken.splitlines()[-1]
+    assert len(keys(broken)) == len(set(keys(broken)))
+    assert timeless(broken) == timeless(whole)
