@@ -1,7 +1,7 @@
-"""The two ways to evaluate one function for K members: all at once under vmap, or in turn.
+"""Ways to evaluate one function for K members: all at once under vmap, in turn, or as it is where there is but one.
 
-Both take `one(tensors, settings) -> (result, rebound)`: the function of one member's tensors by name and of its own
-floats by path, which returns a result and the buffers that it replaced. Both return the same with a leading K.
+They take `one(tensors, settings) -> (result, rebound)`: the function of one member's tensors by name and of its own
+floats by path, which returns a result and the buffers that it replaced. They return the same with a leading K.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,6 +33,12 @@ def at_once(one: One, tensors: Mapping[str, Tensor], settings: Settings, K: int)
     with folded():
         result, rebound = torch.func.vmap(each, randomness="different")(dict(tensors), scalars_K, index_K)
     return result, rebound
+
+
+def alone(one: One, tensors: Mapping[str, Tensor]) -> tuple[Any, Mapping[str, Tensor]]:
+    """One plain call for K = 1, on views; buffers that `one` writes into are written to in `tensors`, [1, ...] each."""
+    result, rebound = one({name: tensor.squeeze(0) for name, tensor in tensors.items()}, {})
+    return tree_map(_lift, result), tree_map(_lift, rebound)
 
 
 def in_turn(
@@ -84,6 +90,10 @@ class _Reached:
     def __call__(self, grad: Tensor | None) -> None:
         if grad is not None:
             self.on_gradient(self.name, self.k)
+
+
+def _lift(value: Any) -> Tensor:
+    return _as_tensor(value).unsqueeze(0)
 
 
 def _stack(*tensors: Tensor) -> Tensor:

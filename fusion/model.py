@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.evaluate import at_once, in_turn
+from fusion.evaluate import alone, at_once, in_turn
 from fusion.members import member_indices
 from fusion.settings import Settings
 from fusion.structure import FusionKey, check_same
@@ -117,7 +117,7 @@ class FusedModel(nn.Module):
         Raises:
             TypeError: if `objective` returns something else.
         """
-        if self.one_by_one:
+        if self.one_by_one and self.K > 1:
             self.part_buffers()
         shared = self.shared
 
@@ -126,12 +126,13 @@ class FusedModel(nn.Module):
                 result = objective(self.template, batch)
             return result, rebound
 
-        if self.one_by_one:
-            result, rebound = in_turn(
-                one, self.stacked, self.stacked_buffers, self._settings, self.K, self._note_reached
-            )
+        parameters, buffers = self.stacked, self.stacked_buffers
+        if self.K == 1:
+            result, rebound = alone(one, {**parameters, **buffers})
+        elif self.one_by_one:
+            result, rebound = in_turn(one, parameters, buffers, self._settings, self.K, self._note_reached)
         else:
-            result, rebound = at_once(one, {**self.stacked, **self.stacked_buffers}, self._settings, self.K)
+            result, rebound = at_once(one, {**parameters, **buffers}, self._settings, self.K)
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result

@@ -40,10 +40,19 @@ def assert_members_equal(fused: FusedModel, models: list[nn.Module]) -> None:
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["fused", "one-by-one"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_fused_equals_separate(case: Case, one_by_one: bool) -> None:
-    models = build(case)
+    check(case, build(case), one_by_one)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_single_member_equals_the_module(case: Case) -> None:
+    check(case, build(case)[2:], one_by_one=False)
+
+
+def check(case: Case, models: list[nn.Module], one_by_one: bool) -> None:
     fused = fuse(models, one_by_one=one_by_one)
-    opt = fused_optimizer(fused, CONFIGS)
-    alone = [optimizer(model, config) for model, config in zip(models, CONFIGS, strict=True)]
+    configs = CONFIGS[-len(models) :]
+    opt = fused_optimizer(fused, configs)
+    alone = [optimizer(model, config) for model, config in zip(models, configs, strict=True)]
     for step in range(3):
         batch = batch_of(case, step)
         opt.zero_grad()
