@@ -47,7 +47,8 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | N
     """Try the forward and backward pass of one batch, and leave the model as it was.
 
     Where vmap cannot follow the model (`.item()`, control flow that depends on data, an operator it does not know),
-    sets `fused.one_by_one`, so that the members train one after another, with the same results; and warns.
+    sets `fused.one_by_one`, so that the members train one after another, with the same results; and warns. A single
+    member is never vmapped, so it passes: try again when others have joined it.
 
     Args:
         fused: the model.
