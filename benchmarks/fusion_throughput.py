@@ -60,7 +60,7 @@ def measure(case: Case, trials: int, seconds: float, threads: int) -> Row:
     """Plan the groups, then time pairs of passes for about `seconds`."""
     modules, configs = case.trials(trials, SEED)
     batch = case.batch(torch.Generator().manual_seed(SEED))
-    plan = plan_fusion(modules, configs, case.loss, batch, max_width=64, seconds=seconds / 10)
+    plan = plan_fusion(modules, configs, case.loss, batch, max_width=64, seconds=seconds / 5)
     sizes = plan.groups(trials)
     pairs = list(_pairs(case, modules, configs, batch, sizes))
     alone, fused = _race(pairs, seconds)
@@ -167,6 +167,7 @@ def environment(threads: int, arguments: argparse.Namespace) -> dict[str, Any]:
         "seed": SEED,
         "steps_in_a_row": STEPS,
         "keep_freed_memory": True,
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "default"),
         "arguments": {name: value for name, value in vars(arguments).items() if name != "out"},
         "cases": {case.name: case.config for case in CASES},
     }

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 # Timings of one machine differ by as much from run to run; less is not worth a wider group.
 TOLERANCE = 0.03
+# What a wider group may lose before it counts as slower.
+LOSS = 0.1
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
 def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = None) -> int | None:
     """The next width to measure: the double of the last, up to all trials; None when that is no longer worth it.
 
-    Two doublings that bring nothing end the search: caches are full by then.
+    Two doublings in a row that are worse than a narrower group by over 10 % end the search: caches are full by
+    then. A smaller loss may be the noise of a busy machine.
 
     >>> [next_width({}, 32), next_width({2: 1.5}, 32), next_width({2: 1.5, 4: 2.0}, 6)]
     [2, 4, 6]
@@ -79,8 +82,8 @@ def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = No
     if (measured and width <= measured[-1]) or width < 2 or (limit is not None and width > limit):
         return None
     best_before = max((speedup[K] for K in measured[:-2]), default=0.0)
-    stalled = len(measured) > 2 and all(speedup[K] <= best_before * (1 + TOLERANCE) for K in measured[-2:])
-    return None if stalled else width
+    stalled = all(speedup[K] < best_before * (1 - LOSS) for K in measured[-2:])
+    return None if measured and stalled else width
 
 
 def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:

@@ -34,11 +34,11 @@ def test_widths_double_up_to_all_trials() -> None:
     assert measured == [2, 4, 8, 12]
 
 
-def test_widths_stop_growing_at_the_limit_or_when_two_doublings_bring_nothing() -> None:
+def test_widths_stop_growing_at_the_limit_or_after_two_losses() -> None:
     assert next_width({2: 1.5}, trials=32, limit=3) is None
-    assert next_width({2: 1.5, 4: 1.4}, trials=32) == 8
-    assert next_width({2: 1.5, 4: 1.4, 8: 1.5}, trials=32) is None
-    assert next_width({2: 1.5, 4: 1.4, 8: 1.6}, trials=32) == 16
+    assert next_width({2: 1.5, 4: 1.2}, trials=32) == 8
+    assert next_width({2: 1.5, 4: 1.2, 8: 1.3}, trials=32) is None
+    assert next_width({2: 1.5, 4: 1.2, 8: 1.4}, trials=32) == 16
     assert next_width({}, trials=1) is None
 
 
