@@ -18,5 +18,5 @@ def test_the_example() -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     assert isinstance(names["best"], nn.Sequential)
     loss_K, y = names["loss_K"], names["y"]
-    assert loss_K.shape == (12,)
+    assert loss_K.shape == (6,)
     assert loss_K.min() < 0.2 * y.var()
