@@ -20,8 +20,9 @@ from .problem import Problem, Trial
 from .report import render, write_report
 from .run import Run
 from .schedulers import rank
+from .seeds import preserved_generators
 from .sweep import AllTrialsFailed
-from .train import mean_metrics
+from .train import EVAL_BATCH_FACTOR, mean_metrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,22 +126,24 @@ class TuneResult:
         number = self._best if trial is None else trial
         if number not in self._checkpoints:
             raise ValueError(f"`trial` is {number}, but must be one of the finalists {sorted(self._checkpoints)}")
-        with torch.random.fork_rng():
+        with preserved_generators():
             model = self._problem.target(Trial(number, self.trials[number].config))
         state = torch.load(self._checkpoints[number], map_location=self._problem.device, weights_only=True)
         model.load_state_dict(state["model"])
         return model.eval()
 
-    def evaluate(self, data: Data, batch_size: int = 256) -> dict[str, float]:
+    def evaluate(self, data: Data, batch_size: int | None = None) -> dict[str, float]:
         """The objective's metrics for the best model, averaged over a data set such as the test set.
 
         Args:
             data: In any form that `tune` takes.
-            batch_size: Examples at a time.
+            batch_size: Examples at a time; None: as many as `tune` validated with, which gives `best_metric` again
+                for the validation set, to the last digit.
         """
         model = self.best_model()
         batches = make_batches(data, "data", self._problem.device, self._problem.seed)
-        with torch.no_grad():
+        batch_size = batch_size or EVAL_BATCH_FACTOR * Trial(self._best, self.best_config).batch_size
+        with torch.no_grad(), preserved_generators():
             means = mean_metrics(
                 (self._problem.objective(model, batch), batch_length(batch)) for batch in batches.in_order(batch_size)
             )

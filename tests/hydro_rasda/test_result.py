@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydro_rasda import Cost, TuneResult, choice, loguniform, tune
+from hydro_rasda.report import best_first, show
+from tests.hydro_rasda.models import mlp
+
+Pair = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(scope="module")
+def result(digits: tuple[Pair, Pair], tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    """Trials of every status: finished, stopped and diverged."""
+    return tune(
+        mlp,
+        {
+            "lr": choice([0.003, 0.03, 1e30]),
+            "optimizer": "sgd",
+            "extra": {"depth": choice([1, 2])},
+            "batch_size": 64,
+            "momentum": 0.9,
+        },
+        train_data=digits[0],
+        val_data=digits[1],
+        num_samples=8,
+        max_t=4,
+        reduction_factor=2,
+        top_k=2,
+        surrogate=1 / 2,
+        fusion=8,
+        storage_path=tmp_path_factory.mktemp("runs"),
+        progress=False,
+    )
+
+
+def test_best_model_gives_best_metric_again(result: TuneResult, digits: tuple[Pair, Pair]) -> None:
+    assert result.evaluate(digits[1])["loss"] == result.best_metric
+    model = result.best_model()
+    assert not model.training
+    x, y = digits[1]
+    with torch.no_grad():
+        assert F.cross_entropy(model(x), y).item() == pytest.approx(result.best_metric, rel=1e-5)
+    assert result.evaluate(digits[1], batch_size=7)["loss"] == pytest.approx(result.best_metric, rel=1e-5)
+
+
+def test_models_of_other_finalists(result: TuneResult) -> None:
+    finalists = [record.trial for record in result.trials if record.epochs]
+    assert len(finalists) == 2
+    for number in finalists:
+        assert isinstance(result.best_model(number), nn.Module)
+    (loser,) = [number for number in finalists if result.trials[number].metric != result.best_metric]
+    assert not torch.equal(next(result.best_model(loser).parameters()), next(result.best_model().parameters()))
+    other = next(record.trial for record in result.trials if not record.epochs)
+    with pytest.raises(ValueError, match=rf"`trial` is {other}, but must be one of the finalists \["):
+        result.best_model(other)
+
+
+def test_records_tell_each_trials_story(result: TuneResult) -> None:
+    assert [record.trial for record in result.trials] == list(range(8))
+    assert {record.status for record in result.trials} == {"finished", "stopped", "diverged"}
+    for record in result.trials:
+        stages = [line["stage"] for line in record.history]
+        assert stages == ["surrogate"] * record.surrogate_epochs + ["target"] * record.epochs
+        epochs = [line["epoch"] for line in record.history]
+        assert epochs == [*range(1, record.surrogate_epochs + 1), *range(1, record.epochs + 1)]
+        if record.status == "diverged":
+            assert record.config["lr"] == 1e30
+            assert math.isnan(record.surrogate_metric)
+
+
+def test_dataframe(result: TuneResult) -> None:
+    frame = result.dataframe()
+    assert len(frame) == 8
+    assert list(frame.columns) == [
+        "trial",
+        "status",
+        "surrogate_metric",
+        "surrogate_epochs",
+        "metric",
+        "epochs",
+        "config/lr",
+        "config/optimizer",
+        "config/extra/depth",
+        "config/batch_size",
+        "config/momentum",
+    ]
+    assert frame["metric"].min() == result.best_metric
+    assert frame["config/lr"].tolist() == [record.config["lr"] for record in result.trials]
+
+
+def test_report_is_a_page_with_all_trials(result: TuneResult, tmp_path: Path) -> None:
+    path = result.report(tmp_path / "pages" / "report.html")
+    assert path == tmp_path / "pages" / "report.html"
+    page = path.read_text()
+    assert page.lstrip().startswith("<!DOCTYPE html>")
+    assert "Best configuration" in page
+    assert f"{result.best_metric:.6g}" in page
+    assert "8 of 8 trials" in page
+    for status in ("finished", "stopped", "diverged"):
+        assert status in page
+
+
+def test_best_first(result: TuneResult) -> None:
+    ordered = best_first(result)
+    assert ordered[0].metric == result.best_metric
+    assert [record.epochs > 0 for record in ordered] == [True] * 2 + [False] * 6
+    depths = [record.surrogate_epochs for record in ordered[2:]]
+    assert depths == sorted(depths, reverse=True)
+    mirrored = best_first(replace(result, mode="max"))
+    assert mirrored[:2] == ordered[1::-1]
+
+
+def test_table_leaves_out_what_all_trials_share(result: TuneResult) -> None:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(result)
+    table = captured.get()
+    assert "lr=" in table
+    assert "momentum=" not in table
+    assert "epochs of surrogates" in table
+
+
+def test_spared_seconds() -> None:
+    # 100 surrogate epochs at the 2 s of a full-size epoch would have taken 200 s; they took 50 s.
+    cost = Cost(surrogate_epochs=100, surrogate_seconds=50.0, target_epochs=10, target_seconds=20.0, seconds=75.0)
+    assert cost.spared_seconds == 150.0
+    assert math.isnan(replace(cost, target_epochs=0).spared_seconds)
+
+
+def test_values_are_shown_short() -> None:
+    assert [show(v) for v in (0.123456, 1e-7, 3, "sgd", None, nn.ReLU)] == ["0.123", "1e-07", "3", "sgd", "", "ReLU"]
+
+
+def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:
+    quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "surrogates at epoch 1: 2 of 4 go on, best val_loss" in said
+    assert "full size at epoch 1: 1 of 2 go on" in said
+    assert "full size at epoch 2: done" in said
+    assert "4 of 4 trials, by val_loss (min)" in said
+    quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
+    assert "going on with the run in" in capsys.readouterr().out
+    quick(progress=False, name="silent", space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""

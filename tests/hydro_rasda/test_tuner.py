@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.tune.search.optuna import OptunaSearch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from hydro_rasda import (
+    AllTrialsFailed,
+    RASDAConfig,
+    RunExists,
+    TuneResult,
+    choice,
+    grid_search,
+    loguniform,
+    sample_from,
+    uniform,
+)
+from tests.hydro_rasda.models import (
+    Config,
+    Counting,
+    Stumbling,
+    fixed_mlp,
+    mlp,
+    refuses_some,
+    regressor,
+    stumbles_in_some,
+)
+
+Quick = Callable[..., TuneResult]
+Pair = tuple[Tensor, Tensor]
+
+LR: dict[str, Any] = {"lr": loguniform(1e-3, 0.3)}
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def records(result: TuneResult) -> list[Any]:
+    return [[t.trial, t.config, t.status, t.surrogate_epochs, t.epochs, t.history, t.error] for t in result.trials]
+
+
+def test_same_seed_same_records(quick: Quick) -> None:
+    one, two, other = quick(name="one"), quick(name="two"), quick(name="other", seed=1)
+    assert records(one) == records(two)
+    assert (one.best_config, one.best_metric) == (two.best_config, two.best_metric)
+    assert records(one) != records(other)
+    for name, value in one.best_model().state_dict().items():
+        assert torch.equal(two.best_model().state_dict()[name], value)
+
+
+def test_halving_and_transfer(quick: Quick) -> None:
+    result = quick(num_samples=9, max_t=4, reduction_factor=2, top_k=2)
+    epochs = sorted(record.surrogate_epochs for record in result.trials)
+    assert epochs == [1] * 5 + [2] * 2 + [2] * 2  # 9 trials, 4 go on to epoch 2, the best 2 to full size
+    assert sorted(record.epochs for record in result.trials) == [0] * 7 + [1, 4]
+    (winner,) = [record for record in result.trials if record.epochs == 4]
+    assert winner.status == "finished"
+    assert winner.config == result.best_config
+    assert winner.metric == result.best_metric == winner.history[-1]["val_loss"]
+    assert result.cost.surrogate_epochs == 9 + 4
+    assert result.cost.target_epochs == 1 + 4
+
+
+def test_globals_are_left_alone_and_do_not_matter(quick: Quick) -> None:
+    def states() -> list[Any]:
+        return [random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()]
+
+    torch.manual_seed(1)
+    before = states()
+    one = quick(name="one", num_samples=3)
+    one.evaluate((torch.rand(8, 64), torch.zeros(8, dtype=torch.int64)))
+    torch.manual_seed(1)
+    assert states()[:2] == before[:2]
+    torch.manual_seed(1)
+    quick(name="one", num_samples=3)
+    assert states() == before
+    torch.manual_seed(2)
+    assert records(quick(name="two", num_samples=3)) == records(one)
+
+
+def counted(calls: list[bool]) -> Callable[..., nn.Module]:
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        return Counting(config, width_ratio, calls)
+
+    return model_fn
+
+
+def test_a_finished_run_called_again_does_not_train(quick: Quick) -> None:
+    calls: list[bool] = []
+    first = quick(model_fn=counted(calls), num_samples=3)
+    trained = len(calls)
+    again = quick(model_fn=counted(calls), num_samples=3)
+    assert len(calls) - trained <= 2  # the dry run's batch of each data set
+    assert trained > 20
+    assert records(again) == records(first)
+    assert again.cost.surrogate_seconds == pytest.approx(first.cost.surrogate_seconds, abs=1e-3)
+
+
+def test_runs_without_a_name_are_runs_of_their_own(quick: Quick, tmp_path: Path) -> None:
+    one, two = (quick(name=None, num_samples=1, max_t=1) for _ in range(2))
+    assert one.path != two.path
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_interrupted_in_process_it_goes_on(quick: Quick) -> None:
+    calls: list[bool] = []
+
+    class Impatient(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(self.calls) == 40:
+                self.calls.append(True)
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    def impatient(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        return Impatient(config, width_ratio, calls)
+
+    with pytest.raises(KeyboardInterrupt, match=r"the same call with storage_path=.*, name='run' goes on from"):
+        quick(model_fn=impatient)
+    result = quick(model_fn=impatient)
+    assert records(result) == records(quick(model_fn=counted([]), name="unbroken"))
+
+
+@pytest.mark.parametrize("kind", ["dataset", "loader", "objective", "regression", "max", "full width"])
+def test_forms_of_the_problem(kind: str, quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    (x, y), (vx, vy) = digits
+
+    def by_hand(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        logits = model(batch["x"])
+        return {"loss": F.cross_entropy(logits, batch["y"]), "top": (logits.argmax(1) == batch["y"]).float().mean()}
+
+    examples = [{"x": a, "y": b} for a, b in zip(x, y)]
+    arguments: dict[str, dict[str, Any]] = {
+        "dataset": {"train_data": TensorDataset(x, y), "val_data": TensorDataset(vx, vy)},
+        "loader": {"train_data": lambda n: list(zip(x.split(n), y.split(n)))},
+        "objective": {
+            "train_data": examples,
+            "val_data": examples,
+            "objective": by_hand,
+            "metric": "val_top",
+            "mode": "max",
+        },
+        "regression": {
+            "model_fn": regressor,
+            "train_data": (x, y[:, None].float()),
+            "val_data": (vx, vy[:, None].float()),
+            "loss_fn": F.mse_loss,
+            "metric": "val_mae",
+        },
+        "max": {"metric": "val_accuracy", "mode": "max"},
+        "full width": {"surrogate": 1},
+    }
+    result = quick(num_samples=3, max_t=2, **arguments[kind])
+    assert math.isfinite(result.best_metric)
+    assert (
+        result.evaluate(arguments[kind].get("val_data", (vx, vy)))[result.metric.removeprefix("val_")]
+        == result.best_metric
+    )
+
+
+def test_a_model_without_a_width_is_shrunk(quick: Quick) -> None:
+    result = quick(model_fn=fixed_mlp, num_samples=3, max_t=2)
+    assert math.isfinite(result.best_metric)
+
+
+def test_fusion_is_planned_by_itself(quick: Quick) -> None:
+    assert math.isfinite(quick(num_samples=4, max_t=2, fusion="auto", space=LR).best_metric)
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "key", "cause"),
+    [
+        (refuses_some, "bad", "this configuration cannot be built"),
+        (stumbles_in_some, "stumbles", "this forward pass cannot be done"),
+    ],
+)
+def test_a_configuration_that_raises_fails_alone(model_fn: Any, key: str, cause: str, quick: Quick) -> None:
+    result = quick(model_fn=model_fn, space={**LR, key: grid_search([1.0, 0.0, 0.0, 0.0])}, num_samples=1)
+    assert [record.status == "failed" for record in result.trials] == [True, False, False, False]
+    error = result.trials[0].error
+    assert error is not None
+    assert "Traceback" in error
+    assert cause in error
+    assert math.isnan(result.trials[0].surrogate_metric)
+    assert all(record.error is None for record in result.trials[1:])
+    assert math.isfinite(result.best_metric)
+
+
+def fails_at_full_size(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    return Stumbling({**config, "stumbles": float(width_ratio == 1 and config["lr"] == 0.1)}, width_ratio)
+
+
+def test_a_finalist_that_raises_at_full_size_fails_alone(quick: Quick) -> None:
+    result = quick(model_fn=fails_at_full_size, space={"lr": grid_search([0.05, 0.1])}, num_samples=1)
+    assert [record.status for record in result.trials] == ["finished", "failed"]
+    assert math.isfinite(result.trials[1].surrogate_metric) or result.trials[1].surrogate_epochs == 1
+    assert "this forward pass cannot be done" in (result.trials[1].error or "")
+    assert result.best_config["lr"] == 0.05
+
+
+def test_all_diverged_says_so_and_where_to_look(quick: Quick, tmp_path: Path) -> None:
+    wild = {"lr": uniform(1e29, 1e30), "optimizer": "sgd"}
+    for _ in range(2):
+        with pytest.raises(AllTrialsFailed, match=r"all 4 trials diverged or failed .*journal\.jsonl"):
+            quick(space=wild, num_samples=4)
+    assert (tmp_path / "run" / "journal.jsonl").stat().st_size > 0
+
+
+def test_a_diverged_trial_is_recorded_as_such(quick: Quick) -> None:
+    result = quick(space={"lr": grid_search([0.1, 1e30]), "optimizer": "sgd"}, num_samples=1)
+    tame, wild = result.trials
+    assert (tame.status, wild.status) == ("finished", "diverged")
+    assert math.isnan(wild.surrogate_metric)
+    assert wild.history[0]["train_loss"] is None
+
+
+def test_out_of_time_it_ends_with_a_model_and_goes_on_with_more(quick: Quick) -> None:
+    hasty = quick(time_budget_s=1e-3, num_samples=4)
+    assert math.isfinite(hasty.best_metric)
+    assert (hasty.cost.target_epochs, max(r.surrogate_epochs for r in hasty.trials)) == (1, 1)
+    hasty.best_model()
+    longer = quick(time_budget_s=1e6, num_samples=4)
+    assert max(record.epochs for record in longer.trials) == 4
+    for before, after in zip(hasty.trials, longer.trials):
+        assert after.history[: len(before.history)] == before.history
+    assert math.isfinite(longer.best_metric)
+
+
+def test_a_time_budget_ends_a_long_run(quick: Quick) -> None:
+    result = quick(time_budget_s=2.0, num_samples=4, max_t=100_000, grace_period=50_000)
+    assert 2.0 <= result.cost.seconds < 10.0
+    assert math.isfinite(result.best_metric)
+    assert result.cost.target_epochs >= 1
+
+
+def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
+    full = quick(name="full", num_samples=4, rasda=RASDAConfig(grace_period=1))
+    finalists = {record.trial for record in full.trials if record.epochs}
+    assert len(finalists) == 2
+
+    def out_of_time(run: Any, share: float) -> bool:
+        return share == 1.0 and any(stage == "target" for stage, _ in run.metrics)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydro_rasda.run.Run.out_of_time", out_of_time)
+        short = quick(num_samples=4, time_budget_s=1e6, rasda=RASDAConfig(grace_period=1))
+    assert [record.epochs for record in short.trials if record.epochs] == [1]
+    assert records(quick(num_samples=4, rasda=RASDAConfig(grace_period=1))) == records(full)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"space": LR}, {"top_k": 1}, {"searcher": OptunaSearch(seed=0)}])
+def test_another_run_of_the_name_is_refused_and_left_alone(change: Any, quick: Quick, tmp_path: Path) -> None:
+    quick(num_samples=1, max_t=1)
+    before = contents(tmp_path)
+    with pytest.raises(RunExists, match=r"`name` is 'run', but the run of that name in .* is another: "):
+        quick(**{"num_samples": 1, "max_t": 1, **change})
+    assert contents(tmp_path) == before
+
+
+def ignores_width(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    return mlp(config)
+
+
+def other_names(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    return mlp(config) if width_ratio == 1 else nn.Sequential(mlp(config, width_ratio))
+
+
+def broken(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    raise OSError("no weights here")
+
+
+X, Y = torch.rand(8, 64), torch.arange(8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"metric": "loss"}, ValueError, r"`metric` is 'loss', but must be one of \['train_accuracy'"),
+        ({"mode": "best"}, ValueError, "`mode` is 'best', but must be one of"),
+        ({"space": {"lr": 0.1}}, ValueError, "`space` is .*, but must have a domain"),
+        ({"space": {"momentum": uniform(0, 1)}}, ValueError, "a space with the key 'lr'"),
+        ({"space": {"lr": uniform(0, 1)}}, ValueError, r"`space\['lr'\]` is float uniform\(0, 1\), but must be"),
+        ({"space": {"lr": sample_from(lambda config: -1)}}, ValueError, r"`config\['lr'\]` is -1, but must be"),
+        ({"space": {**LR, "optimizer": "lion"}}, ValueError, r"`space\['optimizer'\]` is 'lion', but must be one of"),
+        ({"space": {**LR, "schedule": choice(["warp"])}}, ValueError, r"`space\['schedule'\]` is choice\(\['warp'\]\)"),
+        ({"space": [0.1]}, TypeError, "`space` is"),
+        ({"grace_period": 5}, ValueError, r"`grace_period` is 5, but must be <= max_t \(4\)"),
+        ({"rasda": RASDAConfig(grace_period=5)}, ValueError, r"`rasda.grace_period` is 5, but must be <= max_t"),
+        ({"reduction_factor": 1}, ValueError, "`reduction_factor` is 1, but must be an integer >= 2"),
+        ({"model_fn": broken}, ValueError, "`model_fn` fails for every configuration, .*OSError: no weights here"),
+        ({"model_fn": lambda config: "mlp"}, TypeError, "`model_fn` returned a str, but must return a torch.nn.Module"),
+        ({"model_fn": "mlp"}, TypeError, "`model_fn` is 'mlp', but must be a function"),
+        ({"model_fn": ignores_width}, ValueError, "model_fn.*width_ratio"),
+        ({"model_fn": other_names}, ValueError, "model_fn.*width_ratio"),
+        ({"train_data": (X[:, :9], Y)}, ValueError, r"the model cannot take a batch \[\(8, 9\) float32.*`train_data`"),
+        ({"val_data": (X[:, :9], Y)}, ValueError, r"the model cannot take a batch \[\(8, 9\) float32.*`val_data`"),
+        ({"train_data": (X, Y[:, None])}, ValueError, "`loss_fn` .* cannot take the model's output .* of `train_data`"),
+        ({"val_data": (X, Y.float())}, ValueError, "`loss_fn` .* cannot take the model's output .* of `val_data`"),
+        ({"train_data": (X[:0], Y[:0])}, ValueError, "`train_data` is empty"),
+        ({"val_data": TensorDataset(X[:0])}, ValueError, "`val_data` is empty"),
+        ({"val_data": lambda batch_size: []}, ValueError, "`val_data` is empty"),
+        ({"train_data": "digits.csv"}, TypeError, "`train_data` is a str"),
+        ({"objective": lambda m, b: m(b[0]).sum(), "loss_fn": F.mse_loss}, ValueError, "`loss_fn` and `objective`"),
+        ({"objective": lambda m, b: m(b[0]).sum()}, TypeError, "`objective` must return a dict of tensors"),
+        ({"backend": "moon"}, ValueError, "`backend` is 'moon'"),
+        ({"resume": "maybe"}, ValueError, "`resume` is 'maybe', but must be one of"),
+        ({"resume": "must"}, FileNotFoundError, "`resume` is 'must', but there is no run"),
+        ({"name": "a/b"}, ValueError, "`name` is 'a/b', but must be a folder's name"),
+        ({"name": ""}, ValueError, "`name` is '', but must be a folder's name"),
+        ({"searcher": "optuna"}, TypeError, "`searcher` is 'optuna'"),
+        ({"device": "abacus"}, RuntimeError, "abacus"),
+        ({"num_samples": 0}, ValueError, "`num_samples` is 0, but must be an integer >= 1"),
+        ({"top_k": 0}, ValueError, "`top_k` is 0, but must be an integer >= 1"),
+    ],
+)
+def test_bad_input_is_refused_before_any_training(
+    arguments: dict[str, Any], kind: type[Exception], message: str, quick: Quick, tmp_path: Path
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a step was trained")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.Optimizer, "__init__", forbidden)
+        patch.setattr("fusion.optim.fused.FusedOptimizer.step", forbidden)
+        with pytest.raises(kind, match=message):
+            quick(**arguments)
+    assert not list(tmp_path.iterdir())
