@@ -125,8 +125,8 @@ ORIGINS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "serial share of an epoch",
-        "fitted to CV's ratio alone, then used for all",
-        "fitted: validation, data loader, everything else that does not scale",
+        "one number for all applications, see above",
+        "fitted to the three ratios together: validation, data loader, everything else that does not scale",
     ),
     (
         "placement",
