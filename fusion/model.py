@@ -5,13 +5,14 @@ shared by all members.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fusion.attributes import check_same_state, follow, plain_attributes, set_attributes
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.members import member_indices
 from fusion.settings import Settings
@@ -62,7 +63,7 @@ class FusedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
-        self._set_members(members, mode_of=members[0].skeleton)
+        self._set_members(members)
 
     @property
     def K(self) -> int:  # noqa: N802
@@ -126,11 +127,16 @@ class FusedModel(nn.Module):
                 result = objective(self.template, batch)
             return result, rebound
 
+        def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
+            set_attributes(self.template, attributes)
+            return one(tensors, settings)
+
         parameters, buffers = self.stacked, self.stacked_buffers
         if self.K == 1:
             result, rebound = alone(one, {**parameters, **buffers})
         elif self.one_by_one:
-            result, rebound = in_turn(one, parameters, buffers, self._settings, self.K, self._note_reached)
+            attributes = plain_attributes(self.template)
+            result, rebound = in_turn(one_of_many, parameters, buffers, self._settings, self.K, self._note_reached)
         else:
             result, rebound = at_once(one, {**parameters, **buffers}, self._settings, self.K)
         for name, value in rebound.items():
@@ -151,15 +157,17 @@ class FusedModel(nn.Module):
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
             at = torch.tensor(chosen, device=tensor.device)
             self.own.put(name, like(tensor, tensor.detach().index_select(0, at)))
-        self._set_members([self._members[k] for k in chosen], mode_of=self.template)
+        self._catch_up(chosen)
+        self._set_members([self._members[k] for k in chosen])
 
     def concat(self, other: "FusedModel") -> None:
         """Append the members of `other`, which keeps its own, in place.
 
         Raises:
-            ValueError: if the structures differ.
+            ValueError: if the structures differ, or a plain attribute that the modules change as they run.
         """
         check_same((self.key, other.key), "models")
+        check_same_state(self.template, other.template)
         theirs = other.shared
         for name, tensor in self.shared.items():
             if name not in theirs or not torch.equal(tensor, theirs[name].to(tensor.device)):
@@ -168,7 +176,9 @@ class FusedModel(nn.Module):
             both = [tensor.detach(), other._per_member(name).to(tensor.device)]
             self.own.put(name, like(tensor, torch.cat(both)))
         self.one_by_one = self.one_by_one or other.one_by_one
-        self._set_members([*self._members, *other._members], mode_of=self.template)
+        self._catch_up(range(self.K))
+        other._catch_up(range(other.K))
+        self._set_members([*self._members, *other._members])
 
     def unfuse(self, k: int) -> nn.Module:
         """Member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
@@ -181,9 +191,8 @@ class FusedModel(nn.Module):
         for name, hollow in named_tensors(self.template).items():
             tensors[name] = like(hollow, self._per_member(name)[k].clone())
             vars(tensors[name]).update(copy.deepcopy(self._members[k].marks.get(name, {})))
-        module = materialize(self._members[k].skeleton, tensors)
-        _copy_mode(self.template, module)
-        return module
+        self._catch_up([k])
+        return materialize(self._members[k].skeleton, tensors)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Restore what `state_dict` returned, for as many members, whatever they shared then and share now."""
@@ -237,11 +246,16 @@ class FusedModel(nn.Module):
     def _note_reached(self, name: str, k: int) -> None:
         self._reached.setdefault(name, set()).add(k)
 
-    def _set_members(self, members: Sequence[Shell], *, mode_of: nn.Module) -> None:
-        """Make these the members; the first one's skeleton computes from now on, in the mode of `mode_of`."""
+    def _catch_up(self, indices: Iterable[int]) -> None:
+        """Give members what the template has changed in the meantime, such as its mode."""
+        own = self._settings.places()
+        for k in indices:
+            follow(self.template, self._members[k].skeleton, own)
+
+    def _set_members(self, members: Sequence[Shell]) -> None:
+        """Make these the members; the first one's skeleton computes from now on."""
         self._members = list(members)
         self._reached: dict[str, set[int]] = {}
-        _copy_mode(mode_of, self.template)
         self.training = self.template.training
         self._slots = tensor_slots(self.template)
         self._settings = Settings([member.floats for member in members])
@@ -264,8 +278,3 @@ class FusedModel(nn.Module):
         if name in self.shared:
             self._unshare(name)
         self.own.put(name, value.contiguous())
-
-
-def _copy_mode(source: nn.Module, target: nn.Module) -> None:
-    for theirs, ours in zip(source.modules(), target.modules(), strict=True):
-        ours.training = theirs.training

@@ -40,6 +40,10 @@ class Settings:
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         return {path: value.to(first.device, dtype) for path, value in self.values_K.items()}
 
+    def places(self) -> set[tuple[int, Any]]:
+        """(id of the owner, key) of each float in which members differ, in the module that computes."""
+        return {(id(slot.owner), slot.key) for slot in self._slots.values()}
+
     @contextmanager
     def bound(self, values: Mapping[str, Any]) -> Iterator[None]:
         """Put one member's values, numbers or 0-dimensional tensors, in their places for a while."""

@@ -293,6 +293,42 @@ def test_hooks_survive() -> None:
     torch.testing.assert_close(fused.unfuse(1)(x), models[1](x))
 
 
+class Annealed(nn.Linear):
+    """A layer that counts its calls and cools down with them, in plain attributes."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__(5, 7)
+        self.calls, self.temperature, self.slope = 0, 1.0, slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.temperature *= 0.9
+        return F.leaky_relu(super().forward(x), self.slope) / self.temperature + self.calls
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_plain_attributes_that_change_while_running(one_by_one: bool) -> None:
+    x = torch.randn(4, 5)
+    models = [Annealed(0.1 * k) for k in range(3)]
+    fused, late = fuse(models, one_by_one=one_by_one), Annealed(0.7)
+    for _ in range(3):
+        torch.testing.assert_close(fused(x), torch.stack([model(x) for model in models]))
+    fused.keep([2, 1])
+    torch.testing.assert_close(fused(x), torch.stack([models[k](x) for k in (2, 1)]))
+    assert list(fused.settings) == ["slope"]
+    for position, k in enumerate((2, 1)):
+        again: Any = fused.unfuse(position)
+        assert (again.calls, again.temperature, again.slope) == (4, models[k].temperature, models[k].slope)
+    with pytest.raises(ValueError, match="calls is 4 here, 0 in the other"):
+        fused.concat(fuse([late]))
+    peer = fuse([Annealed(0.7)])
+    for _ in range(4):
+        peer(x)
+    fused.concat(peer)
+    torch.testing.assert_close(fused(x)[2], peer(x)[0])
+
+
 class Remembering(nn.Linear):
     """A layer that keeps what it computed, as attention layers do for plots."""
 

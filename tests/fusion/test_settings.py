@@ -151,6 +151,13 @@ def test_settings_follow_keep_concat_and_unfuse() -> None:
     assert fused.unfuse(1).p == 0.2
 
 
+def test_settings_survive_a_copy() -> None:
+    twin = copy.deepcopy(fuse([nn.Dropout(p) for p in VALUES]))
+    twin.keep([2, 0])
+    assert twin.settings["p"].tolist() == [VALUES[2], VALUES[0]]
+    assert [vars(twin.unfuse(k))["p"] for k in range(2)] == [VALUES[2], VALUES[0]]
+
+
 def test_settings_leave_the_template_as_it_was() -> None:
     fused = fuse([nn.Dropout(p) for p in VALUES])
     fused(ROWS)
