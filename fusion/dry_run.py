@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fusion.attributes import plain_attributes, set_attributes
 from fusion.model import FusedModel, Objective
 
 
@@ -101,7 +102,8 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception |
 
 @contextmanager
 def _restored(fused: FusedModel) -> Iterator[None]:
-    """Put buffers and random state back afterwards."""
+    """Put buffers, plain attributes and random state back afterwards."""
+    attributes = plain_attributes(fused.template)
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
     cuda = {p.device for p in fused.stacked.values() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=cuda):
@@ -109,6 +111,7 @@ def _restored(fused: FusedModel) -> Iterator[None]:
             yield
         finally:
             fused._reached.clear()
+            set_attributes(fused.template, attributes)
             for name, buffer in before.items():
                 tree = fused.common if fused.common.get(name) is not None else fused.own
                 now = tree.get(name)

@@ -148,6 +148,21 @@ def test_a_branch_not_taken_counts_as_no_gradient_not_as_zero() -> None:
     assert [k for k in range(4) if not moved[k]] == idle
 
 
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_it_counts_no_calls() -> None:
+    fused = fuse([Counting(4, 3) for _ in range(2)])
+    fused.map(loss, BATCH)
+    dry_run(fused, loss, BATCH)
+    assert vars(fused.unfuse(1))["calls"] == 1
+
+
 def test_it_leaves_no_trace() -> None:
     fused = fuse([nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)) for _ in "ab"])
     before = {name: tensor.clone() for name, tensor in fused.state_dict().items()}
