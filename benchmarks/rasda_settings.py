@@ -5,8 +5,10 @@ The paper is Aach et al., "Resource-Adaptive Successive Doubling for Hyperparame
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import mean
 
 from hydro_rasda.backends.simulator import (
     AnyPlan,
@@ -14,11 +16,13 @@ from hydro_rasda.backends.simulator import (
     CostModel,
     FixedWorkers,
     Link,
+    Outcome,
     Plan,
     Workload,
     lcbench,
     lcbench_tasks,
     power_law,
+    simulate,
 )
 from hydro_rasda.backends.simulator.cost import slowest
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
@@ -190,3 +194,20 @@ def curves(kind: str, trials: int, epochs: int, seed: int, work_spread: float = 
     tasks = lcbench_tasks()
     table = lcbench(tasks[seed % len(tasks)], trials, seed)
     return Workload(table.scores[:, :epochs], parametric.work, table.mode)
+
+
+def run(
+    app: Application, plan: AnyPlan, a: Assumptions, seeds: Iterable[int], machine: Cluster | None = None
+) -> list[Outcome]:
+    """One outcome a seed."""
+    cost = cost_model(app, a)
+    where = machine or cluster(app)
+    return [
+        simulate(plan, curves(a.curves, app.trials, app.max_t, seed, a.work_spread), where, cost, seed)
+        for seed in seeds
+    ]
+
+
+def seconds(outcomes: Iterable[Outcome]) -> float:
+    """Mean run time, as in the paper's tables."""
+    return mean(o.seconds for o in outcomes)
