@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_digits_reaches_97_percent(seed: int, tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "digits.py", "--seed", str(seed)]
+    command = [sys.executable, str(EXAMPLES / "digits.py"), "--seed", str(seed)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

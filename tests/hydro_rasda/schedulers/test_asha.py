@@ -24,9 +24,7 @@ def stream(seed: int, trials: int, max_t: int, stride: int) -> list[Report]:
     return reports
 
 
-def ours(
-    scheduler: AsyncSuccessiveHalving, reports: list[Report], ends: dict[str, int]
-) -> list[tuple[str, int, str]]:
+def ours(scheduler: AsyncSuccessiveHalving, reports: list[Report], ends: dict[str, int]) -> list[tuple[str, int, str]]:
     state, decisions, over = scheduler.init(), [], set()
     for trial, t, score in reports:
         if trial in over:
@@ -43,9 +41,7 @@ def ours(
     return decisions
 
 
-def rays(
-    scheduler: AsyncSuccessiveHalving, reports: list[Report], ends: dict[str, int]
-) -> list[tuple[str, int, str]]:
+def rays(scheduler: AsyncSuccessiveHalving, reports: list[Report], ends: dict[str, int]) -> list[tuple[str, int, str]]:
     """The same stream through Ray's scheduler, in the order of calls that Ray's controller makes."""
     from ray.tune.schedulers import ASHAScheduler
 
@@ -75,9 +71,7 @@ def rays(
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-@pytest.mark.parametrize(
-    ("max_t", "grace", "rf"), [(40, 5, 2), (27, 1, 3), (30, 5, 2), (10, 3, 4), (1, 1, 2)]
-)
+@pytest.mark.parametrize(("max_t", "grace", "rf"), [(40, 5, 2), (27, 1, 3), (30, 5, 2), (10, 3, 4), (1, 1, 2)])
 @pytest.mark.parametrize("stride", [1, 3, 7])
 def test_decides_as_ray_does(mode: Mode, max_t: int, grace: int, rf: int, stride: int) -> None:
     scheduler = AsyncSuccessiveHalving(max_t, grace, rf, mode)

@@ -50,9 +50,7 @@ def test_backfills_workers_that_the_reservation_leaves_over() -> None:
     queue = Queue((Waiting("large", 4, rung=1), *(Waiting(f"new{i}", 1) for i in range(4))))
     assert names(queue, [Running(6)], 2) == ["new0", "new1"]
     assert names(queue, [Running(6, seconds=5.0)], 2) == ["new0", "new1"]
-    assert (
-        names(queue, [Running(1)] * 6, 2) == []
-    )  # two single workers may come back first: none is left over
+    assert names(queue, [Running(1)] * 6, 2) == []  # two single workers may come back first: none is left over
 
 
 def test_a_lost_node_lowers_what_a_trial_is_due() -> None:
@@ -76,9 +74,7 @@ def test_nothing_waits_or_nothing_is_free() -> None:
     assert (left, placement.start, placement.reserved) == (queue, None, Waiting("a", 1))
 
 
-def simulate(
-    estimates: bool, seed: int, slots: int = 8, trials: int = 40
-) -> tuple[dict[str, float], set[str]]:
+def simulate(estimates: bool, seed: int, slots: int = 8, trials: int = 40) -> tuple[dict[str, float], set[str]]:
     """A RASDA run of virtual time; the longest wait of a trial by rung, and the trials that finished."""
     rng = random.Random(seed)
     queue = Queue(tuple(Waiting(f"t{i}", 1, seconds=1.3 if estimates else math.inf) for i in range(trials)))
