@@ -145,7 +145,7 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     makers: dict[str, Callable[[RASDAScheduler], Any]] = {"cold": lambda s: cold, "warm": lambda s: elastic(warm, s)}
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     folder = tempfile.mkdtemp(prefix="ray-overhead-")
     # The warm processes start once in a session; what they cost then is not a resize's.
     start(makers["warm"], folder)

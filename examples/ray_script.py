@@ -51,7 +51,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--storage", default=os.path.expanduser("~/ray_results"), help="a folder that all nodes see")
     arguments = parser.parse_args()
-    ray.init(address=arguments.address, num_cpus=None if arguments.address else 8, include_dashboard=False)
+    if arguments.address:
+        ray.init(address=arguments.address)
+    else:
+        ray.init(address="local", num_cpus=8, include_dashboard=False)
     digits = load_digits()
     data = (torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
 

@@ -7,9 +7,9 @@ times the bundles.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray.tune import Trainable
@@ -32,8 +32,6 @@ from hydro_rasda.schedulers import (
     place,
     worker_slots,
 )
-
-logger = logging.getLogger(__name__)
 
 # What Ray's controller reads as "stage no trial by yourself"; 0 would mean "as many as you like".
 _STAGE_NONE = -1
@@ -119,16 +117,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._mode = mode or self._mode
         if self._mode:
             self._metric = self._metric or DEFAULT_METRIC
-            rule = self._rule
-            self._rule = RASDA(
-                rule.max_t,
-                rule.grace_period,
-                rule.reduction_factor,
-                rule.scaling_factor,
-                rule.workers,
-                rule.max_workers,
-                self._mode,
-            )
+            self._rule = replace(self._rule, mode=self._mode)
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:

@@ -108,7 +108,6 @@ class Worker:
 
     def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:
         """For a ``DataLoader`` over a data set that indices do not suit; call its ``set_epoch`` each epoch."""
-        # torch annotates a Dataset where it takes anything with a length.
         return DistributedSampler(dataset, self.world_size, self.rank, shuffle=shuffle, seed=seed)
 
     def rescale(self, optimizer: Optimizer, rule: Rule = "auto", warmup_steps: int = 0) -> RescaledLR:

@@ -28,7 +28,7 @@ def processes_of(raylet: int) -> list[str]:
 @pytest.fixture(scope="session")
 def ray8() -> Iterator[None]:
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     raylet = ray.get(ray.remote(num_cpus=0)(lambda: os.getppid()).remote())
     yield
     ray.shutdown()

@@ -11,7 +11,7 @@ from tests.hydro_rasda.backends.curves import curve
 
 
 def main(folder: str) -> None:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     path = str(Path(folder) / "run")
     if tune.Tuner.can_restore(path):
         tuner = tune.Tuner.restore(path, trainable=curve)

@@ -92,8 +92,7 @@ def test_the_message_names_trial_rank_and_host(trials: ResultGrid, fault: str, w
 def test_data_is_in_memory_once_on_a_node(trials: ResultGrid) -> None:
     result, _ = of(trials, None)
     assert result.metrics is not None
-    # Batches and gradients are the rank's own; the 32 MB of data are the warm process's.
-    assert result.metrics["private_mb"] < 1e9
+    assert result.metrics["private_mb"] < 8  # of 32
 
 
 @pytest.mark.slow

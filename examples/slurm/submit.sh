@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Submits cluster.sh with the settings of settings.sh: bash examples/slurm/submit.sh
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$here/settings.sh"
+options=(--nodes "$SBATCH_NODES" --partition "$SBATCH_PARTITION" --time "$SBATCH_TIME" --ntasks-per-node 1 --exclusive)
+[[ -z "$SBATCH_ACCOUNT" ]] || options+=(--account "$SBATCH_ACCOUNT")
+exec sbatch "${options[@]}" --export "ALL,HYDRO_RASDA_SLURM=$here" "$here/cluster.sh"
