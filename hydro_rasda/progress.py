@@ -50,8 +50,8 @@ class Progress:
             self._task = None
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
-        self.console.print(text)
+        """Print a line that stays, as it is: paths are not broken, brackets no markup."""
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Progress:
         self._bars.start()

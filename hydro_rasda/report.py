@@ -37,7 +37,7 @@ def render(result: TuneResult, shown: int | None = SHOWN) -> Group:
     names = _varied(result)
     for record in records:
         settings = " ".join(f"{name}={show(record.config[name])}" for name in names if name in record.config)
-        table.add_row(*_row(record), settings)
+        table.add_row(*_row(record), Text(settings))
     return Group(table, Text(cost_line(result)))
 
 
@@ -97,8 +97,8 @@ def show(value: Any) -> str:
 def write_report(result: TuneResult, path: Path) -> Path:
     """Write a result as an HTML page."""
     console = Console(record=True, width=160, file=io.StringIO(), highlight=False)
-    console.print(f"Best configuration (trial {best_first(result)[0].trial}): {result.best_config}")
-    console.print(f"{result.metric}: {result.best_metric:.6g}\n")
+    console.print(Text(f"Best configuration (trial {best_first(result)[0].trial}): {result.best_config}"))
+    console.print(Text(f"{result.metric}: {result.best_metric:.6g}\n"))
     console.print(render(result, shown=None))
     path.parent.mkdir(parents=True, exist_ok=True)
     console.save_html(str(path))

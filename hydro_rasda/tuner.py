@@ -150,7 +150,8 @@ def tune(
             "val_data": problem.val_data.describe(),
             "model": checked.parameters,
         }
-        path = Path(storage_path) / (name or _free_name(Path(storage_path)))
+        folder = Path(storage_path).expanduser()
+        path = folder / (name or _free_name(folder))
         with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
             run = Run(problem, settings, store, shown)
             search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
@@ -161,7 +162,7 @@ def tune(
                 finalists = sweep(run, search, worker)
                 worker.train_targets(run, finalists)
             except KeyboardInterrupt as interrupt:
-                where = f"storage_path={str(storage_path)!r}, name={path.name!r}"
+                where = f"storage_path={str(folder)!r}, name={path.name!r}"
                 interrupt.args = (f"the same call with {where} goes on from the last finished unit of work",)
                 raise
             result = make_result(run, finalists)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,15 +60,19 @@ def stumbles_in_some(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return Stumbling(config, width_ratio)
 
 
-class Counting(nn.Module):
-    """An MLP that adds to a list each time that it is called."""
+def counted(calls: list[bool], interrupted_at: int = 0) -> Callable[..., nn.Module]:
+    """`mlp`, which adds to `calls` whenever it is called, and is interrupted at the call of that number."""
 
-    def __init__(self, config: Config, width_ratio: float, calls: list[bool]) -> None:
-        super().__init__()
-        self.body = mlp(config, width_ratio)
-        self.calls = calls
+    class Counting(nn.Module):
+        def __init__(self, body: nn.Module) -> None:
+            super().__init__()
+            self.body = body
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.append(torch.is_grad_enabled())
-        y: Tensor = self.body(x)
-        return y
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(torch.is_grad_enabled())
+            if len(calls) == interrupted_at:
+                raise KeyboardInterrupt
+            y: Tensor = self.body(x)
+            return y
+
+    return lambda config, width_ratio=1.0: Counting(mlp(config, width_ratio))

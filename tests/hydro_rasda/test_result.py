@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydro_rasda import Cost, TuneResult, choice, loguniform, tune
+from hydro_rasda.progress import Progress
 from hydro_rasda.report import best_first, show
 from tests.hydro_rasda.models import mlp
 
@@ -128,6 +129,20 @@ def test_table_leaves_out_what_all_trials_share(result: TuneResult) -> None:
     assert "lr=" in table
     assert "momentum=" not in table
     assert "epochs of surrogates" in table
+
+
+def test_brackets_are_no_markup(result: TuneResult, tmp_path: Path) -> None:
+    marked = tuple(replace(t, config={**t.config, "path": f"[/red]{t.trial}"}) for t in result.trials)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(replace(result, trials=marked))
+    assert "path=[/red]0" in captured.get()
+    page = replace(result, trials=marked, best_config={"path": "[/red]"}).report(tmp_path / "report.html")
+    assert "[/red]" in page.read_text()
+    progress = Progress(Console(width=20))
+    with progress.console.capture() as captured:
+        progress.say("going on with [/red] in a folder of a long name")
+    assert captured.get() == "going on with [/red] in a folder of a long name\n"
 
 
 def test_spared_seconds() -> None:

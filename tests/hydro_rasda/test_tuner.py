@@ -27,8 +27,8 @@ from hydro_rasda import (
 )
 from tests.hydro_rasda.models import (
     Config,
-    Counting,
     Stumbling,
+    counted,
     fixed_mlp,
     mlp,
     refuses_some,
@@ -89,13 +89,6 @@ def test_globals_are_left_alone_and_do_not_matter(quick: Quick) -> None:
     assert records(quick(name="two", num_samples=3)) == records(one)
 
 
-def counted(calls: list[bool]) -> Callable[..., nn.Module]:
-    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
-        return Counting(config, width_ratio, calls)
-
-    return model_fn
-
-
 def test_a_finished_run_called_again_does_not_train(quick: Quick) -> None:
     calls: list[bool] = []
     first = quick(model_fn=counted(calls), num_samples=3)
@@ -114,22 +107,11 @@ def test_runs_without_a_name_are_runs_of_their_own(quick: Quick, tmp_path: Path)
 
 
 def test_interrupted_in_process_it_goes_on(quick: Quick) -> None:
-    calls: list[bool] = []
-
-    class Impatient(Counting):
-        def forward(self, x: Tensor) -> Tensor:
-            if len(self.calls) == 40:
-                self.calls.append(True)
-                raise KeyboardInterrupt
-            return super().forward(x)
-
-    def impatient(config: Config, width_ratio: float = 1.0) -> nn.Module:
-        return Impatient(config, width_ratio, calls)
-
+    impatient = counted([], interrupted_at=40)
     with pytest.raises(KeyboardInterrupt, match=r"the same call with storage_path=.*, name='run' goes on from"):
         quick(model_fn=impatient)
     result = quick(model_fn=impatient)
-    assert records(result) == records(quick(model_fn=counted([]), name="unbroken"))
+    assert records(result) == records(quick(model_fn=impatient, name="unbroken"))
 
 
 @pytest.mark.parametrize("kind", ["dataset", "loader", "objective", "regression", "max", "full width"])
