@@ -1,0 +1,107 @@
+"""The settings are the paper's, and the published tables are those of the published numbers."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.rasda_paper import speed_up
+from benchmarks.rasda_questions import break_even, paying
+from benchmarks.rasda_report import RESULTS, markdown, table
+from benchmarks.rasda_settings import (
+    AM,
+    APPLICATIONS,
+    CFD,
+    CV,
+    Application,
+    Assumptions,
+    asha,
+    cluster,
+    cost_model,
+    rasda,
+    scaled,
+)
+from hydro_rasda.backends.simulator import Spread, Workload, power_law, simulate
+
+PARAMETRIC = Assumptions(serial=0.1, curves="power law")
+
+
+@pytest.mark.parametrize(
+    ("app", "milestones", "workers"),
+    [(CV, (5, 10, 20, 40), [2, 4, 8, 16]), (AM, (5, 10, 20), [8, 16, 32]), (CFD, (5, 10, 20, 40), [8, 16, 32, 64])],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_workers_grow_as_in_figure_7(app: Application, milestones: tuple[int, ...], workers: list[int]) -> None:
+    rule = rasda(app).rule
+    assert rule.milestones == asha(app).rule.milestones == milestones
+    state = rule.init()
+    due = [rule.workers]
+    for milestone in milestones[:-1]:
+        state, verdict = rule.report(state, "best", milestone, 0.1)
+        due.append(verdict.workers)
+    assert due == workers
+    assert app.trials * app.workers == app.gpus
+
+
+@pytest.mark.parametrize("app", APPLICATIONS, ids=lambda app: app.name)
+@pytest.mark.parametrize("serial", [0.0, 0.2])
+def test_an_epoch_takes_what_the_papers_asha_took(app: Application, serial: float) -> None:
+    cost = cost_model(app, Assumptions(serial=serial))
+    nodes = -(-app.workers // 4)
+    assert cost.epoch(Spread(app.workers, nodes)) == pytest.approx(app.asha_seconds / app.max_t, rel=0.01)
+
+
+@pytest.mark.parametrize("app", APPLICATIONS, ids=lambda app: app.name)
+def test_ideal_scaling_of_a_single_trial_in_closed_form(app: Application) -> None:
+    """Nothing serial, no noise, no restart: epochs 1-5, 6-10, 11-20 and 21-40 at 1, 1/2, 1/4 and 1/8 of the time."""
+    ideal = Assumptions(restart_seconds=0, checkpoint_seconds=0, jitter=0, epoch_noise=0, link_latency=0)
+    cost = replace(cost_model(app, ideal), gradient_bytes=0)
+    one = power_law(1, app.max_t, seed=0)
+    single = Workload(one.scores, one.work, one.mode)
+    plain, elastic = (simulate(plan, single, cluster(app), cost).seconds for plan in (asha(app), rasda(app)))
+    epochs = {40: 5 + 5 / 2 + 10 / 4 + 20 / 8, 20: 5 + 5 / 2 + 10 / 4}
+    assert plain / elastic == pytest.approx(app.max_t / epochs[app.max_t])
+
+
+def test_a_scaled_run_keeps_its_epochs_and_its_trials_per_gpu() -> None:
+    large = scaled(CV, 1024, max_t=6)
+    assert (large.trials, large.gpus, large.max_t) == (512, 1024, 6)
+    epoch = cost_model(CV, PARAMETRIC).epoch(Spread(2))
+    assert cost_model(large, PARAMETRIC).epoch(Spread(2)) == pytest.approx(epoch)
+
+
+def test_a_ratio_is_of_simulated_times() -> None:
+    """A larger serial share, a smaller speed-up: the number comes from the model, and moves with it."""
+    rows = [speed_up(CV, replace(PARAMETRIC, serial=s), range(6)) for s in (0.0, 0.1, 0.3)]
+    assert rows[0]["ratio"] > rows[1]["ratio"] > rows[2]["ratio"]
+    for row in rows:
+        assert row["ratio"] == row["ASHA_s"] / row["RASDA_s"]
+        assert row["within_15_percent"] == (abs(row["error"]) <= 0.15)
+
+
+def test_growth_that_does_not_pay_is_not_taken() -> None:
+    rows = {(r["machine"], r["rule"]): r for r in paying(PARAMETRIC, range(2))}
+    ethernet = "1 Gbit/s Ethernet between nodes"
+    assert rows[ethernet, "RASDA, as due"]["most_GPUs"] == 16
+    assert rows[ethernet, "probed, efficiency >= 0.75"]["most_GPUs"] == 4
+
+
+def test_break_even_is_above_one_where_rasda_is_faster() -> None:
+    for row in break_even(PARAMETRIC, range(3)):
+        assert row["epochs_factor"] > 1
+
+
+def test_tables() -> None:
+    rows: list[dict[str, Any]] = [{"a_b": 1234.5, "ok": True, "c": [1, 2]}, {"a_b": 0.12345, "ok": False, "c": "x"}]
+    assert table(rows).splitlines() == [
+        "| a b | ok | c |",
+        "| --- | --- | --- |",
+        "| 1,234 | yes | 1, 2 |",
+        "| 0.123 | no | x |",
+    ]
+
+
+def test_the_published_tables_are_those_of_the_published_numbers() -> None:
+    results = json.loads((RESULTS / "rasda_paper.json").read_text())
+    assert markdown(results) == (RESULTS / "rasda_paper.md").read_text()
