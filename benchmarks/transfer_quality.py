@@ -165,6 +165,45 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"transfer_{task.name}.json").write_text(json.dumps(result, indent=1) + "\n")
     plot(result, RESULTS / f"transfer_{task.name}.png")
+    write_page()
+
+
+def write_page() -> None:
+    """Render what is there of all tasks as `results/transfer_quality.md`, followed by `transfer_notes.md`."""
+    found = [RESULTS / f"transfer_{name}.json" for name in ("digits", "cifar10", "shakespeare")]
+    tables = [_table(json.loads(path.read_text())) for path in found if path.exists()]
+    notes = (RESULTS / "transfer_notes.md").read_text()
+    (RESULTS / "transfer_quality.md").write_text("\n\n".join([_HEAD, *tables, notes]))
+
+
+_HEAD = """# Do narrow models rank hyperparameters like the wide one?
+
+Random configurations (batch size, learning rate, momentum or beta1, schedule) are trained at full width as ordinary
+models, and at narrow widths as muP surrogates and as plain narrow models. *rho* is Spearman's rank correlation of the
+final validation scores with the full width's. *regret@k*: how much worse the best of the narrow model's top k is, at
+full width, than the best configuration of all (points of accuracy, or nats of loss). *Other seeds*: the full width
+against itself under other seeds, which no narrow model can be expected to beat. The spread is the standard deviation of
+the best configuration's full-size score over 5 seeds. Configurations and all scores are in `transfer_<task>.json`,
+scatter plots in `transfer_<task>.png`. Rerun: `python -m benchmarks.transfer_quality <task>`."""
+
+
+def _table(result: dict[str, Any]) -> str:
+    environment, unit = result["environment"], "points" if result["score"] == "accuracy" else "nats"
+    lines = [
+        f"## {result['task']}: {len(result['configs'])} configurations, {result['epochs']} epoch(s) of "
+        f"{result['train_samples']} samples; spread between seeds {result['seed_spread']:.3g} {unit}",
+        "",
+        f"{environment['date']}, {environment['machine']}, Python {environment['python']}, torch "
+        f"{environment['torch']}; {result['seconds']} s.",
+        "",
+        "| width ratio | | rho | regret@1 | regret@2 | regret@3 | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        scheme = {"reseed": "full width, other seeds"}.get(row["scheme"], row["scheme"])
+        regrets = " | ".join(f"{row['regret'][str(k)]:.3g}" for k in (1, 2, 3))
+        lines.append(f"| {row['width_ratio']:g} | {scheme} | {row['rho']:.3f} | {regrets} | {row['verdict']} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
