@@ -145,6 +145,7 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     makers: dict[str, Callable[[RASDAScheduler], Any]] = {"cold": lambda s: cold, "warm": lambda s: elastic(warm, s)}
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
+    loads: list[float] = []
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     folder = tempfile.mkdtemp(prefix="ray-overhead-")
     # The warm processes start once in a session; what they cost then is not a resize's.
@@ -154,26 +155,29 @@ def main() -> None:
             for name, make in makers.items():
                 for what, took in measure(make, folder).items():
                     seconds[name].setdefault(what, []).append(round(took, 2))
-                    print(f"{name:5} {what:16} {took:6.2f} s   load {os.getloadavg()[0]:.1f}", flush=True)
+                    loads.append(os.getloadavg()[0])
+                    print(f"{name:5} {what:16} {took:6.2f} s   load {loads[-1]:.1f}", flush=True)
+            save(seconds, loads, repeats)
     ray.shutdown()
     shutil.rmtree(folder)
-    medians = {name: {what: median(all_) for what, all_ in taken.items()} for name, taken in seconds.items()}
-    ratio = {
-        what: round(median(c / w for c, w in zip(all_, seconds["warm"][what])), 2)
-        for what, all_ in seconds["cold"].items()
-    }
+
+
+def save(seconds: dict[str, dict[str, list[float]]], loads: list[float], repeats: int) -> None:
+    """Writes what was measured so far."""
+    both = [what for what in seconds["cold"] if len(seconds["cold"][what]) == len(seconds["warm"].get(what, ()))]
+    medians = {name: {what: median(taken[what]) for what in both} for name, taken in seconds.items()}
+    pairs = {what: zip(seconds["cold"][what], seconds["warm"][what]) for what in both}
     result = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "load": os.getloadavg(),
+        "load average, least and most": [round(min(loads), 1), round(max(loads), 1)],
         "versions": {"python": platform.python_version(), "ray": ray.__version__, "torch": torch.__version__},
         "configuration": {"logical CPUs": 8, "repeats": repeats, "sizes": SIZES},
         "seconds": seconds,
         "median seconds": medians,
-        "median of cold / warm": ratio,
+        "median of cold / warm": {what: round(median(c / w for c, w in pair), 2) for what, pair in pairs.items()},
     }
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps({"median seconds": medians, "median of cold / warm": ratio}, indent=2))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def test_optuna(ray8: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_bohb_learns_from_milestones_and_from_those_that_stop(ray8: None, tmp_path: Path) -> None:
     from ray.tune.search.bohb import TuneBOHB
 
