@@ -196,6 +196,7 @@ def test_a_space_that_a_searcher_cannot_search(kind: Any) -> None:
         prepare(kind(), {**SPACE, "depth": grid_search([1, 2])}, "val_loss", "min")
 
 
+@pytest.mark.slow
 def test_tune_with_a_searcher(quick: Quick) -> None:
     first = quick(searcher=OptunaSearch(seed=0), name="one")
     again = quick(searcher=OptunaSearch(seed=0), name="two")
@@ -206,6 +207,7 @@ def test_tune_with_a_searcher(quick: Quick) -> None:
     assert (resumed.best_config, resumed.best_metric) == (first.best_config, first.best_metric)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_with_a_seeded_searcher_ends_as_an_unbroken_one(quick: Quick) -> None:
     calls: list[bool] = []
     impatient = counted(calls, interrupted_at=60)

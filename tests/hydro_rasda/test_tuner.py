@@ -72,6 +72,7 @@ def test_halving_and_transfer(quick: Quick) -> None:
     assert result.cost.target_epochs == 1 + 4
 
 
+@pytest.mark.slow
 def test_globals_are_left_alone_and_do_not_matter(quick: Quick) -> None:
     def states() -> list[Any]:
         return [random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()]
@@ -106,6 +107,7 @@ def test_runs_without_a_name_are_runs_of_their_own(quick: Quick, tmp_path: Path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_interrupted_in_process_it_goes_on(quick: Quick) -> None:
     impatient = counted([], interrupted_at=40)
     with pytest.raises(KeyboardInterrupt, match=r"the same call with storage_path=.*, name='run' goes on from"):
@@ -226,6 +228,7 @@ def test_a_time_budget_ends_a_long_run(quick: Quick) -> None:
     assert result.cost.target_epochs >= 1
 
 
+@pytest.mark.slow
 def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
     full = quick(name="full", num_samples=4, rasda=RASDAConfig(grace_period=1))
     finalists = {record.trial for record in full.trials if record.epochs}
