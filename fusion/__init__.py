@@ -5,6 +5,7 @@ from fusion.backoff import OutOfMemoryGuard
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import FusionWarning, Obstacle, dry_run
 from fusion.lora import pad_lora, trim_lora
+from fusion.memory import keep_freed_memory
 from fusion.model import FusedModel
 from fusion.optim import FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
 from fusion.plan import FusionPlan
@@ -27,6 +28,7 @@ __all__ = [
     "fuse",
     "fused_optimizer",
     "fusion_key",
+    "keep_freed_memory",
     "lr_factor",
     "optimizer",
     "pad_lora",

@@ -19,6 +19,7 @@ def test_public_names() -> None:
         "fuse",
         "fused_optimizer",
         "fusion_key",
+        "keep_freed_memory",
         "lr_factor",
         "optimizer",
         "pad_lora",
