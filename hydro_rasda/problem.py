@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,14 +84,20 @@ class Problem:
             raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
         return model.to(self.device)
 
-    def surrogate(self, trial: Trial) -> nn.Module:
-        """The model that stands in for it in the sweep, likewise."""
+    def surrogate(self, trial: Trial, *, checked: bool = False) -> nn.Module:
+        """The model that stands in for it in the sweep, likewise.
+
+        Args:
+            trial: The configuration.
+            checked: Whether to run it on the example input, to see that its output has the target's shape.
+        """
         if self.width_ratio == 1:
             return self.target(trial)
         if not takes_width_ratio(self.model_fn):
             return shrink(self.target(trial), self.width_ratio, self.example_input)
         seed_generators(derive_seed(self.seed, "weights", trial.number))
-        return make_surrogate(self._build, dict(trial.config), self.width_ratio).to(self.device)
+        example = self.example_input if checked else None
+        return make_surrogate(self._build, dict(trial.config), self.width_ratio, example_input=example).to(self.device)
 
     def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
         """A copy of the configuration is the model function's own: what it changes there, nobody sees."""
@@ -195,7 +202,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
 
 def _try_surrogate(problem: Problem, trial: Trial) -> None:
     try:
-        problem.surrogate(trial)
+        problem.surrogate(trial, checked=True)
     except Exception as error:
         if takes_width_ratio(problem.model_fn):
             raise _Misfit(error) from error
@@ -211,7 +218,10 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
     outputs: list[Any] = []
     handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     try:
-        metrics = problem.objective(model, batch)
+        with warnings.catch_warnings():
+            # Torch broadcasts one against the other, and only warns of it.
+            warnings.filterwarnings("error", "Using a target size")
+            metrics = problem.objective(model, batch)
     except Exception as error:
         told = f"a batch {_outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
         if outputs:

@@ -160,3 +160,18 @@ def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
 def test_bad_input(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         dry_run(problem(**arguments), trials())
+
+
+def widens_its_output(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    width = int(32 * width_ratio)
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width))
+
+
+def test_an_output_that_depends_on_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"output.*\(4, 16\).*\(4, 32\)|output.*width"):
+        dry_run(problem(widens_its_output), trials())
+
+
+def test_a_target_that_torch_would_broadcast_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`loss_fn` \(or `objective`\) cannot take the model's output \[\(4, 1\)"):
+        dry_run(problem(regressor, (X, LABELS), supervised(F.mse_loss)), trials())
