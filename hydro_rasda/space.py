@@ -120,11 +120,15 @@ def check_config(config: Mapping[str, Any]) -> None:
     """Check one sampled configuration (what `sample_from` or a searcher returns is known only now).
 
     Raises:
-        ValueError: where a key that the library reads is missing (`lr`) or breaks its rule.
+        ValueError: where a key that the library reads is missing (`lr`) or breaks its rule, or sgd has `nesterov`
+            without momentum or with dampening.
     """
     require("lr" in config, "space", sorted(config), "a space with the key 'lr', the learning rate")
     for key in RULES.keys() & config.keys():
         require(RULES[key].holds(config[key]), f"config[{key!r}]", _Shown(config[key]), RULES[key].text)
+    if config.get("optimizer", DEFAULT_OPTIMIZER) == "sgd" and config.get("nesterov"):
+        looks_ahead = config.get("momentum", 0.0) > 0 and config.get("dampening", 0.0) == 0
+        require(looks_ahead, "config['nesterov']", True, "False where momentum is 0 or dampening is not")
 
 
 def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config]:

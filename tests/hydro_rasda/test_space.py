@@ -259,3 +259,11 @@ def test_a_sampled_configuration_is_checked_too() -> None:
         check_config({"lr": -1})
     with pytest.raises(ValueError, match=r"`config\['momentum'\]` is 1.0, but must be in \[0, 1\)"):
         check_config({"lr": 0.1, "momentum": 1.0})
+
+
+def test_nesterov_needs_momentum() -> None:
+    check_config({"lr": 0.1, "optimizer": "sgd", "nesterov": True, "momentum": 0.9})
+    check_config({"lr": 0.1, "optimizer": "adamw", "nesterov": True})
+    for broken in ({}, {"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}):
+        with pytest.raises(ValueError, match="nesterov.*momentum"):
+            check_config({"lr": 0.1, "optimizer": "sgd", "nesterov": True, **broken})
