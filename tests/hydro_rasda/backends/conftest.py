@@ -25,8 +25,9 @@ def processes_of(raylet: int) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray8() -> Iterator[None]:
+    """A module's own: some tests make a cluster of their own, others assert that no Ray runs."""
     ray = pytest.importorskip("ray")
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     raylet = ray.get(ray.remote(num_cpus=0)(lambda: os.getppid()).remote())

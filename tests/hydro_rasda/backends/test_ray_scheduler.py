@@ -121,10 +121,10 @@ def test_bohb_learns_from_milestones_and_from_those_that_stop(ray8: None, tmp_pa
 @pytest.mark.slow
 def test_time_budget_ends_waiting_and_running_trials(ray8: None, tmp_path: Path) -> None:
     space = {"x": tune.grid_search([i / 20 for i in range(20)]), "seconds": 0.5}
-    results = run(tmp_path, RASDAScheduler(max_t=64), space, time_budget_s=25)
+    results = run(tmp_path, RASDAScheduler(max_t=4096), space, time_budget_s=25)
     assert results.num_errors == 0
     assert len(results) == 20
-    assert max(e.t for e in read_journal(results.experiment_path)) < 64
+    assert 0 < max(e.t for e in read_journal(results.experiment_path)) < 4096
 
 
 @pytest.mark.slow
