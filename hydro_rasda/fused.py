@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion import FusedModel, clip_grad_norm_, dry_run, fuse, fused_optimizer, lr_factor
+from fusion.memory import is_out_of_memory
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 from .data import Batch
@@ -145,7 +146,8 @@ def train_group(
 ) -> GroupOutcome:
     """Train a group to its milestone, fused; one member after another where vmap cannot follow the model.
 
-    Where the group raises, its members are tried one by one, so that only those that raise by themselves fail.
+    Where memory runs out, the group's halves start again from its checkpoint, one after the other. Where it raises
+    anything else, its members do, one by one, so that only those that raise by themselves fail.
 
     Args:
         problem: What is tuned.
@@ -157,23 +159,38 @@ def train_group(
     """
     members = task.group.members
     try:
-        learner = _resume(problem, trials, task, load) if task.sources else _start(problem, trials, members)
-        learner.fused.one_by_one = not task.group.fused
-        dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(task.batch_size, task.span.start)))
-        history: dict[int, History] = {number: [] for number in members}
-        seed_parts = ("surrogate", members[0])
-        for epoch, metrics in train_epochs(learner, problem, task.span, task.batch_size, seed_parts, should_stop):
-            for k, number in enumerate(members):
-                history[number].append((epoch, {name: values[k] for name, values in metrics.items()}))
-            on_epoch(epoch, metrics)
-        return GroupOutcome([{"members": list(members), "state": learner.state()}], history, {})
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
+        return _train(problem, trials, task, load, should_stop, on_epoch)
+    except Exception as error:
         if len(members) == 1:
             return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
-        alone = (replace(task, group=Group(task.group.kind, (number,), fused=False)) for number in members)
-        return _joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in alone)
+        size = -(-len(members) // 2) if is_out_of_memory(error) else 1
+    # Only here are the failed group's tensors gone: until then the error's traceback holds them.
+    fused = task.group.fused and size > 1
+    parts = (Group(task.group.kind, members[i : i + size], fused) for i in range(0, len(members), size))
+    return _joined(
+        train_group(problem, trials, replace(task, group=part), load, should_stop, on_epoch) for part in parts
+    )
+
+
+def _train(
+    problem: Problem,
+    trials: Mapping[int, Trial],
+    task: GroupTask,
+    load: Load,
+    should_stop: Callable[[], bool],
+    on_epoch: OnEpoch,
+) -> GroupOutcome:
+    members = task.group.members
+    learner = _resume(problem, trials, task, load) if task.sources else _start(problem, trials, members)
+    learner.fused.one_by_one = not task.group.fused
+    dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(task.batch_size, task.span.start)))
+    history: dict[int, History] = {number: [] for number in members}
+    seed_parts = ("surrogate", members[0])
+    for epoch, metrics in train_epochs(learner, problem, task.span, task.batch_size, seed_parts, should_stop):
+        for k, number in enumerate(members):
+            history[number].append((epoch, {name: values[k] for name, values in metrics.items()}))
+        on_epoch(epoch, metrics)
+    return GroupOutcome([{"members": list(members), "state": learner.state()}], history, {})
 
 
 def _joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:

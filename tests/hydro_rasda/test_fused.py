@@ -212,6 +212,33 @@ def test_only_the_member_that_raises_fails(problem: Problem) -> None:
     assert [part["members"] for part in outcome.checkpoint] == [[0], [3]]
 
 
+def test_out_of_memory_halves_the_group_and_loses_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for two members: six end as twos and ones, with what such groups get that train so from the start."""
+    step = FusedLearner.step
+
+    def step_of_two(learner: FusedLearner, batch: Any, epoch: float) -> Mapping[str, Tensor]:
+        if learner.fused.K > 2 and epoch > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(learner, batch, epoch)
+
+    monkeypatch.setattr(FusedLearner, "step", step_of_two)
+    outcome = train_group(problem, TRIALS, task(tuple(range(6)), 0, 2), no_sources)
+    assert not outcome.failures
+    assert [part["members"] for part in outcome.checkpoint] == [[0, 1], [2], [3, 4], [5]]
+    pair = train_group(problem, TRIALS, task((0, 1), 0, 2), no_sources)
+    assert {n: outcome.history[n] for n in (0, 1)} == pair.history
+
+
+def test_a_single_trial_that_does_not_fit_fails(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_step(learner: FusedLearner, batch: Any, epoch: float) -> Mapping[str, Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(FusedLearner, "step", no_step)
+    outcome = train_group(problem, TRIALS, task((0, 1), 0, 1), no_sources)
+    assert set(outcome.failures) == {0, 1}
+    assert "CUDA out of memory" in outcome.failures[0]
+
+
 def test_it_stops_when_asked_after_the_first_epoch(problem: Problem) -> None:
     told: list[int] = []
     outcome = train_group(
