@@ -265,5 +265,5 @@ def test_nesterov_needs_momentum() -> None:
     check_config({"lr": 0.1, "optimizer": "sgd", "nesterov": True, "momentum": 0.9})
     check_config({"lr": 0.1, "optimizer": "adamw", "nesterov": True})
     for broken in ({}, {"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}):
-        with pytest.raises(ValueError, match="nesterov.*momentum"):
+        with pytest.raises(ValueError, match=r"nesterov.*momentum"):
             check_config({"lr": 0.1, "optimizer": "sgd", "nesterov": True, **broken})
