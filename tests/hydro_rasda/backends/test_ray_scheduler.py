@@ -110,12 +110,20 @@ def test_optuna(ray8: None, tmp_path: Path) -> None:
 def test_bohb_learns_from_milestones_and_from_those_that_stop(ray8: None, tmp_path: Path) -> None:
     from ray.tune.search.bohb import TuneBOHB
 
-    bohb, scheduler = TuneBOHB(seed=0), RASDAScheduler(max_t=4)
+    class Told(TuneBOHB):  # type: ignore[misc]
+        """Notes what it is told: once it models a larger budget, BOHB keeps no more results of a smaller one."""
+
+        def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+            self.told = [*getattr(self, "told", []), (trial_id, result["hyperband_info"].get("budget"))]
+            super().on_trial_result(trial_id, result)
+
+    bohb, scheduler = Told(seed=0), RASDAScheduler(max_t=4)
     results = run(tmp_path, scheduler, {"x": tune.uniform(0, 1)}, search_alg=bohb, num_samples=10)
     assert results.num_errors == 0
     stopped_at_1 = [e for e in read_journal(results.experiment_path) if e.t == 1 and e.decision == "stop"]
     assert stopped_at_1
-    assert len(bohb.bohber.losses[1]) == 10
+    assert len({trial for trial, budget in bohb.told if budget == 1}) == 10
+    assert bohb.bohber.losses[1]
 
 
 @pytest.mark.slow
