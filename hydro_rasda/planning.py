@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fusion.probe import plan_fusion
 
 from .data import Batch
-from .problem import Problem, Trial
+from .problem import Problem, Trial, outline
 from .store import write_atomically
 
 SECONDS_PER_WIDTH = 0.03
@@ -58,7 +57,7 @@ def planned_widths(problem: Problem, trial: Trial, kind: str, count: int) -> Wid
     if count == 1:
         return Widths(1)
     batch = next(problem.train_data.epoch(trial.batch_size, 0))
-    key = "/".join([kind, _outline(batch), _machine(problem.device), f"{count} trials"])
+    key = "/".join([kind, outline(batch), _machine(problem.device), f"{count} trials"])
     known = _read()
     if key not in known:
         known = _read() | {key: _measure(problem, trial, batch, count)}
@@ -92,10 +91,6 @@ def _read() -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return known
-
-
-def _outline(batch: Batch) -> str:
-    return " ".join(f"{tuple(leaf.shape)}{leaf.dtype}" for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def _machine(device: torch.device) -> str:

@@ -223,9 +223,9 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
             warnings.filterwarnings("error", "Using a target size")
             metrics = problem.objective(model, batch)
     except Exception as error:
-        told = f"a batch {_outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
+        told = f"a batch {outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
         if outputs:
-            told = f"`loss_fn` (or `objective`) cannot take the model's output {_outline(outputs[-1])} with {told}"
+            told = f"`loss_fn` (or `objective`) cannot take the model's output {outline(outputs[-1])} with {told}"
         else:
             told = f"the model cannot take {told}"
         raise _misfit(told, error) from error
@@ -236,7 +236,7 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
         try:
             metrics["loss"].backward()
         except Exception as error:
-            told = f"the loss of a batch {_outline(batch)} of `{argument}` cannot be differentiated"
+            told = f"the loss of a batch {outline(batch)} of `{argument}` cannot be differentiated"
             raise _misfit(f"{told}: {type(error).__name__}: {error}", error) from error
     return metrics
 
@@ -247,7 +247,8 @@ def _misfit(told: str, cause: Exception) -> _Misfit:
     return _Misfit(refusal)
 
 
-def _outline(value: Any) -> str:
+def outline(value: Any) -> str:
+    """Shapes and types of the tensors in a value: "[(64, 3) float32, (64,) int64]"."""
     leaves = [
         f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}" for v in tree_leaves(value) if isinstance(v, Tensor)
     ]

@@ -12,6 +12,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from hydro_rasda import TuneResult, choice, loguniform, tune, uniform
+from hydro_rasda.data import make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem
 from tests.hydro_rasda.models import mlp
 
 Pair = tuple[Tensor, Tensor]
@@ -24,6 +27,24 @@ def digits() -> tuple[Pair, Pair]:
     x = torch.tensor(data.data / 16, dtype=torch.float32)
     y = torch.tensor(data.target)
     return (x[:320], y[:320]), (x[320:480], y[320:480])
+
+
+@pytest.fixture
+def problem(digits: tuple[Pair, Pair]) -> Problem:
+    """The small MLP at half its width on the small digits."""
+    cpu = torch.device("cpu")
+    return Problem(
+        model_fn=mlp,
+        objective=supervised(),
+        train_data=make_batches(digits[0], "train_data", cpu, 0),
+        val_data=make_batches(digits[1], "val_data", cpu, 0),
+        width_ratio=0.5,
+        metric="val_loss",
+        mode="min",
+        max_t=4,
+        seed=0,
+        device=cpu,
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fusion import lr_factor
-from hydro_rasda.data import make_batches
 from hydro_rasda.fused import FusedLearner, Group, GroupTask, multipliers, train_group
-from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.store import Store
 from hydro_rasda.train import Span
-from tests.hydro_rasda.models import mlp, stumbles_in_some
+from tests.hydro_rasda.models import stumbles_in_some
 
 Pair = tuple[Tensor, Tensor]
 EPOCHS = 3
@@ -32,23 +30,6 @@ CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 1e-2, "eps": 1e-4, "weight_decay": 1e-3, "schedule": "exponential", "gamma": 0.7},
 ]
 TRIALS = {n: Trial(n, {**config, "batch_size": 32}) for n, config in enumerate(CONFIGS)}
-
-
-@pytest.fixture
-def problem(digits: tuple[Pair, Pair]) -> Problem:
-    cpu = torch.device("cpu")
-    return Problem(
-        model_fn=mlp,
-        objective=supervised(),
-        train_data=make_batches(digits[0], "train_data", cpu, 0),
-        val_data=make_batches(digits[1], "val_data", cpu, 0),
-        width_ratio=0.5,
-        metric="val_loss",
-        mode="min",
-        max_t=4,
-        seed=0,
-        device=cpu,
-    )
 
 
 def torch_optimizer(module: nn.Module, config: Mapping[str, Any], ratio: float) -> torch.optim.Optimizer:

@@ -8,25 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from hydro_rasda import TuneResult, planning
-from hydro_rasda.data import make_batches
-from hydro_rasda.objective import supervised
 from hydro_rasda.planning import Widths, cache_file, planned_widths, widths_from
 from hydro_rasda.problem import Problem, Trial
-from tests.hydro_rasda.models import mlp
 
 Pair = tuple[Tensor, Tensor]
 
 
 @pytest.fixture
-def problem(digits: tuple[Pair, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Problem:
+def problem(problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Problem:
+    """On a machine where nothing was measured yet."""
     monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path / "cache"))
-    cpu = torch.device("cpu")
-    train, validation = (make_batches(data, "data", cpu, 0) for data in digits)
-    return Problem(mlp, supervised(), train, validation, 0.5, "val_loss", "min", 4, 0, cpu)
+    return problem
 
 
 TRIAL = Trial(0, {"lr": 0.1, "batch_size": 32})

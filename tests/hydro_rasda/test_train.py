@@ -9,31 +9,12 @@ import torch
 from torch import Tensor
 
 from hydro_rasda.data import make_batches
-from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.train import Span, mean_metrics, train_target
-from tests.hydro_rasda.models import mlp
 
 Pair = tuple[Tensor, Tensor]
 
 CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "schedule": "cosine", "grad_clip": 1.0}
-
-
-@pytest.fixture
-def problem(digits: tuple[Pair, Pair]) -> Problem:
-    cpu = torch.device("cpu")
-    return Problem(
-        model_fn=mlp,
-        objective=supervised(),
-        train_data=make_batches(digits[0], "train_data", cpu, 0),
-        val_data=make_batches(digits[1], "val_data", cpu, 0),
-        width_ratio=0.5,
-        metric="val_loss",
-        mode="min",
-        max_t=4,
-        seed=0,
-        device=cpu,
-    )
 
 
 def test_means_are_over_examples_in_double_precision() -> None:
