@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ Mode = Literal["min", "max"]
 
 MODES: tuple[str, ...] = ("min", "max")
 RESUME: tuple[str, ...] = ("auto", "must", "never")
+LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
 
 
 def require(holds: bool, argument: str, value: object, rule: str) -> None:
@@ -37,13 +39,20 @@ class RASDAConfig:
     Attributes:
         grace_period: Epochs that every full-size trial gets before the first halving; None: a quarter of `max_t`.
         reduction_factor: The paper's rf: one in this many goes on at each milestone.
-        scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; under a backend with several
-            workers, each survivor gets sf times the workers.
+        scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
+            gets sf times the workers.
+        workers: Workers of a full-size trial before its first milestone.
+        max_workers: No trial gets more; None for as many as the cluster holds.
+        lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
+            (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" linear for SGD, sqrt for Adam.
     """
 
     grace_period: int | None = None
     reduction_factor: int = 2
     scaling_factor: int = 2
+    workers: int = 1
+    max_workers: int | None = None
+    lr_rule: Literal["auto", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
 
     def __post_init__(self) -> None:
         g = self.grace_period
@@ -51,6 +60,11 @@ class RASDAConfig:
         for name in ("reduction_factor", "scaling_factor"):
             value = getattr(self, name)
             require(_is_int(value) and value >= 2, f"rasda.{name}", value, "an integer >= 2")
+        base, most, rule = self.workers, self.max_workers, self.lr_rule
+        require(_is_int(base) and base >= 1, "rasda.workers", base, "an integer >= 1")
+        holds = most is None or (_is_int(most) and most >= base)
+        require(holds, "rasda.max_workers", most, f"None or an integer >= rasda.workers ({base})")
+        require(callable(rule) or rule in LR_RULES, "rasda.lr_rule", rule, f"one of {LR_RULES}, or a function")
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,13 @@ class Problem:
     device: torch.device
     example_input: Any = None
 
+    def on(self, device: torch.device) -> Problem:
+        """The same problem, its models and batches on another device."""
+        if device == self.device:
+            return self
+        train_data, val_data = self.train_data.on(device), self.val_data.on(device)
+        return replace(self, device=device, train_data=train_data, val_data=val_data)
+
     def target(self, trial: Trial) -> nn.Module:
         """The full-size model, its initial weights drawn from the trial's own seed."""
         seed_generators(derive_seed(self.seed, "weights", trial.number))

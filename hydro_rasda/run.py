@@ -45,7 +45,13 @@ class Run:
 
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
         """Do a unit of work once in the life of the run, and take in what it says of its trials."""
-        unit = self.store.once(key, work)
+        return self._taken_in(self.store.once(key, work))
+
+    def record(self, key: str, unit: Unit) -> Unit:
+        """Take in a unit of work that was done elsewhere."""
+        return self._taken_in(self.store.record(key, unit))
+
+    def _taken_in(self, unit: Unit) -> Unit:
         for line in unit.lines:
             if line["event"] == "metrics":
                 self.metrics.setdefault((line["stage"], line["trial"]), []).append(line)

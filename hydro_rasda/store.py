@@ -20,7 +20,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,12 +42,14 @@ class Unit:
     Attributes:
         value: JSON values: what later units and decisions need to know.
         lines: The unit's metrics and events, one journal line each.
-        seconds: Wall time that it took.
+        seconds: Wall time that it took; units that ran beside each other count in full.
+        at: Wall time of the run when it was finished.
     """
 
     value: Any
     lines: list[Line] = field(default_factory=list)
     seconds: float = 0.0
+    at: float = 0.0
 
 
 class RunExists(ValueError):
@@ -62,7 +64,7 @@ class Store:
         self._units = units
         self._lock = lock
         self._journal = open(path / "journal.jsonl", "ab")  # noqa: SIM115 (closed in close)
-        self._spent = sum(unit.seconds for unit in units.values())
+        self._spent = max((unit.at for unit in units.values()), default=0.0)
         self._opened = time.monotonic()
         self._recorded = len(units)
 
@@ -109,11 +111,21 @@ class Store:
             started = time.perf_counter()
             result = work()
             unit = result if isinstance(result, Unit) else Unit(result)
-            unit = Unit(_jsonable(unit.value), _jsonable(unit.lines), time.perf_counter() - started)
-            own = {"event": _UNIT, "key": key, "seconds": round(unit.seconds, 4), "value": unit.value}
-            self._append([*unit.lines, own])
-            self._units[key] = unit
+            self.record(key, replace(unit, seconds=time.perf_counter() - started))
         return self._units[key]
+
+    def record(self, key: str, unit: Unit) -> Unit:
+        """Keep a unit of work that was done elsewhere, as the journal would give it back.
+
+        Raises:
+            ValueError: where a unit of this key is finished already.
+        """
+        require(key not in self._units, "key", key, "that of a unit which is not recorded yet")
+        unit = Unit(_jsonable(unit.value), _jsonable(unit.lines), round(unit.seconds, 4), round(self.seconds, 4))
+        own = {"event": _UNIT, "key": key, "seconds": unit.seconds, "at": unit.at, "value": unit.value}
+        self._append([*unit.lines, own])
+        self._units[key] = unit
+        return unit
 
     def done(self, key: str) -> bool:
         """Whether a unit of work is finished."""
@@ -126,7 +138,7 @@ class Store:
 
     @property
     def seconds(self) -> float:
-        """Wall time of all units done before this process, plus what has passed in it."""
+        """Wall time to the last unit done before this process, plus what has passed in it."""
         return self._spent + time.monotonic() - self._opened
 
     def units(self) -> Mapping[str, Unit]:
@@ -206,7 +218,7 @@ def _read_units(journal: Path) -> dict[str, Unit]:
             if line is None:
                 break
             if line["event"] == _UNIT:
-                units[line["key"]] = Unit(line["value"], lines, line["seconds"])
+                units[line["key"]] = Unit(line["value"], lines, line["seconds"], line["at"])
                 lines, kept = [], end
             else:
                 lines.append(line)

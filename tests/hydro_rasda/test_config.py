@@ -58,6 +58,9 @@ def test_each_argument_has_a_rule(argument: str, value: Any) -> None:
         ("reduction_factor", 1),
         ("scaling_factor", 1),
         ("scaling_factor", 2.0),
+        ("workers", 0),
+        ("max_workers", 0),
+        ("lr_rule", "cubic"),
     ],
 )
 def test_rasda_has_rules_too(argument: str, value: Any) -> None:

@@ -40,7 +40,7 @@ def keys(journal: Path) -> list[str]:
 
 
 def timeless(journal: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines(journal)]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "at")} for line in lines(journal)]
 
 
 def stop_after(units: int, how: signal.Signals, storage_path: Path, name: str) -> str:

@@ -213,3 +213,14 @@ def test_time_of_earlier_processes_counts(path: Path) -> None:
         assert 0 < spent <= store.seconds
     with Store.open(path, ASKED, "auto") as store:
         assert store.seconds >= round(spent, 4)
+
+
+def test_units_done_elsewhere_count_beside_each_other_but_the_clock_once(path: Path) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        for key in "ab":
+            store.record(key, Unit(None, seconds=100.0))
+        with pytest.raises(ValueError, match="`key` is 'a'"):
+            store.record("a", Unit(None))
+    with Store.open(path, ASKED, "auto") as store:
+        assert [unit.seconds for unit in store.units().values()] == [100.0, 100.0]
+        assert store.seconds < 100
