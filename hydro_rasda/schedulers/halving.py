@@ -51,7 +51,7 @@ class SuccessiveHalving:
         """The first milestone after iteration ``t``; None once the last is reached."""
         return next((milestone for milestone in self.milestones if milestone > t), None)
 
-    def promote(self, scores: Mapping[TrialT, float]) -> tuple[TrialT, ...]:
+    def promote(self, scores: Mapping[TrialT, float], *, complete: bool = True) -> tuple[TrialT, ...]:
         """The trials that go on to the next rung, best first.
 
         ``max(keep_at_least, n // reduction_factor)`` of the ``n`` trials, fewer where not enough scores are
@@ -59,12 +59,14 @@ class SuccessiveHalving:
         ``scores`` does not matter.
 
         Args:
-            scores: Trial -> score at this rung's milestone, for ALL trials of the rung.
+            scores: Trial -> score at this rung's milestone.
+            complete: Whether these are all trials of the rung. Before, ``n // reduction_factor`` may go on
+                early, so that no device waits for the last of them (ASHA's promotion, Li et al. 2020, Alg. 2).
 
         >>> SuccessiveHalving((1, 3, 9), 3, "min").promote({3: 0.5, 1: 0.2, 2: 0.2, 0: 0.9})
         (1,)
         """
         trials = sorted(scores)
         values = [scores[trial] for trial in trials]
-        count = max(self.keep_at_least, len(trials) // self.reduction_factor)
+        count = max(self.keep_at_least if complete else 0, len(trials) // self.reduction_factor)
         return tuple(trials[i] for i in rank(values, self.mode)[:count] if math.isfinite(values[i]))

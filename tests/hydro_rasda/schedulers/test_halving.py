@@ -46,3 +46,11 @@ def test_next_milestone() -> None:
 def test_bad_input(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SuccessiveHalving(*arguments)
+
+
+def test_before_a_rung_is_complete_one_in_rf_goes_on_however_many_are_to_be_kept() -> None:
+    halving = SuccessiveHalving((1, 3, 9), 3, "min", keep_at_least=4)
+    scores = {n: float(n) for n in range(7)}
+    assert halving.promote(scores, complete=False) == (0, 1)
+    assert halving.promote(scores) == (0, 1, 2, 3)
+    assert halving.promote({0: 1.0, 1: 2.0}, complete=False) == ()
