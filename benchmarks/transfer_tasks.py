@@ -79,19 +79,24 @@ def _mlp(config: Config, width_ratio: float) -> nn.Module:
 
 def cifar10(data: Path) -> Task:
     """CIFAR-10 at 16x16 pixels, 2,000 images to train on and 1,000 to score; a CNN of 64 to 128 channels."""
-    train, val = (_cifar_images(data, part, size) for part, size in (("train", 2000), ("test", 1000)))
-    return Task("cifar10", _cnn, train, val, 4, "sgd", "accuracy")
+    (x, y), (x_val, y_val) = cifar_images(data, "train", 0, 2000), cifar_images(data, "test", 0, 1000)
+    return Task("cifar10", _cnn, (avg_pool2d(x, 2), y), (avg_pool2d(x_val, 2), y_val), 4, "sgd", "accuracy")
 
 
-def _cifar_images(data: Path, part: str, size: int) -> tuple[Tensor, Tensor]:
+def cifar_images(data: Path, part: str, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Images [N, 3, 32, 32] in [-1, 1] and labels [N] of the part "train" or "test".
+
+    Raises:
+        FileNotFoundError: The data file is missing; the message says where it was looked for.
+    """
     from PIL import Image
 
     with np.load(_existing(data / "cifar10" / "cifar10_jpeg.npz")) as archive:
         jpeg, offsets = archive[f"{part}_jpeg"], archive[f"{part}_offsets"]
-        labels = torch.tensor(archive[f"{part}_labels"][:size], dtype=torch.long)
-    pixels = [np.asarray(Image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes()))) for i in range(size)]
-    images = torch.tensor(np.stack(pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-    return avg_pool2d(images, 2), labels
+        labels = torch.tensor(archive[f"{part}_labels"][start:stop], dtype=torch.long)
+    files = (jpeg[offsets[i] : offsets[i + 1]].tobytes() for i in range(start, stop))
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(file))) for file in files])
+    return torch.tensor(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1.0, labels
 
 
 def _cnn(config: Config, width_ratio: float) -> nn.Module:
@@ -106,24 +111,33 @@ def _cnn(config: Config, width_ratio: float) -> nn.Module:
 
 def shakespeare(data: Path) -> Task:
     """Characters of tiny shakespeare in windows of 32; a pre-norm transformer of 2 layers, 128 wide, heads of 16."""
-    text = _existing(data / "tinyshakespeare" / "input.txt").read_text()
-    place = {character: i for i, character in enumerate(sorted(set(text)))}
-    tokens = torch.tensor([place[character] for character in text])
-
-    def windows(start: int, count: int) -> tuple[Tensor, Tensor]:
-        part = tokens[start : start + CONTEXT * count + 1]
-        return part[:-1].view(count, CONTEXT), part[1:].view(count, CONTEXT)
-
-    vocabulary = len(place)
+    tokens, vocabulary = shakespeare_tokens(data)
     return Task(
         name="shakespeare",
         model_fn=lambda config, ratio: CharTransformer(vocabulary, int(128 * ratio)),
-        train=windows(0, 2000),
-        val=windows(1_000_000, 200),
+        train=windows(tokens, 0, 2000),
+        val=windows(tokens, 1_000_000, 200),
         epochs=1,
         optimizer="adamw",
         score="loss",
     )
+
+
+def shakespeare_tokens(data: Path) -> tuple[Tensor, int]:
+    """The text as numbers [N] of its characters, and how many different characters there are.
+
+    Raises:
+        FileNotFoundError: The data file is missing; the message says where it was looked for.
+    """
+    text = _existing(data / "tinyshakespeare" / "input.txt").read_text()
+    place = {character: i for i, character in enumerate(sorted(set(text)))}
+    return torch.tensor([place[character] for character in text]), len(place)
+
+
+def windows(tokens: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
+    """`count` windows of CONTEXT characters from `start` on, and what follows each: [count, CONTEXT] twice."""
+    part = tokens[start : start + CONTEXT * count + 1]
+    return part[:-1].view(count, CONTEXT), part[1:].view(count, CONTEXT)
 
 
 class CharTransformer(nn.Module):
@@ -131,17 +145,17 @@ class CharTransformer(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, vocabulary: int, width: int) -> None:
+    def __init__(self, vocabulary: int, width: int, layers: int = 2) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(0.02 * torch.randn(CONTEXT, width))
-        layers = [
+        blocks = [
             nn.TransformerEncoderLayer(
                 width, width // 16, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
             )
-            for _ in range(2)
+            for _ in range(layers)
         ]
-        self.blocks = nn.ModuleList(layers)
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
         self.readout = nn.Linear(width, vocabulary)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False)
