@@ -56,7 +56,8 @@ class Solver:
             psi = w * inverse
             terms = torch.stack([1j * ky * psi, 1j * kx * w, -1j * kx * psi, 1j * ky * w])
             u, w_x, v, w_y = torch.fft.irfft2(terms, s=(self.n, self.n))
-            return -torch.fft.rfft2(u * w_x + v * w_y) * kept
+            advected: Tensor = torch.fft.rfft2(u * w_x + v * w_y)
+            return -advected * kept
 
         w = torch.fft.rfft2(vorticity.double()) * kept
         for _ in range(steps):
@@ -65,7 +66,8 @@ class Solver:
             c = slope(half * w + self.dt / 2 * b)
             d = slope(half**2 * w + self.dt * half * c)
             w = half**2 * w + self.dt / 6 * (half**2 * a + 2 * half * (b + c) + d)
-        return torch.fft.irfft2(w, s=(self.n, self.n))
+        field: Tensor = torch.fft.irfft2(w, s=(self.n, self.n))
+        return field
 
     def energy(self, vorticity: Tensor) -> Tensor:
         """Mean kinetic energy <|u|^2> / 2 of each flow."""
@@ -74,7 +76,8 @@ class Solver:
         w = torch.fft.rfft2(vorticity.double(), norm="forward")
         # The real transform holds one of each pair of conjugates, but for ky = 0 and the highest ky.
         twice = torch.where((ky == 0) | (ky == self.n / 2), 1.0, 2.0)
-        return (twice * w.abs() ** 2 / square.clamp(min=1.0)).sum((-2, -1)) / 2
+        total: Tensor = (twice * w.abs() ** 2 / square.clamp(min=1.0)).sum((-2, -1))
+        return total / 2
 
 
 def enstrophy(vorticity: Tensor) -> Tensor:
@@ -94,16 +97,16 @@ def random_vorticity(flows: int, n: int, seed: int) -> Tensor:
     # Energy is spread over a circle of length 2 pi k, and omega = k |u|.
     amplitude = torch.where((k > 0) & (k < n / 3), k / (1 + (k / PEAK_WAVENUMBER) ** 4).sqrt(), 0.0)
     field = torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(n, n))
-    scale = (2 * solver.energy(field)).sqrt()
-    return field / scale[:, None, None]
+    unit: Tensor = field / (2 * solver.energy(field)).sqrt()[:, None, None]
+    return unit
 
 
 def snapshots(flows: int, frames: int, n: int = 64, seed: int = 0) -> Tensor:
     """Vorticity [flows, frames, n, n] of freely decaying flows, in float32, over the root-mean-square of all of it.
 
-    The first frame is taken after a time of 2, when vortices have formed; the others lie 0.5 apart (an eddy turns over in
-    about 2 pi / k0 = 1). The Reynolds number of a unit velocity and length is 1,000. A step is a quarter of what a flow
-    of speed 1 needs to cross a grid cell; the fastest velocities are about three times that.
+    The first frame is taken after a time of 2, when vortices have formed; the others lie 0.5 apart (an eddy turns over
+    in about 2 pi / k0 = 1). The Reynolds number of a unit velocity and length is 1,000. A step is a quarter of what a
+    flow of speed 1 needs to cross a grid cell; the fastest velocities are about three times that.
     """
     solver = Solver(n, viscosity=1e-3, dt=math.pi / (2 * n))
     every = round(0.5 / solver.dt)

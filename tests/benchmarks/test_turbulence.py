@@ -28,14 +28,14 @@ def test_taylor_green_vortices_decay_exactly(k: int) -> None:
 
 
 def test_crossed_shear_flows_stand_still() -> None:
-    """omega = cos(x) + a cos(y): u . grad omega = a (sin(x) sin(y) - sin(x) sin(y)) = 0, stationary without viscosity."""
+    """omega = cos(x) + a cos(y): u . grad omega = a (sin(x) sin(y) - sin(x) sin(y)) = 0."""
     x, y = grid(32)
     start = torch.cos(x) + 0.5 * torch.cos(y)
     torch.testing.assert_close(Solver(32, 0.0, 0.05).run(start, 40), start, rtol=0, atol=1e-12)
 
 
 def test_without_viscosity_energy_and_enstrophy_stay() -> None:
-    """Dealiased products conserve both; what is left is the time step's error, which halving it divides by 16 or more."""
+    """Dealiased products conserve both; the time step's error is left, which halving it divides by 16 or more."""
     start = Solver(64, 0.0, 0.0).run(random_vorticity(2, 64, seed=0), 0)
     drifts = []
     for dt in (0.01, 0.005):
