@@ -8,19 +8,19 @@ score is not finite stops here, and goes on there.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import TypedDict
 
-import numpy as np
-
 from hydro_rasda.schedulers._checks import Mode, check_int, check_mode
 from hydro_rasda.schedulers.milestones import milestones
-
-Rung = Mapping[str, float | None]
 
 
 class Decision(str, Enum):
@@ -36,20 +36,70 @@ class PlainAshaState(TypedDict):
     rungs: list[tuple[int, list[tuple[str, float | None]]]]
 
 
+class Rung(Mapping[str, float | None]):
+    """The scores that came to a milestone, None where one was not finite, in order of arrival.
+
+    A value: what :meth:`recorded` gives leaves this one as it is. The two share one record all the same, of which
+    the older one knows its part, so that a run of n reports costs no n copies.
+
+    Args:
+        scores: Trial -> score.
+    """
+
+    def __init__(self, scores: Mapping[str, float | None] = MappingProxyType({})) -> None:
+        self._scores = dict(scores)
+        self._size = len(self._scores)
+        self._finite = sorted(score for score in self._scores.values() if score is not None)
+
+    def recorded(self, trial: str, score: float) -> Rung:
+        """This rung with one more score, or with a trial's other one."""
+        kept = score if math.isfinite(score) else None
+        if trial in self:
+            return Rung({**self, trial: kept})
+        self._scores[trial] = kept
+        if kept is not None:
+            insort(self._finite, kept)
+        more = copy.copy(self)
+        more._size += 1
+        return more
+
+    def finite(self) -> Sequence[float]:
+        """Its finite scores, rising; not to be changed."""
+        self._part()
+        return self._finite
+
+    def __getitem__(self, trial: str) -> float | None:
+        return self._part()[trial]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._part())
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __repr__(self) -> str:
+        return f"Rung({self._part()})"
+
+    def _part(self) -> dict[str, float | None]:
+        if len(self._scores) > self._size:
+            Rung.__init__(self, dict(islice(self._scores.items(), self._size)))
+        return self._scores
+
+
 @dataclass(frozen=True)
 class AshaState:
     """What came to each rung so far.
 
     Attributes:
-        rungs: Milestone -> {trial -> score, None where it was not finite}, in order of arrival.
+        rungs: Milestone -> its scores, in order of arrival.
     """
 
     rungs: Mapping[int, Rung] = field(default_factory=lambda: MappingProxyType({}))
 
     def recorded(self, milestone: int, trial: str, score: float) -> AshaState:
         """This state with one more score at a rung."""
-        rung = {**self.rungs.get(milestone, {}), trial: score if math.isfinite(score) else None}
-        return AshaState(MappingProxyType({**self.rungs, milestone: MappingProxyType(rung)}))
+        rung = self.rungs.get(milestone, Rung()).recorded(trial, score)
+        return AshaState(MappingProxyType({**self.rungs, milestone: rung}))
 
     def to_plain(self) -> PlainAshaState:
         """Lists, strings and numbers alone; ``json.dumps(..., allow_nan=False)`` takes it."""
@@ -58,8 +108,7 @@ class AshaState:
     @classmethod
     def from_plain(cls, plain: PlainAshaState) -> AshaState:
         """The inverse of :meth:`to_plain`, before or after a trip through JSON."""
-        rungs = {milestone: MappingProxyType(dict(rung)) for milestone, rung in plain["rungs"]}
-        return cls(MappingProxyType(rungs))
+        return cls(MappingProxyType({milestone: Rung(dict(rung)) for milestone, rung in plain["rungs"]}))
 
 
 @dataclass(frozen=True)
@@ -90,7 +139,7 @@ class AsyncSuccessiveHalving:
         if self.grace_period > self.max_t:
             raise ValueError(f"`grace_period` is {self.grace_period}, but must be <= `max_t` ({self.max_t})")
 
-    @property
+    @cached_property
     def milestones(self) -> tuple[int, ...]:
         """The training iterations at which a trial is decided; the last is ``max_t``."""
         return milestones(self.grace_period, self.max_t, self.reduction_factor)
@@ -119,7 +168,7 @@ class AsyncSuccessiveHalving:
         milestone = self.open_rung(state, trial, t)
         if milestone is None:
             return state, Decision.CONTINUE
-        stops = self._falls_short(state.rungs.get(milestone, {}), score)
+        stops = self._falls_short(state.rungs.get(milestone, Rung()), score)
         return state.recorded(milestone, trial, score), Decision.STOP if stops else Decision.CONTINUE
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
@@ -129,9 +178,10 @@ class AsyncSuccessiveHalving:
 
     def open_rung(self, state: AshaState, trial: str, t: int) -> int | None:
         """The milestone that a report at ``t`` is decided at; None where it decides nothing."""
-        open_ = (m for m in reversed(self._rungs()) if t >= m and trial not in state.rungs.get(m, {}))
+        open_ = (m for m in reversed(self._rungs) if t >= m and trial not in state.rungs.get(m, ()))
         return next(open_, None)
 
+    @cached_property
     def _rungs(self) -> tuple[int, ...]:
         # Ray has a rung at max_t only where the multiplication meets it; a last score then goes to no other
         # rung.
@@ -142,8 +192,19 @@ class AsyncSuccessiveHalving:
     def _falls_short(self, rung: Rung, score: float) -> bool:
         if not math.isfinite(score):
             return True
-        sign = -1.0 if self.mode == "min" else 1.0
-        gains = [sign * other for other in rung.values() if other is not None]
-        if not gains:
+        others = rung.finite()
+        if not others:
             return False
-        return bool(sign * score < np.percentile(gains, (1 - 1 / self.reduction_factor) * 100))
+        # As numpy.percentile rounds, and so Ray: where scores are equal the last bit decides. Hence also the
+        # percentage, and negated scores rather than the opposite quantile.
+        position = (1 - 1 / self.reduction_factor) * 100 / 100 * (len(others) - 1)
+        below = int(position)
+        above = min(below + 1, len(others) - 1)
+        if self.mode == "max":
+            return score < _between(others[below], others[above], position - below)
+        return -score < _between(-others[~below], -others[~above], position - below)
+
+
+def _between(low: float, high: float, weight: float) -> float:
+    rise = high - low
+    return low + rise * weight if weight < 0.5 else high - rise * (1 - weight)

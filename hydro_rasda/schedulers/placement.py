@@ -62,11 +62,11 @@ class Queue:
 
     def add(self, trial: Waiting) -> Queue:
         """This queue with one more trial at its end."""
-        return replace(self, waiting=(*self.waiting, trial))
+        return Queue((*self.waiting, trial), self.overtaken)
 
     def remove(self, trial: str) -> Queue:
         """This queue without a trial that waits no longer."""
-        return replace(self, waiting=tuple(w for w in self.waiting if w.trial != trial))
+        return Queue(tuple(w for w in self.waiting if w.trial != trial), self.overtaken)
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,18 @@ def place(queue: Queue, running: Iterable[Running], free: int, patience: int = 8
     check_int("free", free, at_least=0)
     check_int("patience", patience, at_least=1)
     held = tuple(running)
-    line = _line(queue, free + sum(r.workers for r in held), patience)
-    if not line or free == 0:
-        return queue, Placement(None, line[0] if line else None)
-    head = line[0]
+    if not queue.waiting:
+        return queue, Placement()
+    head, *others = _line(queue, patience)
+    capacity = free + sum(r.workers for r in held)
+    if head.workers > capacity:
+        head = replace(head, workers=capacity)
+    if free == 0:
+        return queue, Placement(None, head)
     if head.workers <= free:
         return _started(queue, head), Placement(head)
     shadow, spare = _reservation(head.workers - free, held)
-    for other in line[1:]:
+    for other in others:
         if other.workers <= free and (other.workers <= spare or other.seconds < shadow):
             return _started(queue, other), Placement(other, head)
     return queue, Placement(None, head)
@@ -136,16 +140,17 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
     return sum(min(int(node.get(name, 0) / amount + 1e-9) for name, amount in needs.items()) for node in nodes)
 
 
-def _line(queue: Queue, capacity: int, patience: int) -> list[Waiting]:
-    fitted = [replace(w, workers=min(w.workers, capacity)) for w in queue.waiting]
-    oldest_first = queue.overtaken >= patience
-    order = sorted(range(len(fitted)), key=lambda i: (not (oldest_first and i == 0), -fitted[i].rung, i))
-    return [fitted[i] for i in order]
+def _line(queue: Queue, patience: int) -> list[Waiting]:
+    line = sorted(queue.waiting, key=lambda w: -w.rung)
+    if queue.overtaken >= patience:
+        line.remove(queue.waiting[0])
+        line.insert(0, queue.waiting[0])
+    return line
 
 
 def _started(queue: Queue, started: Waiting) -> Queue:
     in_turn = queue.waiting[0].trial == started.trial
-    return replace(queue.remove(started.trial), overtaken=0 if in_turn else queue.overtaken + 1)
+    return Queue(queue.remove(started.trial).waiting, 0 if in_turn else queue.overtaken + 1)
 
 
 def _reservation(missing: int, held: Sequence[Running]) -> tuple[float, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from hydro_rasda.schedulers._checks import Mode, check_int
@@ -56,7 +57,7 @@ class RASDA:
             check_int("max_workers", self.max_workers, at_least=self.workers)
         _ = self.halving
 
-    @property
+    @cached_property
     def halving(self) -> AsyncSuccessiveHalving:
         """The half of the rule that stops trials."""
         return AsyncSuccessiveHalving(self.max_t, self.grace_period, self.reduction_factor, self.mode)

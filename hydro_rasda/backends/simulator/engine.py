@@ -96,6 +96,7 @@ class _Simulation:
         self._mode = workload.mode
         self._queue = Queue()
         self._begun = 0
+        self._fresh = 0  # of the queue, those that have never run
         self._alive = len(self._trials)
         self._running: dict[int, _Trial] = {}
         self._heap: list[Event] = []
@@ -149,13 +150,13 @@ class _Simulation:
 
     def _admit(self) -> None:
         """Shows placement the next new trials, which have waited longest of all."""
-        fresh = sum(w.rung == 0 and self._trials[int(w.trial)].restarts == 0 for w in self._queue.waiting)
-        if fresh < LOOKAHEAD and self._begun < len(self._trials):
-            new = self._trials[self._begun : self._begun + LOOKAHEAD - fresh]
-            self._begun += len(new)
+        if self._fresh < LOOKAHEAD and self._begun < len(self._trials):
+            new = self._trials[self._begun : self._begun + LOOKAHEAD - self._fresh]
             waiting = list(self._queue.waiting)
-            waiting[fresh:fresh] = [self._waiting(trial) for trial in new]
+            waiting[self._fresh : self._fresh] = [self._waiting(trial) for trial in new]
             self._queue = Queue(tuple(waiting), self._queue.overtaken)
+            self._begun += len(new)
+            self._fresh += len(new)
 
     def _waiting(self, trial: _Trial) -> Waiting:
         spread = Spread(trial.workers, math.ceil(trial.workers / self._cluster.kinds[0].gpus))
@@ -170,6 +171,7 @@ class _Simulation:
 
     def _start(self, index: int, workers: int) -> _Trial:
         trial = self._trials[index]
+        self._fresh -= trial.segment == 0
         trial.allocation = self._slots.take(workers)
         trial.spread = self._slots.spread(trial.allocation)
         trial.waited += self._now - trial.since
