@@ -57,7 +57,7 @@ def planned_widths(problem: Problem, trial: Trial, kind: str, count: int) -> Wid
     if count == 1:
         return Widths(1)
     batch = next(problem.train_data.epoch(trial.batch_size, 0))
-    key = "/".join([kind, outline(batch), _machine(problem.device), f"{count} trials"])
+    key = "/".join([kind, outline(batch), machine(problem.device), f"{count} trials"])
     known = _read()
     if key not in known:
         known = _read() | {key: _measure(problem, trial, batch, count)}
@@ -93,6 +93,7 @@ def _read() -> dict[str, Any]:
     return known
 
 
-def _machine(device: torch.device) -> str:
+def machine(device: torch.device) -> str:
+    """Equal for devices on which the same widths are fastest."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x {torch.get_num_threads()}"
     return f"{name} torch {torch.__version__}"

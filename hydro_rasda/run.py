@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from surrogate import RankComparison
 
@@ -81,3 +81,18 @@ class Run:
         """Whether a share of the run's time budget is spent, interrupted sessions included."""
         budget = self.settings.time_budget_s
         return budget is not None and self.store.seconds >= share * budget
+
+    def note(self, metrics: Mapping[str, Iterable[float]]) -> str:
+        """An epoch in a few words: the best value of the metric among those that trained together."""
+        finite = [value for value in metrics[self.problem.metric] if math.isfinite(value)]
+        if not finite:
+            return ""
+        best = min(finite) if self.problem.mode == "min" else max(finite)
+        return f"{self.problem.metric} {best:.4g}"
+
+
+def metric_lines(stage: Stage, number: int, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[Line]:
+    """A trial's epochs as the journal keeps them."""
+    return [
+        {"event": "metrics", "stage": stage, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
+    ]

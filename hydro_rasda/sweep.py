@@ -1,7 +1,8 @@
 """Stages 1 and 2: many configurations on fused surrogates, halved at each rung.
 
-A rung trains every trial that is left to the same milestone, then compares them all at once: who trained first, or
-beside whom, does not matter. Within a rung, trials of one fusion key train as one fused model.
+Whichever device is free takes the next group: of trials of one kind, which train as one fused model, and of a size that
+leaves the other free devices their share. On one device, each rung trains every trial that is left to the same
+milestone, then compares them all at once: who trained first, or beside whom, does not matter.
 """
 
 from __future__ import annotations
@@ -11,29 +12,77 @@ import math
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from fusion import fusion_key
 
-from .fused import Group, GroupTask, multipliers
-from .planning import Widths, planned_widths
+from .fused import Group, GroupOutcome, GroupTask, multipliers
+from .planning import Widths
 from .problem import Problem, Trial
-from .run import Run
-from .schedulers import SuccessiveHalving, milestones, rank
+from .run import Run, metric_lines
+from .schedulers import Ladder, SuccessiveHalving, milestones, rank
 from .search import Search
 from .space import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .store import Unit
+from .targets import FullSize
 from .train import Span
 from .transfer import check_transfer
 
+SWEEP_SHARE = 0.5
+"""Of a time budget, what the sweep may spend; the rest trains the finalists."""
 
-class GroupTrainer(Protocol):
-    """The part of a backend that the sweep needs."""
+FINALISTS = "surrogate/finalists"
 
-    def train_groups(self, run: Run, tasks: Sequence[GroupTask]) -> None:
-        """Train groups and record each as a unit under its key; leave out what the time budget does not allow."""
+
+@dataclass(frozen=True)
+class Finished:
+    """A group that a device has trained.
+
+    Attributes:
+        task: What it was asked for.
+        outcome: What it gave.
+        seconds: Wall time that it took.
+    """
+
+    task: GroupTask
+    outcome: GroupOutcome
+    seconds: float
+
+
+class Devices(FullSize, Protocol):
+    """The part of a backend that the sweep needs: devices that each train one group at a time."""
+
+    def idle(self) -> Sequence[int]:
+        """The devices that have nothing to do."""
+        ...
+
+    def busy(self) -> bool:
+        """Whether any group is under way."""
+        ...
+
+    def speed(self, device: int, kind: str) -> float:
+        """How fast a device trains trials of a kind, beside the others; any unit."""
+        ...
+
+    def machine(self, device: int) -> str:
+        """Equal for devices that are equally fast."""
+        ...
+
+    def plan(self, device: int, trial: Trial, kind: str, count: int) -> Widths:
+        """How a device would best group so many trials of a kind, of which `trial` is one."""
+        ...
+
+    def start(self, device: int, task: GroupTask) -> None:
+        """Have an idle device train a group."""
+        ...
+
+    def finished(self) -> Sequence[Finished]:
+        """Groups that are done since the last call; waits for one."""
+        ...
+
+    def told(self, share: float, best: Sequence[int]) -> None:
+        """Told, after each group, of the share of the sweep that is done, and of its `top_k` best trials so far."""
         ...
 
 
@@ -41,13 +90,13 @@ class AllTrialsFailed(RuntimeError):
     """No trial of a stage ended with a finite metric."""
 
 
-def sweep(run: Run, search: Search, trainer: GroupTrainer) -> list[int]:
+def sweep(run: Run, search: Search, devices: Devices) -> list[int]:
     """Try every configuration on its surrogate, halving at each milestone, until the `top_k` best are left.
 
     Args:
         run: Gets each trial and its metrics.
-        search: Gives the configurations; all pass the first rung before any is stopped.
-        trainer: Trains groups.
+        search: Gives the configurations; all pass the first rung before it is decided.
+        devices: Train groups.
 
     Returns:
         The finalists' numbers, best first; at most `top_k`.
@@ -55,120 +104,179 @@ def sweep(run: Run, search: Search, trainer: GroupTrainer) -> list[int]:
     Raises:
         AllTrialsFailed: where no trial has a finite metric.
     """
-    settings = run.settings
-    stops = milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
-    halving = SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k)
-    rungs = _Rungs(run, search, trainer)
-    while trials := search.next_trials():
-        run.trials |= {trial.number: trial for trial in trials}
-        rungs.train(rungs.admit(trials), Span(0, stops[0]))
-    if settings.check_transfer:
-        run.transfer = check_transfer(run, stops[0])
-    left = sorted(run.trials)
-    for start, stop in zip((0, *stops), stops):
-        if start:
-            rungs.train(left, Span(start, stop))
-        left = _halve(run, search, halving, left, stop)
-        if len(left) <= settings.top_k:
-            break
-    rungs.discard()
-    return left[: settings.top_k]
+    return _Sweep(run, search, devices).finalists()
 
 
-class _Rungs:
-    """Which trials can be fused, and which checkpoint each would go on from."""
+class _Sweep:
+    """Where a sweep stands: which trials can be fused, how far each is, and which checkpoint it would go on from."""
 
-    def __init__(self, run: Run, search: Search, trainer: GroupTrainer) -> None:
-        self._run, self._search, self._trainer = run, search, trainer
+    def __init__(self, run: Run, search: Search, devices: Devices) -> None:
+        settings = run.settings
+        self._run, self._search, self._devices = run, search, devices
+        stops = milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
+        self._halving = SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k)
+        self._ladder = Ladder(self._halving, settings.num_samples)
         self._kinds: dict[int, str] = {}
         self._sources: dict[int, str] = {}
-        self._planned: dict[str, Widths] = {}
+        self._widths: dict[tuple[str, str], Widths] = {}
+        self._done = 0
+        # An earlier process's groups, in the order in which they were finished.
+        self._recorded = [key for key in run.store.units() if "/group-" in key]
 
-    def admit(self, trials: Sequence[Trial]) -> list[int]:
+    def finalists(self) -> list[int]:
+        self._show()
+        found = self._climb()
+        self._run.progress.end()
+        # The finalists start anew at full size.
+        self._run.store.discard(self._sources.values())
+        return self._run.decide(FINALISTS, lambda: found[: self._run.settings.top_k])
+
+    def _climb(self) -> list[int]:
+        run, ladder, devices = self._run, self._ladder, self._devices
+        while True:
+            if (rung := ladder.complete()) is not None:
+                if (finalists := self._halve(*rung)) is not None:
+                    return finalists
+            elif (key := self._next_recorded()) is not None:
+                self._take_in(key, run.unit(key, lambda: Unit(None)))
+            elif ladder.hungry():
+                self._admit()
+            elif run.store.done(FINALISTS):  # a time budget ended the sweep in an earlier process
+                return self._deepest()
+            else:
+                self._dispatch()
+                if not devices.busy():
+                    run.progress.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
+                    return self._deepest()
+                for finished in devices.finished():
+                    self._record(finished)
+
+    def _show(self) -> None:
+        self._run.progress.begin("surrogates", self._ladder.epochs - self._done)
+
+    def _admit(self) -> None:
         """Build each trial's surrogate, to see with whom it can be fused; a trial whose model fails, fails alone."""
-        unit = self._run.unit(f"surrogate/kinds-from-{trials[0].number}", lambda: _kinds(self._run.problem, trials))
-        kinds = {int(number): kind for number, kind in unit.value.items()}
-        self._kinds |= kinds
-        return list(kinds)
+        run, first = self._run, self._halving.milestones[0]
+        if not (trials := self._search.next_trials()):
+            self._ladder.admitted_all()
+            return
+        run.trials |= {trial.number: trial for trial in trials}
+        unit = run.unit(f"surrogate/kinds-from-{trials[0].number}", lambda: _kinds(run.problem, trials))
+        self._kinds |= {int(number): kind for number, kind in unit.value.items()}
+        self._ladder.admit(trial.number for trial in trials)
+        self._ladder.reach(first, {trial.number: math.nan for trial in trials if trial.number not in self._kinds})
 
-    def train(self, numbers: Sequence[int], span: Span) -> None:
-        """Train trials for a span of epochs, in groups."""
+    def _dispatch(self) -> None:
+        for device in self._devices.idle():
+            nothing_yet = not any(stage == "surrogate" for stage, _ in self._run.metrics) and not self._devices.busy()
+            if self._run.out_of_time(SWEEP_SHARE) and not nothing_yet:
+                return
+            waiting = self._ladder.waiting()
+            if waiting is None:
+                return
+            start, stop, numbers = waiting
+            task = self._task(device, Span(start, stop), numbers)
+            self._ladder.begin(stop, task.group.members)
+            self._devices.start(device, task)
+
+    def _task(self, device: int, span: Span, numbers: Sequence[int]) -> GroupTask:
         trials = self._run.trials
         # Members of one optimizer side by side: their update is then one slice of each fused parameter.
         order = sorted(numbers, key=lambda n: (OPTIMIZERS.index(_optimizer(trials[n])), n))
-        tasks = [
-            GroupTask(
-                key=f"surrogate/to-{span.stop}/group-{min(group.members)}",
-                group=group,
-                sources=tuple(sorted({self._sources[n] for n in group.members if n in self._sources})),
-                span=span,
-                batch_size=trials[group.members[0]].batch_size,
-            )
-            for group in make_groups(self._kinds, order, self._widths(order))
-        ]
-        store = self._run.store
-        if store.done(_decision_key(span.stop)):  # made under a time budget that left some groups out
-            tasks = [task for task in tasks if store.done(task.key)]
-        before = set(self._sources.values())
-        self._trainer.train_groups(self._run, tasks)
-        self._sources |= {n: task.key for task in tasks if store.done(task.key) for n in task.group.members}
-        store.discard(before - set(self._sources.values()))
-        for n in numbers:
-            self._search.tell(n, self._run.epochs("surrogate", n), self._run.score("surrogate", n))
-
-    def discard(self) -> None:
-        """Remove the surrogates' checkpoints: the finalists start anew at full size."""
-        self._run.store.discard(self._sources.values())
-
-    def _widths(self, numbers: Sequence[int]) -> dict[str, Widths]:
-        """How to group the trials of each kind."""
-        run, of_kind = self._run, Counter(self._kinds[n] for n in numbers)
-        width = run.settings.fusion
-        if width != "auto":
-            return dict.fromkeys(of_kind, Widths(width))
-        for kind, count in of_kind.items():
-            if kind not in self._planned:
-                trial = run.trials[next(n for n in numbers if self._kinds[n] == kind)]
-                plan = partial(planned_widths, run.problem, trial, kind, count)
-                found = run.store.once(f"surrogate/widths-of-{kind}", lambda: asdict(plan())).value  # noqa: B023
-                self._planned[kind] = Widths(**found)
-        return self._planned
-
-
-def _halve(run: Run, search: Search, halving: SuccessiveHalving, left: list[int], stop: int) -> list[int]:
-    """Decide a rung over all of its trials, and tell the user and the searcher."""
-    scores = {n: run.score("surrogate", n) for n in left}
-    cut_short = any(math.isfinite(scores[n]) and run.epochs("surrogate", n) < stop for n in left)
-    kept = run.decide(_decision_key(stop), lambda: _deepest(run, left) if cut_short else halving.promote(scores))
-    if not kept:
-        raise AllTrialsFailed(
-            f"all {len(left)} trials diverged or failed by epoch {stop} of the sweep: no finite {run.problem.metric}; "
-            f"lower `lr` or look into {run.store.path / 'journal.jsonl'}" + _first_failure(run)
+        kind = self._kinds[order[0]]
+        of_kind = Counter(self._kinds[n] for n in order)[kind]
+        widths = self._planned(device, kind, order[0], of_kind)
+        speeds = {d: self._devices.speed(d, kind) for d in self._devices.idle()}
+        group = next_group(self._kinds, order, widths, speeds[device] / sum(speeds.values()))
+        return GroupTask(
+            key=f"surrogate/to-{span.stop}/group-{min(group.members)}",
+            group=group,
+            sources=tuple(sorted({self._sources[n] for n in group.members if n in self._sources})),
+            span=span,
+            batch_size=trials[group.members[0]].batch_size,
         )
-    ended = set(left) - set(kept) if not (cut_short or len(kept) <= run.settings.top_k) else set(left)
-    for n in sorted(ended):
-        search.close(n, run.epochs("surrogate", n), scores[n])
-    best = f"best {run.problem.metric} {scores[kept[0]]:.4g} (trial {kept[0]})"
-    run.progress.say(f"surrogates at epoch {stop}: {len(kept)} of {len(left)} go on, {best}")
-    return kept
+
+    def _planned(self, device: int, kind: str, number: int, count: int) -> Widths:
+        """How to group the trials of a kind on a device."""
+        run, width = self._run, self._run.settings.fusion
+        if width != "auto":
+            return Widths(width)
+        machine = self._devices.machine(device)
+        if (kind, machine) not in self._widths:
+            plan = run.store.once(
+                f"surrogate/widths-of-{kind} on {machine}",
+                lambda: asdict(self._devices.plan(device, run.trials[number], kind, count)),
+            )
+            self._widths[kind, machine] = Widths(**plan.value)
+        return self._widths[kind, machine]
+
+    def _record(self, finished: Finished) -> None:
+        """Keep what a device has done: first the checkpoint, then the journal's lines."""
+        run, task, outcome = self._run, finished.task, finished.outcome
+        run.store.save(task.key, {"parts": outcome.checkpoint})
+        lines = [line for n, history in outcome.history.items() for line in metric_lines("surrogate", n, history)]
+        lines += [{"event": "failed", "trial": number, "error": error} for number, error in outcome.failures.items()]
+        value = {"members": list(task.group.members), "stop": task.span.stop}
+        self._take_in(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
+
+    def _next_recorded(self) -> str | None:
+        """The next group that an earlier process recorded, once its trials are admitted."""
+        if self._recorded and self._kinds.keys() >= set(self._run.store.units()[self._recorded[0]].value["members"]):
+            return self._recorded.pop(0)
+        return None
+
+    def _take_in(self, key: str, unit: Unit) -> None:
+        run, stop, members = self._run, unit.value["stop"], unit.value["members"]
+        scores = {n: run.score("surrogate", n) for n in members}
+        # The time budget may have ended the group before its milestone.
+        there = {n: score for n, score in scores.items() if run.epochs("surrogate", n) >= stop or math.isnan(score)}
+        self._ladder.begin(stop, members)
+        self._ladder.reach(stop, there)
+        self._sources |= dict.fromkeys(members, key)
+        self._done += sum(line["event"] == "metrics" for line in unit.lines)
+        for n in members:
+            self._search.tell(n, run.epochs("surrogate", n), scores[n])
+        self._devices.told(min(1.0, self._done / self._ladder.epochs), self._ladder.best(run.settings.top_k))
+
+    def _halve(self, stop: int, scores: Mapping[int, float]) -> list[int] | None:
+        """Decide a rung over all of its trials, and tell user and searcher; the finalists if it was the last."""
+        run = self._run
+        kept = run.decide(f"surrogate/to-{stop}/kept", lambda: self._halving.promote(scores))
+        if not kept:
+            raise _all_failed(run, len(scores), stop)
+        best = f"best {run.problem.metric} {scores[kept[0]]:.4g} (trial {kept[0]})"
+        run.progress.say(f"surrogates at epoch {stop}: {len(kept)} of {len(scores)} go on, {best}")
+        last = self._ladder.decide(stop, kept)
+        for n in sorted(scores.keys() if last else scores.keys() - self._ladder.above(stop)):
+            self._search.close(n, run.epochs("surrogate", n), scores[n])
+        if run.settings.check_transfer and stop == self._halving.milestones[0]:
+            run.transfer = check_transfer(run, scores, stop, self._devices)
+            self._show()
+        return kept if last else None
+
+    def _deepest(self) -> list[int]:
+        """The finalists where the time budget ended a rung early: who trained longest, then who is best."""
+        run = self._run
+        numbers = sorted(run.trials)
+        scores = {n: run.score("surrogate", n) for n in numbers}
+        best_first = [numbers[i] for i in rank(list(scores.values()), run.settings.mode)]
+        left = [n for n in best_first if math.isfinite(scores[n])]
+        if not left:
+            raise _all_failed(run, len(numbers), self._halving.milestones[0])
+        for n in numbers:
+            self._search.close(n, run.epochs("surrogate", n), scores[n])
+        return sorted(left, key=lambda n: -run.epochs("surrogate", n))
 
 
-def _deepest(run: Run, left: Sequence[int]) -> list[int]:
-    """The finalists where the time budget ended a rung early: who trained longest, then who is best."""
-    scores = [run.score("surrogate", n) for n in left]
-    best_first = [left[i] for i in rank(scores, run.settings.mode) if math.isfinite(scores[i])]
-    return sorted(best_first, key=lambda n: -run.epochs("surrogate", n))[: run.settings.top_k]
-
-
-def _first_failure(run: Run) -> str:
-    if not run.failures:
-        return ""
-    number, error = next(iter(run.failures.items()))
-    return f"\n\nTrial {number} failed with\n{error}"
-
-
-def _decision_key(stop: int) -> str:
-    return f"surrogate/to-{stop}/kept"
+def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
+    told = (
+        f"all {count} trials diverged or failed by epoch {stop} of the sweep: no finite {run.problem.metric}; "
+        f"lower `lr` or look into {run.store.path / 'journal.jsonl'}"
+    )
+    if run.failures:
+        number, error = next(iter(run.failures.items()))
+        told += f"\n\nTrial {number} failed with\n{error}"
+    return AllTrialsFailed(told)
 
 
 def _optimizer(trial: Trial) -> str:
@@ -193,26 +301,23 @@ def _kinds(problem: Problem, trials: Sequence[Trial]) -> Unit:
     return Unit(kinds, lines)
 
 
-def make_groups(kinds: Mapping[int, str], order: Sequence[int], widths: Mapping[str, Widths]) -> tuple[Group, ...]:
-    """Split trials into groups of one kind and of no more than its width, as even as possible.
+def next_group(kinds: Mapping[int, str], waiting: Sequence[int], widths: Widths, share: float = 1.0) -> Group:
+    """The next group to train: the first waiting trial, and others of its kind, in even parts.
 
     Args:
         kinds: Each trial's kind; trials of one kind can be fused.
-        order: The trials; members keep this order.
-        widths: For each kind, how many members to train as one.
+        waiting: The trials; members keep this order.
+        widths: How many of the first one's kind to train as one.
+        share: Of all that wait, what the group may take at most: the rest is for other free devices.
 
     >>> kinds = {0: "a", 1: "b", 2: "a", 3: "a"}
-    >>> [(g.members, g.fused) for g in make_groups(kinds, [0, 1, 2, 3], {"a": Widths(2), "b": Widths(8, least=4)})]
-    [((0, 2), True), ((3,), False), ((1,), False)]
+    >>> next_group(kinds, [0, 1, 2, 3], Widths(2)).members, next_group(kinds, [0, 1, 2, 3], Widths(4)).members
+    ((0, 2), (0, 2, 3))
+    >>> next_group(kinds, [0, 1, 2, 3], Widths(4), share=0.5).members
+    (0, 2)
     """
-    by_kind: dict[str, list[int]] = {}
-    for number in order:
-        by_kind.setdefault(kinds[number], []).append(number)
-    groups = []
-    for kind, numbers in by_kind.items():
-        parts = -(-len(numbers) // widths[kind].most)
-        size = -(-len(numbers) // parts)
-        for i in range(0, len(numbers), size):
-            members = tuple(numbers[i : i + size])
-            groups.append(Group(kind, members, fused=len(members) >= widths[kind].least))
-    return tuple(groups)
+    kind = kinds[waiting[0]]
+    of_kind = [number for number in waiting if kinds[number] == kind]
+    parts = -(-len(of_kind) // widths.most)
+    size = min(-(-len(of_kind) // parts), math.ceil(len(waiting) * share))
+    return Group(kind, tuple(of_kind[:size]), fused=size >= widths.least)

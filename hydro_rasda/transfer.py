@@ -5,29 +5,31 @@ from __future__ import annotations
 import math
 import traceback
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from surrogate import RankComparison, compare_rankings
 
-from .problem import Problem
+from .config import Mode
 from .run import Run
 from .schedulers import rank
 from .store import Unit
-from .train import Span, train_target
+from .targets import FullSize
+from .train import Span
 
 CHECKED = 6
 """Configurations that are tried at full size, spread evenly over the surrogates' ranking."""
 
 
-def check_transfer(run: Run, epochs: int) -> RankComparison | None:
+def check_transfer(run: Run, scores: Mapping[int, float], epochs: int, device: FullSize) -> RankComparison | None:
     """Compare the surrogates' first milestone with full-size trainings of the same length.
 
     The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
 
     Args:
         run: Its surrogates are at the first milestone.
+        scores: Each trial's metric there.
         epochs: That milestone.
+        device: Trains the full-size models.
 
     Returns:
         Rank correlation, regret and verdict; None where fewer than four trials have a finite metric.
@@ -35,16 +37,16 @@ def check_transfer(run: Run, epochs: int) -> RankComparison | None:
     Warns:
         UserWarning: where the verdict is not "trusted", with what to do.
     """
-    chosen = _spread(run)
+    chosen = _spread(scores, run.settings.mode)
     if len(chosen) < 4:
         return None
     run.progress.begin("transfer check", epochs * (len(chosen) + 1))
-    again = replace(run.problem, seed=run.problem.seed + 1)
-    wide = [_score(run, run.problem, number, epochs, "first") for number in chosen]
-    twice = _score(run, again, chosen[0], epochs, "again")
+    seed = run.settings.seed
+    wide = [_score(run, device, number, epochs, "first", seed) for number in chosen]
+    twice = _score(run, device, chosen[0], epochs, "again", seed + 1)
     run.progress.end()
     comparison = compare_rankings(
-        [run.score("surrogate", number) for number in chosen],
+        [scores[number] for number in chosen],
         wide,
         mode=run.settings.mode,
         top_k=min(3, run.settings.top_k),
@@ -56,23 +58,22 @@ def check_transfer(run: Run, epochs: int) -> RankComparison | None:
     return comparison
 
 
-def _spread(run: Run) -> Sequence[int]:
+def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
     """Trials from the best to the worst on their surrogates, at even distances."""
-    numbers = [n for n in sorted(run.trials) if math.isfinite(run.score("surrogate", n))]
-    best_first = [numbers[i] for i in rank([run.score("surrogate", n) for n in numbers], run.settings.mode)]
+    numbers = [n for n in sorted(scores) if math.isfinite(scores[n])]
+    best_first = [numbers[i] for i in rank([scores[n] for n in numbers], mode)]
     count = min(CHECKED, len(best_first))
     return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _score(run: Run, problem: Problem, number: int, epochs: int, which: str) -> float:
+def _score(run: Run, device: FullSize, number: int, epochs: int, which: str, seed: int) -> float:
     def train() -> Unit:
         try:
-            _, history = train_target(problem, run.trials[number], Span(0, epochs), None)
+            _, history = device.train_target(number, Span(0, epochs), None, seed)
         except Exception:
             return Unit(None, [{"event": "check failed", "trial": number, "error": traceback.format_exc()}])
-        run.progress.advance(epochs)
         reached, metrics = history[-1]
-        return Unit(metrics[problem.metric] if reached == epochs else None)
+        return Unit(metrics[run.problem.metric] if reached == epochs else None)
 
     value = run.store.once(f"check/trial-{number}/{which}", train).value
     return math.nan if value is None else float(value)

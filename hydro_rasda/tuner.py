@@ -155,12 +155,12 @@ def tune(
         with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
             run = Run(problem, settings, store, shown)
             search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
-            worker = LocalBackend()
             if store.recorded:
                 shown.say(f"going on with the run in {path}: {store.recorded} units of work are done")
             try:
-                finalists = sweep(run, search, worker)
-                worker.train_targets(run, finalists)
+                with LocalBackend(run) as worker:
+                    finalists = sweep(run, search, worker)
+                    worker.train_targets(finalists)
             except KeyboardInterrupt as interrupt:
                 where = f"storage_path={str(folder)!r}, name={path.name!r}"
                 interrupt.args = (f"the same call with {where} goes on from the last finished unit of work",)

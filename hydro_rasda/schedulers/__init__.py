@@ -6,6 +6,7 @@ The fused sweep, the Ray backend and the simulator decide by these same rules.
 from hydro_rasda.schedulers._checks import Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision, PlainAshaState
 from hydro_rasda.schedulers.halving import SuccessiveHalving
+from hydro_rasda.schedulers.ladder import Ladder
 from hydro_rasda.schedulers.milestones import milestones
 from hydro_rasda.schedulers.placement import Placement, Queue, Running, Waiting, place, worker_slots
 from hydro_rasda.schedulers.ranking import rank, top
@@ -16,6 +17,7 @@ __all__ = [
     "AshaState",
     "AsyncSuccessiveHalving",
     "Decision",
+    "Ladder",
     "Mode",
     "Placement",
     "PlainAshaState",

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,42 +12,70 @@ from torch import nn
 
 from hydro_rasda.config import Mode, TuneConfig
 from hydro_rasda.data import make_batches
-from hydro_rasda.fused import GroupTask
+from hydro_rasda.fused import Group, GroupOutcome, GroupTask
 from hydro_rasda.objective import supervised
 from hydro_rasda.planning import Widths
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.progress import Progress
 from hydro_rasda.run import Run
-from hydro_rasda.store import Store, Unit
-from hydro_rasda.sweep import AllTrialsFailed, make_groups, sweep
+from hydro_rasda.store import Store
+from hydro_rasda.sweep import AllTrialsFailed, Finished, next_group, sweep
+from hydro_rasda.train import History
 from tests.hydro_rasda.models import Config, mlp
 
 X, Y = torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64)
 
 
 class Curves:
-    """A backend that trains nothing: a trial's metric is what its configuration says, a little better each epoch."""
+    """Devices that train nothing: a trial's metric is what its configuration says, a little better each epoch.
 
-    def __init__(self, order: int = 1, epochs_at_most: int = 10**9) -> None:
-        self.order, self.epochs_at_most = order, epochs_at_most
+    Groups are done in the order in which they were begun, or the last first.
+    """
+
+    def __init__(self, run: Run, devices: int = 1, last_first: bool = False, epochs_at_most: int = 10**9) -> None:
+        self.run, self.devices, self.last_first, self.epochs_at_most = run, devices, last_first, epochs_at_most
+        self.speeds = [1.0] * devices
         self.tasks: list[GroupTask] = []
+        self.shares: list[float] = []
+        self._under_way: dict[int, GroupTask] = {}
 
-    def train_groups(self, run: Run, tasks: Sequence[GroupTask]) -> None:
-        for task in tasks[:: self.order]:
-            self.tasks.append(task)
-            run.unit(task.key, lambda: self._unit(run, task))  # noqa: B023
+    def idle(self) -> list[int]:
+        return [d for d in range(self.devices) if d not in self._under_way]
 
-    def _unit(self, run: Run, task: GroupTask) -> Unit:
-        sign = 1.0 if run.settings.mode == "min" else -1.0
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def speed(self, device: int, kind: str) -> float:
+        return self.speeds[device]
+
+    def machine(self, device: int) -> str:
+        return "a machine"
+
+    def plan(self, device: int, trial: Trial, kind: str, count: int) -> Widths:
+        return Widths(4)
+
+    def start(self, device: int, task: GroupTask) -> None:
+        assert device not in self._under_way
+        self.tasks.append(task)
+        self._under_way[device] = task
+
+    def finished(self) -> list[Finished]:
+        device = list(self._under_way)[-1 if self.last_first else 0]
+        task = self._under_way.pop(device)
+        return [Finished(task, GroupOutcome([], {n: self._history(task, n) for n in task.group.members}, {}), 0.0)]
+
+    def told(self, share: float, best: Sequence[int]) -> None:
+        self.shares.append(share)
+
+    def train_target(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    def _history(self, task: GroupTask, number: int) -> History:
+        sign = 1.0 if self.run.settings.mode == "min" else -1.0
         stop = min(task.span.stop, self.epochs_at_most)
-        lines: list[dict[str, Any]] = []
-        for number in task.group.members:
-            config = run.trials[number].config
-            for epoch in range(task.span.start + 1, stop + 1):
-                value = sign * (config["final"] - 0.001 * epoch)
-                metrics = {"train_loss": value, "val_loss": value}
-                lines.append({"event": "metrics", "stage": "surrogate", "trial": number, "epoch": epoch, **metrics})
-        return Unit(None, lines)
+        final = self.run.trials[number].config["final"]
+        values = {epoch: sign * (final - 0.001 * epoch) for epoch in range(task.span.start + 1, stop + 1)}
+        return [(epoch, {"train_loss": value, "val_loss": value}) for epoch, value in values.items()]
 
 
 class Given:
@@ -93,7 +121,7 @@ BEST_FIRST = sorted(range(27), key=lambda n: FINALS[n])
 
 
 def test_halving_is_over_all_trials_of_a_rung(run: Run) -> None:
-    backend = Curves()
+    backend = Curves(run)
     assert sweep(run, Given([configs(FINALS)]), backend) == [0]
     for stop, left in ((1, 27), (3, 9), (9, 3)):
         trained = [n for task in backend.tasks if task.span.stop == stop for n in task.group.members]
@@ -102,12 +130,12 @@ def test_halving_is_over_all_trials_of_a_rung(run: Run) -> None:
 
 def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:
     split = [configs(FINALS)[i : i + 9] for i in (0, 9, 18)]
-    assert sweep(run, Given(split), Curves(order=-1)) == [0]
+    assert sweep(run, Given(split), Curves(run, devices=3, last_first=True)) == [0]
 
 
 def test_max_mirrors_min(run: Run) -> None:
     mirrored = replace(run, settings=replace(run.settings, mode="max", top_k=3))
-    assert sweep(mirrored, Given([configs(FINALS)]), Curves()) == [0, 4, 8]
+    assert sweep(mirrored, Given([configs(FINALS)]), Curves(mirrored)) == [0, 4, 8]
 
 
 def test_nan_is_worst_in_both_modes(run: Run) -> None:
@@ -117,25 +145,25 @@ def test_nan_is_worst_in_both_modes(run: Run) -> None:
         settings = replace(run.settings, mode=mode, top_k=4)
         fresh = Run(run.problem, settings, run.store, run.progress)
         run.store._units.clear()
-        assert sweep(fresh, Given([configs(finals)]), Curves()) == [3, 1]
+        assert sweep(fresh, Given([configs(finals)]), Curves(fresh)) == [3, 1]
 
 
 def test_all_diverged(run: Run) -> None:
     with pytest.raises(AllTrialsFailed, match=r"all 3 trials diverged or failed by epoch 1 .*journal\.jsonl"):
-        sweep(run, Given([configs([math.nan] * 3)]), Curves())
+        sweep(run, Given([configs([math.nan] * 3)]), Curves(run))
 
 
 def test_a_model_that_fails_is_left_out_with_its_traceback(run: Run) -> None:
     trials = configs(FINALS[:4])
     trials[0]["activation"] = "no such activation"
-    assert sweep(run, Given([trials]), Curves()) == [1]  # 0 would be best; 7 is next
+    assert sweep(run, Given([trials]), Curves(run)) == [1]  # 0 would be best; 7 is next
     assert "no such activation" in run.failures[0]
     assert list(run.failures) == [0]
 
 
 def test_a_searcher_is_told_of_each_rung_and_of_each_end(run: Run) -> None:
     search = Given([configs(FINALS[:14]), configs(FINALS[14:])])
-    sweep(run, search, Curves())
+    sweep(run, search, Curves(run))
     rungs = {3: [1, 3, 9], 9: [1, 3], 27: [1]}
     for place, number in enumerate(BEST_FIRST):
         assert search.told[number] == next(epochs for left, epochs in rungs.items() if place < left)
@@ -144,17 +172,12 @@ def test_a_searcher_is_told_of_each_rung_and_of_each_end(run: Run) -> None:
 
 def test_a_rung_cut_short_by_time_keeps_the_best_of_the_deepest(run: Run) -> None:
     short = Run(run.problem, replace(run.settings, top_k=2), run.store, run.progress)
-    assert sweep(short, Given([configs(FINALS)]), Curves(epochs_at_most=2)) == [0, 4]
+    assert sweep(short, Given([configs(FINALS)]), Curves(short, epochs_at_most=2)) == [0, 4]
     assert short.epochs("surrogate", 0) == 2
 
 
 def test_checkpoints_of_the_sweep_are_gone_after_it(run: Run) -> None:
-    class Saving(Curves):
-        def _unit(self, run: Run, task: GroupTask) -> Unit:
-            run.store.save(task.key, {})
-            return super()._unit(run, task)
-
-    sweep(run, Given([configs(FINALS)]), Saving())
+    sweep(run, Given([configs(FINALS)]), Curves(run))
     assert not list((run.store.path / "checkpoints").iterdir())
 
 
@@ -164,7 +187,7 @@ def rounded_width(config: Config, width_ratio: float = 1.0) -> nn.Module:
 
 
 def test_surrogates_of_targets_of_different_width_are_not_fused(run: Run) -> None:
-    backend = Curves()
+    backend = Curves(run)
     run.problem = replace(run.problem, model_fn=rounded_width)
     trials = [{"lr": 0.1, "final": float(w), "width": w, "batch_size": 4} for w in (32, 33, 32)]
     assert rounded_width(trials[0], 0.5)[0].weight.shape == rounded_width(trials[1], 0.5)[0].weight.shape  # type: ignore[index]
@@ -172,18 +195,49 @@ def test_surrogates_of_targets_of_different_width_are_not_fused(run: Run) -> Non
     assert [task.group.members for task in backend.tasks if task.span.stop == 1] == [(0, 2), (1,)]
 
 
+def groups_of(kinds: Mapping[int, str], waiting: Sequence[int], widths: Mapping[str, Widths]) -> list[Group]:
+    groups, left = [], list(waiting)
+    while left:
+        groups.append(next_group(kinds, left, widths[kinds[left[0]]]))
+        left = [n for n in left if n not in groups[-1].members]
+    return groups
+
+
 def test_groups_are_of_one_kind_and_even() -> None:
     kinds = {n: "ab"[n % 2] for n in range(10)}
-    groups = make_groups(kinds, range(10), {"a": Widths(3), "b": Widths(8)})
-    assert [g.members for g in groups] == [(0, 2, 4), (6, 8), (1, 3, 5, 7, 9)]
-    assert [g.kind for g in groups] == ["a", "a", "b"]
+    groups = groups_of(kinds, range(10), {"a": Widths(3), "b": Widths(8)})
+    assert [g.members for g in groups] == [(0, 2, 4), (1, 3, 5, 7, 9), (6, 8)]
+    assert [g.kind for g in groups] == ["a", "b", "a"]
 
 
 def test_groups_keep_the_order_that_they_are_given() -> None:
-    groups = make_groups(dict.fromkeys(range(4), "a"), [3, 0, 2, 1], {"a": Widths(4)})
+    groups = groups_of(dict.fromkeys(range(4), "a"), [3, 0, 2, 1], {"a": Widths(4)})
     assert [g.members for g in groups] == [(3, 0, 2, 1)]
 
 
 def test_small_groups_train_one_by_one() -> None:
-    groups = make_groups(dict.fromkeys(range(5), "a"), range(5), {"a": Widths(4, least=3)})
+    groups = groups_of(dict.fromkeys(range(5), "a"), range(5), {"a": Widths(4, least=3)})
     assert [(g.members, g.fused) for g in groups] == [((0, 1, 2), True), ((3, 4), False)]
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+def test_several_devices_end_with_the_same_best(run: Run, last_first: bool) -> None:
+    devices = Curves(run, devices=3, last_first=last_first)
+    assert sweep(run, Given([configs(FINALS)]), devices) == [0]
+    assert devices.shares == sorted(devices.shares)
+    assert devices.shares[-1] == 1.0
+
+
+def test_a_device_goes_on_while_the_last_of_a_rung_are_under_way(run: Run) -> None:
+    sweep(run, Given([configs(FINALS)]), Curves(run, devices=2, last_first=True))
+    stops = [unit.value["stop"] for key, unit in run.store.units().items() if "/group-" in key]
+    assert stops.index(3) < max(i for i, stop in enumerate(stops) if stop == 1)
+
+
+def test_a_faster_device_takes_more(run: Run) -> None:
+    wide = Run(run.problem, replace(run.settings, fusion=64), run.store, run.progress)
+    devices = Curves(wide, devices=2)
+    devices.speeds = [3.0, 1.0]
+    same = [config | {"batch_size": 4} for config in configs(FINALS[:16])]
+    assert sweep(wide, Given([same]), devices) == [0]
+    assert [len(task.group.members) for task in devices.tasks[:2]] == [12, 4]
