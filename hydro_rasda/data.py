@@ -6,9 +6,12 @@ trials are compared on the same batches, and a resumed run sees what an unbroken
 
 from __future__ import annotations
 
+import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,8 +28,76 @@ Data = Sequence[Tensor] | Dataset[Any] | Callable[[int], Iterable[Batch]]
 """What `tune` takes as data: tensors, a map-style dataset, or a function of the batch size that makes a loader."""
 
 
+class Part(NamedTuple):
+    """What one rank takes of a global batch.
+
+    Attributes:
+        rows: Which of its examples.
+        examples: How many of them count: 0 for a filler, where nothing is left for the rank.
+        weight: What to multiply the mean loss over the rows by, so that the ranks' average is the mean over the batch.
+    """
+
+    rows: slice
+    examples: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's place among those that train one model together; by default it is alone.
+
+    Attributes:
+        rank: From 0.
+        world: Number of ranks.
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    def part(self, examples: int, least: int = 1) -> Part:
+        """This rank's part of a global batch.
+
+        Where there is too little for all, the first ranks take it, and the others a filler of the same examples.
+
+        Args:
+            examples: Size of the global batch, >= 1.
+            least: No rank takes fewer, unless the batch has fewer: batch statistics need 2.
+
+        >>> [Shard(rank, 4).part(5, least=2).examples for rank in range(4)]
+        [3, 2, 0, 0]
+        >>> [Shard(rank, 4).part(5).weight for rank in range(4)]
+        [1.6, 0.8, 0.8, 0.8]
+        """
+        takers = max(1, min(self.world, examples // least))
+        if self.rank >= takers:
+            return Part(slice(0, least), 0, 0.0)
+        rows = slice(self.rank, None, takers)
+        taken = len(range(examples)[rows])
+        return Part(rows, taken, taken * self.world / examples)
+
+
+ALONE = Shard()
+
+
+class Share(NamedTuple):
+    """One rank's part of a global batch, loaded.
+
+    Attributes:
+        batch: Its examples, on the device.
+        examples: As in `Part`.
+        weight: As in `Part`.
+    """
+
+    batch: Batch
+    examples: int
+    weight: float
+
+
 class Batches(Protocol):
-    """Data, ready to be read epoch by epoch."""
+    """Data, ready to be read epoch by epoch.
+
+    It can be pickled; a copy from a pickle holds tensors in the CPU's memory until `on` moves them.
+    """
 
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
         """The batches of one shuffled epoch, on the device."""
@@ -36,8 +107,25 @@ class Batches(Protocol):
         """All examples once, for evaluation."""
         ...
 
+    def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
+        """One rank's part of each batch of `batch_size * shard.world` examples that one process would read.
+
+        All ranks see the same number of shares. In training, no rank gets a single example where `batch_size` is above
+        1 and the batch has more: BatchNorm would refuse it.
+
+        Args:
+            batch_size: Examples per rank.
+            epoch: Which shuffled epoch, to train on; None for all examples once, for evaluation.
+            shard: Which rank of how many.
+        """
+        ...
+
     def steps(self, batch_size: int) -> int | None:
         """Batches per epoch; None where only reading them tells."""
+        ...
+
+    def on(self, device: torch.device) -> Batches:
+        """A copy whose batches come on another device."""
         ...
 
     def describe(self) -> str:
@@ -105,13 +193,18 @@ def move(batch: Batch, device: torch.device) -> Batch:
     return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
 
 
+def _rows_of(batch: Batch, rows: slice, length: int) -> Batch:
+    """Some examples of a batch; tensors that have no row for each example stay whole."""
+
+    def take(leaf: Any) -> Any:
+        return leaf[rows].contiguous() if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == length else leaf
+
+    return tree_map(take, batch)
+
+
 def _refuse_empty(length: int, argument: str) -> None:
     if length == 0:
         raise ValueError(f"`{argument}` is empty, but must have at least one example")
-
-
-def _order(length: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(length, generator=torch.Generator().manual_seed(derive_seed(seed, "shuffle", epoch)))
 
 
 def _chunks(order: Tensor, batch_size: int) -> list[Tensor]:
@@ -133,52 +226,133 @@ def _num_chunks(length: int, batch_size: int) -> int:
     return full + (rest > 1 or (rest == 1 and full == 0))
 
 
-class _TensorBatches:
+Rows = Tensor | range
+"""Indices of examples; in evaluation a range, so that tensors need not be copied."""
+
+
+class _IndexedBatches:
+    """Data whose examples have indices, so that a rank loads its own alone."""
+
+    _length: int
+    _seed: int
+    _device: torch.device
+
+    def _load(self, parts: Sequence[Rows]) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def _order(self, epoch: int) -> Tensor:
+        return torch.randperm(
+            self._length, generator=torch.Generator().manual_seed(derive_seed(self._seed, "shuffle", epoch))
+        )
+
+    def _split(self, size: int, epoch: int | None) -> Sequence[Rows]:
+        if epoch is None:
+            every = range(self._length)
+            return [every[i : i + size] for i in range(0, self._length, size)]
+        return _chunks(self._order(epoch), size)
+
+    def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
+        chunks = self._split(batch_size * shard.world, epoch)
+        parts = [shard.part(len(chunk), _least(batch_size, epoch)) for chunk in chunks]
+        loaded = self._load([chunk[part.rows] for chunk, part in zip(chunks, parts)])
+        return (Share(batch, part.examples, part.weight) for batch, part in zip(loaded, parts))
+
+    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
+        return (share.batch for share in self.shares(batch_size, epoch, ALONE))
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        return (share.batch for share in self.shares(batch_size, None, ALONE))
+
+    def steps(self, batch_size: int) -> int | None:
+        return _num_chunks(self._length, batch_size)
+
+
+def _least(batch_size: int, epoch: int | None) -> int:
+    """Examples that a rank needs at least: two where batch statistics may be taken of them."""
+    return 2 if epoch is not None and batch_size > 1 else 1
+
+
+class _TensorBatches(_IndexedBatches):
     def __init__(self, tensors: tuple[Tensor, ...], argument: str, device: torch.device, seed: int) -> None:
         lengths = [len(t) if t.ndim else 0 for t in tensors]
         if len(set(lengths)) != 1:
             raise ValueError(f"`{argument}` has tensors of {lengths} examples, but must have as many of each")
         _refuse_empty(lengths[0], argument)
         self._tensors = tuple(t.to(device) for t in tensors)
-        self._length, self._seed = lengths[0], seed
+        self._length, self._seed, self._device = lengths[0], seed, device
+        self._read_only = False
 
-    def _take(self, rows: Tensor | slice) -> Batch:
-        taken = tuple(t[rows] for t in self._tensors)
+    def _order(self, epoch: int) -> Tensor:
+        return super()._order(epoch).to(self._tensors[0].device)
+
+    def _load(self, parts: Sequence[Rows]) -> Iterator[Batch]:
+        return map(self._take, parts)
+
+    def _take(self, rows: Rows) -> Batch:
+        taken = tuple(self._rows(t, rows).to(self._device) for t in self._tensors)
         return taken if len(taken) > 1 else taken[0]
 
-    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        order = _order(self._length, self._seed, epoch).to(self._tensors[0].device)
-        return map(self._take, _chunks(order, batch_size))
+    def _rows(self, tensor: Tensor, rows: Rows) -> Tensor:
+        if isinstance(rows, Tensor):
+            return tensor[rows]
+        view = tensor[rows.start : rows.stop : rows.step]
+        # A write to memory that is mapped read-only ends the process.
+        return view.clone() if self._read_only else view if rows.step == 1 else view.contiguous()
 
-    def in_order(self, batch_size: int) -> Iterator[Batch]:
-        return (self._take(slice(i, i + batch_size)) for i in range(0, self._length, batch_size))
+    def on(self, device: torch.device) -> Batches:
+        moved = copy.copy(self)
+        moved._tensors = tuple(t.to(device) for t in self._tensors)
+        moved._device = device
+        moved._read_only = self._read_only and device.type == "cpu"
+        return moved
 
-    def steps(self, batch_size: int) -> int | None:
-        return _num_chunks(self._length, batch_size)
+    def __getstate__(self) -> dict[str, Any]:
+        """Tensors as bytes in arrays, which pickle's protocol 5, and so Ray, shares instead of copying them."""
+        return {**self.__dict__, "_tensors": [_to_bytes(t) for t in self._tensors]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed: list[_Bytes] = state["_tensors"]
+        tensors = tuple(_from_bytes(p) for p in packed)
+        self.__dict__.update(state, _tensors=tensors, _read_only=any(not p.content.flags.writeable for p in packed))
 
     def describe(self) -> str:
         return "tensors " + ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in self._tensors)
 
 
-class _DatasetBatches:
+class _Bytes(NamedTuple):
+    content: np.ndarray[Any, np.dtype[np.uint8]]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def _to_bytes(tensor: Tensor) -> _Bytes:
+    plain = tensor.detach().cpu().contiguous()
+    return _Bytes(plain.reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+
+
+def _from_bytes(packed: _Bytes) -> Tensor:
+    with warnings.catch_warnings():
+        # Torch warns of memory that must not be written to; nothing here does.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(packed.content).view(packed.dtype).reshape(packed.shape)
+
+
+class _DatasetBatches(_IndexedBatches):
     def __init__(self, dataset: Dataset[Any], argument: str, device: torch.device, seed: int) -> None:
         if not isinstance(dataset, Sized):
             raise TypeError(f"`{argument}` is a {type(dataset).__name__} without a length; give a map-style Dataset")
         _refuse_empty(len(dataset), argument)
         self._dataset, self._length, self._device, self._seed = dataset, len(dataset), device, seed
 
-    def _load(self, chunks: Sequence[Tensor]) -> Iterator[Batch]:
-        loader = DataLoader(self._dataset, batch_sampler=[c.tolist() for c in chunks])
+    def _load(self, parts: Sequence[Rows]) -> Iterator[Batch]:
+        rows = [part.tolist() if isinstance(part, Tensor) else list(part) for part in parts]
+        loader = DataLoader(self._dataset, batch_sampler=rows)
         return (move(batch, self._device) for batch in loader)
 
-    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        return self._load(_chunks(_order(self._length, self._seed, epoch), batch_size))
-
-    def in_order(self, batch_size: int) -> Iterator[Batch]:
-        return self._load(torch.arange(self._length).split(batch_size))
-
-    def steps(self, batch_size: int) -> int | None:
-        return _num_chunks(self._length, batch_size)
+    def on(self, device: torch.device) -> Batches:
+        moved = copy.copy(self)
+        moved._device = device
+        return moved
 
     def describe(self) -> str:
         return f"{type(self._dataset).__name__} of {self._length}"
@@ -205,11 +379,24 @@ class _LoaderBatches:
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         return self.epoch(batch_size, 0)
 
+    def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
+        """Each rank loads whole batches: how a loader makes them, only the loader knows."""
+        for batch in self.epoch(batch_size * shard.world, epoch or 0):
+            length = batch_length(batch)
+            part = shard.part(length, _least(batch_size, epoch))
+            mine = batch if shard.world == 1 else _rows_of(batch, part.rows, length)
+            yield Share(mine, part.examples, part.weight)
+
     def steps(self, batch_size: int) -> int | None:
         try:
             return len(self._loader(batch_size))  # type: ignore[arg-type]
         except TypeError:  # a DataLoader of a stream has a length in name only
             return None
+
+    def on(self, device: torch.device) -> Batches:
+        moved = copy.copy(self)
+        moved._device = device
+        return moved
 
     def _loader(self, batch_size: int) -> Iterable[Batch]:
         loader = self._make_loader(batch_size)

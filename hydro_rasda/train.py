@@ -1,20 +1,25 @@
-"""Training by epochs: one loop for one model and for K fused ones; a learner says what a step is.
+"""Training by epochs: one loop for one model, for one on several ranks and for K fused ones; a learner says what a
+step is.
 
 Shapes: K members of a learner (1 for an ordinary module). Metrics are tensors [K].
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fusion import lr_factor, optimizer
 
-from .data import Batch, batch_length
+from .data import ALONE, Batch, Shard, Share
 from .objective import Objective
 from .problem import Problem, Trial
 from .seeds import derive_seed, seed_generators
@@ -40,7 +45,15 @@ class Learner(Protocol):
 
 
 class SingleLearner:
-    """An ordinary module with an ordinary torch optimizer."""
+    """An ordinary module with an ordinary torch optimizer, on one rank or several.
+
+    Args:
+        model: On its device, with the same weights on all ranks.
+        config: Its hyperparameters.
+        objective: What it does with a batch.
+        max_t: Epochs of a full training, the horizon of schedules.
+        shard: Which rank this is; the default process group holds as many as there are.
+    """
 
     def __init__(
         self,
@@ -48,22 +61,43 @@ class SingleLearner:
         config: Mapping[str, Any],
         objective: Objective,
         max_t: int,
+        shard: Shard = ALONE,
     ) -> None:
-        self.model = model
+        self.model, self.shard = model, shard
         self.optimizer = optimizer(model, config)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._config, self._objective, self._max_t = config, objective, max_t
+        self._joint: nn.Module | None = None
+        if shard.world > 1:
+            # Which parameters a step uses may differ from step to step, as with stochastic depth.
+            self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
 
     def train_mode(self, training: bool) -> None:
         self.model.train(training)
+        if self._joint is not None and not training:
+            # Rank 0's are what is saved, so they are what is measured.
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, 0)
 
-    def step(self, batch: Batch, epoch: float) -> Mapping[str, Tensor]:
+    def step(self, batch: Batch, epoch: float, weight: float = 1.0) -> Mapping[str, Tensor]:
+        """See `Learner`; on several ranks, of this rank's share.
+
+        Args:
+            batch: What to learn from.
+            epoch: The time.
+            weight: Of the share in the ranks' average, see `data.Part`; alone it is always 1.
+        """
         factor = lr_factor(self._config, epoch, self._max_t)
         for group, base in zip(self.optimizer.param_groups, self._base_lrs):
             group["lr"] = base * factor
-        metrics = self._objective(self.model, batch)
+        if self._joint is None:
+            metrics = self._objective(self.model, batch)
+            loss = metrics["loss"]
+        else:
+            metrics = _run(self._joint, batch)
+            loss = metrics["loss"] * weight
         self.optimizer.zero_grad(set_to_none=True)
-        metrics["loss"].backward()
+        loss.backward()
         max_norm = self._config.get("grad_clip")
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
@@ -75,13 +109,36 @@ class SingleLearner:
             return _as_vectors(self._objective(self.model, batch))
 
     def state(self) -> dict[str, Any]:
-        """Weights, buffers and optimizer state."""
+        """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        own = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
+
+
+class _Joint(nn.Module):
+    """Model and objective as one module: DDP follows what happens in a forward pass, objectives included."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self._objective = objective
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        metrics = self._objective(self.model, batch)
+        # DDP waits for gradients of whatever an output depends on; only the loss has any.
+        return {name: value if name == "loss" else value.detach() for name, value in metrics.items()}
+
+
+def _run(joint: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    with warnings.catch_warnings():
+        # Torch advises against looking for unused parameters where there were none; only a look tells.
+        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+        metrics: Mapping[str, Tensor] = joint(batch)
+    return metrics
 
 
 def _as_vectors(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,23 +188,78 @@ def train_epochs(
     Yields:
         The number of epochs trained, 1 and up, and the metrics of the last.
     """
-    steps = problem.train_data.steps(batch_size)
+
+    def step(share: Share, epoch: float) -> Mapping[str, Tensor]:
+        return learner.step(share.batch, epoch)
+
+    for epoch, metrics in _epochs(learner, step, problem, span, batch_size, seed_parts, ALONE):
+        yield epoch, metrics
+        if should_stop():
+            return
+
+
+def train_epochs_on_ranks(
+    learner: SingleLearner, problem: Problem, span: Span, batch_size: int, seed_parts: Sequence[int | str]
+) -> Iterator[tuple[int, EpochMetrics]]:
+    """The same for one model, of which each rank learns and validates its share.
+
+    Every rank calls it; all yield the same metrics, exact means over all examples, and stop together. The model learns
+    as in one process with `world` times the batch size, apart from what depends on a rank's share alone: random numbers
+    of the model, and BatchNorm's statistics, of which those of rank 0 are kept. One rank is `train_epochs`.
+
+    Args:
+        learner: The model, and which rank this is.
+        problem: Its data, the same on all ranks.
+        span: Which epochs.
+        batch_size: Examples per rank and step.
+        seed_parts: As for `train_epochs`; each rank derives its own seeds from it.
+
+    Yields:
+        As `train_epochs`.
+    """
+
+    def step(share: Share, epoch: float) -> Mapping[str, Tensor]:
+        return learner.step(share.batch, epoch, share.weight)
+
+    yield from _epochs(learner, step, problem, span, batch_size, seed_parts, learner.shard)
+
+
+def _epochs(
+    learner: Learner,
+    step: Callable[[Share, float], Mapping[str, Tensor]],
+    problem: Problem,
+    span: Span,
+    batch_size: int,
+    seed_parts: Sequence[int | str],
+    shard: Shard,
+) -> Iterator[tuple[int, EpochMetrics]]:
+    steps = problem.train_data.steps(batch_size * shard.world)
+    own_seed = ("rank", shard.rank) if shard.rank else ()
     for epoch in range(span.start, span.stop):
-        seed_generators(derive_seed(problem.seed, *seed_parts, epoch))
+        seed_generators(derive_seed(problem.seed, *seed_parts, epoch, *own_seed))
         learner.train_mode(True)
-        train = mean_metrics(
-            (learner.step(batch, epoch + (i / steps if steps else 0.0)), batch_length(batch))
-            for i, batch in enumerate(problem.train_data.epoch(batch_size, epoch))
+        train = _sums(
+            (step(share, epoch + (i / steps if steps else 0.0)), share.examples)
+            for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
         )
         learner.train_mode(False)
-        validation = mean_metrics(
-            (learner.evaluate(batch), batch_length(batch))
-            for batch in problem.val_data.in_order(EVAL_BATCH_FACTOR * batch_size)
+        validation = _sums(
+            (learner.evaluate(share.batch), share.examples)
+            for share in problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
         )
-        metrics = {f"train_{k}": v for k, v in train.items()} | {f"val_{k}": v for k, v in validation.items()}
-        yield epoch + 1, {name: values.tolist() for name, values in metrics.items()}
-        if not torch.isfinite(train["loss"]).any() or should_stop():
+        if shard.world > 1:
+            _add_over_ranks([train, validation])
+        metrics = {f"train_{k}": v for k, v in _means(train).items()}
+        metrics |= {f"val_{k}": v for k, v in _means(validation).items()}
+        values: EpochMetrics = {name: mean.tolist() for name, mean in metrics.items()}
+        yield epoch + 1, values
+        if diverged(values):
             return
+
+
+def diverged(metrics: EpochMetrics) -> bool:
+    """Whether no member has a finite training loss any more."""
+    return not any(math.isfinite(loss) for loss in metrics["train_loss"])
 
 
 def mean_metrics(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> dict[str, Tensor]:
@@ -156,14 +268,45 @@ def mean_metrics(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> dict[s
     Args:
         measured: For each batch, its mean metrics and its number of examples.
     """
-    totals: dict[str, Tensor] = {}
-    count = 0
+    return _means(_sums(measured))
+
+
+@dataclass
+class _Sums:
+    """Metrics summed over examples, in double precision; `count` examples."""
+
+    totals: dict[str, Tensor]
+    count: int
+
+
+def _sums(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> _Sums:
+    sums = _Sums({}, 0)
     for metrics, examples in measured:
-        count += examples
+        sums.count += examples
         for name, value in metrics.items():
-            weighted = value.double() * examples
-            totals[name] = totals[name] + weighted if name in totals else weighted
-    return {name: total / count for name, total in totals.items()}
+            # A filler's metrics count nothing, not even where they are not finite.
+            weighted = value.double() * examples if examples else torch.zeros_like(value, dtype=torch.float64)
+            sums.totals[name] = sums.totals[name] + weighted if name in sums.totals else weighted
+    return sums
+
+
+def _means(sums: _Sums) -> dict[str, Tensor]:
+    return {name: total / sums.count for name, total in sums.totals.items()}
+
+
+def _add_over_ranks(parts: Sequence[_Sums]) -> None:
+    """Replace sums over a rank's examples by those over all ranks', in one exchange."""
+    device = next(iter(parts[0].totals.values())).device
+    own = [torch.tensor([float(sums.count) for sums in parts], dtype=torch.float64, device=device)]
+    own += [sums.totals[name] for sums in parts for name in sorted(sums.totals)]
+    joined = torch.cat(own)
+    dist.all_reduce(joined)
+    values = iter(joined.split([len(own[0])] + [len(total) for total in own[1:]]))
+    for sums, count in zip(parts, next(values).tolist()):
+        sums.count = int(count)
+    for sums in parts:
+        for name in sorted(sums.totals):
+            sums.totals[name] = next(values)
 
 
 def train_target(

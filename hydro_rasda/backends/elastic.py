@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 from ray import cloudpickle, tune
+from ray.tune.schedulers import TrialScheduler
 
+from hydro_rasda.backends.ray_scheduler import RASDAScheduler
 from hydro_rasda.backends.seats import Ending, Seats, blame
 from hydro_rasda.backends.warm import fork_rank, receive
 
 if TYPE_CHECKING:
-    from hydro_rasda.backends.ray_scheduler import RASDAScheduler
     from hydro_rasda.backends.worker import Worker
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -37,7 +38,7 @@ _LAST_WORDS_S = 3.0
 
 def elastic(
     train: Callable[[Worker], None],
-    scheduler: RASDAScheduler,
+    scheduler: TrialScheduler | None = None,
     *,
     data: Any = None,
     checkpoint_every: int | None = None,
@@ -51,12 +52,16 @@ def elastic(
             builds its
             model from ``worker.config``, goes on from ``worker.checkpoint``, and ends each iteration with
             ``worker.report(metrics, state)``.
-        scheduler: The scheduler of the same tuner: its milestones say when to save.
+        scheduler: The scheduler of the same tuner. A :class:`RASDAScheduler`'s milestones say when to save,
+            and it sets the number of workers. Under any other, or None, a trial keeps one worker for each
+            bundle of its own resources (``tune.with_resources(elastic(...),
+            tune.PlacementGroupFactory([{"CPU": 1}] * 2))``; one by default), and saves by
+            ``checkpoint_every`` and where it reports ``final=True``.
         data: Anything picklable, handed to each rank as ``worker.data``. Held once on each node, not once
             per trial.
         checkpoint_every: Also save every so many iterations, for safety from crashes; None to save only
-            where a trial
-            may pause and at its end.
+            where a trial may pause and at its end. Schedulers of Ray's that pause or copy trials (HyperBand,
+            PBT) need 1, or the interval at which they do.
         timeout_s: A rank that the others wait for longer is taken for dead.
         backend: "gloo" or "nccl"; None for NCCL on GPUs and gloo elsewhere.
 
@@ -76,9 +81,10 @@ def elastic(
         raise ValueError(f"`timeout_s` is {timeout_s}, but must be > 0")
     if backend not in (None, "gloo", "nccl"):
         raise ValueError(f"`backend` is {backend!r}, but must be 'gloo', 'nccl' or None")
+    rule = scheduler.rule if isinstance(scheduler, RASDAScheduler) else None
     options = {
-        "milestones": scheduler.rule.milestones,
-        "workers": scheduler.rule.workers,
+        "milestones": rule.milestones if rule else (),
+        "workers": rule.workers if rule else None,
         "checkpoint_every": checkpoint_every,
         "timeout_s": timeout_s,
         "backend": backend,
@@ -99,6 +105,7 @@ def _run_trial(config: dict[str, Any], payload: Any, options: dict[str, Any]) ->
     with _checkpoint_folder() as folder, contextlib.ExitStack() as stack:
         job = {
             **options,
+            "workers": options["workers"] or len(bundles),
             "config": config,
             "trial": context.get_trial_id(),
             "rank": 0,

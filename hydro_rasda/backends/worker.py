@@ -122,7 +122,9 @@ class Worker:
         self._rescaled.append(rescaled)
         return rescaled
 
-    def report(self, metrics: Mapping[str, Any], state: State | Callable[[], State] | None = None) -> None:
+    def report(
+        self, metrics: Mapping[str, Any], state: State | Callable[[], State] | None = None, *, final: bool = False
+    ) -> None:
         """Ends an iteration; every rank calls it. It does not return where the trial is paused or stopped.
 
         The results gain ``workers``, ``global_batch_size`` (with :meth:`batches`) and ``lr_multiplier``.
@@ -132,11 +134,13 @@ class Worker:
             state: What to go on from: state dicts and plain values (it is loaded with
                 ``weights_only=True``), or a
                 function that returns them. Saved by rank 0, only where the trial may pause and at its end.
+            final: Whether the training function ends the trial here by itself, so that the state is saved;
+                ``max_t`` of a :class:`RASDAScheduler` ends it in any case.
         """
         self.iteration += 1
         if self.rank > 0:
             return
-        due = state is not None and _due(self._job, self.iteration)
+        due = state is not None and (final or _due(self._job, self.iteration))
         folder = self._save(state() if callable(state) else state) if due else None
         self._connection.send(("report", (self._with_history(metrics), folder)))
         self._connection.recv()
@@ -196,4 +200,5 @@ def _due(job: Mapping[str, Any], iteration: int) -> bool:
     """Whether a trial may pause at this iteration, ends with it, or is saved for safety."""
     every = job["checkpoint_every"]
     at = job["milestones"]
-    return iteration in at or iteration >= at[-1] or (every is not None and iteration % every == 0)
+    decided = bool(at) and (iteration in at or iteration >= at[-1])
+    return decided or (every is not None and iteration % every == 0)

@@ -1,0 +1,55 @@
+"""Full-size training of `tune` on one or several ranks: what :func:`~hydro_rasda.backends.elastic.elastic` runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..data import Shard
+from ..problem import Problem, Trial
+from ..train import SingleLearner, Span, diverged, train_epochs_on_ranks
+from .large_batch import Rule
+from .worker import Worker
+
+
+@dataclass(frozen=True)
+class FullSize:
+    """What every rank of every full-size trial shares: the `data` that `elastic` hands over.
+
+    Attributes:
+        problem: What is tuned; it may have been pickled from any device.
+        rule: How learning rates follow the global batch, see :func:`~hydro_rasda.backends.large_batch.lr_factor`.
+    """
+
+    problem: Problem
+    rule: Rule = "auto"
+
+
+def train_full_size(worker: Worker) -> None:
+    """Train a trial's full-size model from its last checkpoint to `problem.max_t`, or until its loss is not finite.
+
+    `elastic(train_full_size, scheduler, data=FullSize(problem))` makes it a trainable whose configurations are
+    `{"trial": number, "config": {hyperparameters}}`. After each epoch it reports `train_*` and `val_*` (means over all
+    examples, the same on every rank), `epoch` (epochs trained), `workers`, `global_batch_size` (examples per step over
+    all ranks) and `lr_multiplier`. Checkpoints hold `{"model": state dict, "optimizer": state dict}` under "state".
+
+    The batch of a rank stays when workers are added; the learning rate then follows by the rule, over a warm-up of
+    the configuration's `rescale_warmup_epochs` (default 1; none where the number of steps per epoch is unknown).
+    """
+    problem = worker.data.problem.on(worker.device)
+    trial = Trial(worker.config["trial"], worker.config["config"])
+    shard = Shard(worker.rank, worker.world_size)
+    learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.max_t, shard)
+    if worker.checkpoint is not None:
+        learner.load(worker.checkpoint)
+    global_batch_size = trial.batch_size * shard.world
+    steps = problem.train_data.steps(global_batch_size) or 0
+    warmup_epochs = float(trial.config.get("rescale_warmup_epochs", 1))
+    worker.rescale(learner.optimizer, worker.data.rule, round(warmup_epochs * steps))
+    span = Span(worker.iteration, problem.max_t)
+    for epoch, metrics in train_epochs_on_ranks(learner, problem, span, trial.batch_size, ("target", trial.number)):
+        worker.report(
+            {name: values[0] for name, values in metrics.items()}
+            | {"epoch": epoch, "global_batch_size": global_batch_size},
+            learner.state,
+            final=epoch == problem.max_t or diverged(metrics),
+        )
