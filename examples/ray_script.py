@@ -7,14 +7,17 @@ import argparse
 import os
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Trials of seconds save more often than Ray thinks wise; yours will not.
+os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
 
 import ray
 import torch
 from ray import tune
+from ray.tune.search import BasicVariantGenerator
 from sklearn.datasets import load_digits
 from torch import nn
 
-from hydro_rasda.backends.cluster import RASDAScheduler, Worker, elastic
+from hydro_rasda.backends.cluster import RASDAScheduler, Worker, elastic, read_journal
 
 EPOCHS, BATCH = 8, 32
 
@@ -51,10 +54,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--storage", default=os.path.expanduser("~/ray_results"), help="a folder that all nodes see")
     arguments = parser.parse_args()
+    # Without `log_to_driver=False` you see what `train` prints, and a line of Ray's for each checkpoint.
     if arguments.address:
-        ray.init(address=arguments.address)
+        ray.init(address=arguments.address, log_to_driver=False)
     else:
-        ray.init(address="local", num_cpus=8, include_dashboard=False)
+        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     digits = load_digits()
     data = (torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
 
@@ -67,7 +71,12 @@ def main() -> None:
             "rescale_warmup_epochs": tune.choice([1, 2]),
         },
         tune_config=tune.TuneConfig(
-            metric="accuracy", mode="max", num_samples=arguments.trials, scheduler=scheduler, reuse_actors=True
+            metric="accuracy",
+            mode="max",
+            num_samples=arguments.trials,
+            search_alg=BasicVariantGenerator(random_state=0),
+            scheduler=scheduler,
+            reuse_actors=True,
         ),
         run_config=tune.RunConfig(
             storage_path=arguments.storage,
@@ -76,7 +85,13 @@ def main() -> None:
             verbose=1,
         ),
     )
-    best = tuner.fit().get_best_result()
+    results = tuner.fit()
+    print("trial: accuracy after its last epoch, workers in each epoch")
+    history = read_journal(results.experiment_path)
+    for trial in sorted({entry.trial for entry in history}):
+        epochs = {entry.t: entry for entry in history if entry.trial == trial}
+        print(f"{trial}: {epochs[max(epochs)].score:.3f}", *(epochs[t].workers for t in sorted(epochs)))
+    best = results.get_best_result()
     assert best.metrics is not None
     print(f"best: {best.config}, accuracy {best.metrics['accuracy']:.3f} with {best.metrics['workers']} workers")
     ray.shutdown()

@@ -26,6 +26,26 @@ def test_digits_reaches_97_percent(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "ray_script.py"), "--storage", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = f"{done.stdout}{done.stderr}"
+    assert "Traceback" not in said
+    warnings = [line for line in said.splitlines() if "WARN" in line or "Warning" in line]
+    assert [line for line in warnings if "Token authentication" not in line] == []  # Ray's own, once
+    trials = re.findall(r"^\w+: [\d.]+((?: \d)+)$", done.stdout, re.MULTILINE)
+    assert len(trials) == 8
+    assert " 1 2 4 4 8 8 8 8" in trials
+    assert " 1" in trials
+    best = re.search(r"^best: .*accuracy ([\d.]+) with 8 workers$", done.stdout, re.MULTILINE)
+    assert best, done.stdout
+    assert float(best[1]) >= 0.9
+
+
+@pytest.mark.slow
 def test_the_readmes_first_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = re.search(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
     assert program
