@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..data import Shard
 from ..problem import Problem, Trial
 from ..train import SingleLearner, Span, diverged, train_epochs_on_ranks
@@ -11,31 +9,25 @@ from .large_batch import Rule
 from .worker import Worker
 
 
-@dataclass(frozen=True)
-class FullSize:
-    """What every rank of every full-size trial shares: the `data` that `elastic` hands over.
-
-    Attributes:
-        problem: What is tuned; it may have been pickled from any device.
-        rule: How learning rates follow the global batch, see :func:`~hydro_rasda.backends.large_batch.lr_factor`.
-    """
-
-    problem: Problem
-    rule: Rule = "auto"
-
-
-def train_full_size(worker: Worker) -> None:
+def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     """Train a trial's full-size model from its last checkpoint to `problem.max_t`, or until its loss is not finite.
 
-    `elastic(train_full_size, scheduler, data=FullSize(problem))` makes it a trainable whose configurations are
-    `{"trial": number, "config": {hyperparameters}}`. After each epoch it reports `train_*` and `val_*` (means over all
-    examples, the same on every rank), `epoch` (epochs trained), `workers`, `global_batch_size` (examples per step over
-    all ranks) and `lr_multiplier`. Checkpoints hold `{"model": state dict, "optimizer": state dict}` under "state".
+    `elastic(train_full_size, scheduler, data=problem)` makes it a trainable whose configurations are
+    `{"trial": number, "config": {hyperparameters}}`; `functools.partial(train_full_size, rule=...)` one under another
+    rule. After each epoch it reports `train_*` and `val_*` (means over all examples, the same on every rank), `epoch`
+    (epochs trained), `workers`, `global_batch_size` (examples per step over all ranks) and `lr_multiplier`. A
+    checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
 
     The batch of a rank stays when workers are added; the learning rate then follows by the rule, over a warm-up of
     the configuration's `rescale_warmup_epochs` (default 1; none where the number of steps per epoch is unknown).
+
+    Args:
+        worker: Its `data` is the :class:`~hydro_rasda.problem.Problem`, which may come from a process with another
+            device.
+        rule: How learning rates follow the global batch, see :func:`~hydro_rasda.backends.large_batch.lr_factor`.
     """
-    problem = worker.data.problem.on(worker.device)
+    shared: Problem = worker.data
+    problem = shared.on(worker.device)
     trial = Trial(worker.config["trial"], worker.config["config"])
     shard = Shard(worker.rank, worker.world_size)
     learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.max_t, shard)
@@ -44,7 +36,7 @@ def train_full_size(worker: Worker) -> None:
     global_batch_size = trial.batch_size * shard.world
     steps = problem.train_data.steps(global_batch_size) or 0
     warmup_epochs = float(trial.config.get("rescale_warmup_epochs", 1))
-    worker.rescale(learner.optimizer, worker.data.rule, round(warmup_epochs * steps))
+    worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
     span = Span(worker.iteration, problem.max_t)
     for epoch, metrics in train_epochs_on_ranks(learner, problem, span, trial.batch_size, ("target", trial.number)):
         worker.report(
