@@ -23,7 +23,7 @@ def environment(full: bool, seeds: int, few: int) -> Row:
     """Hardware, date, versions and configuration."""
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "cpu": _cpu(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "processes": 1,
         "runs": seeds,
@@ -227,7 +227,8 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _cpu() -> str:
+def cpu_model() -> str:
+    """What the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

@@ -1,0 +1,121 @@
+"""One cell of the comparison: a task, a method and a seed, in a process of its own.
+
+python -m benchmarks.vs_asha_cell digits tune 0 --out cell.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.rasda_report import cpu_model
+from benchmarks.transfer_tasks import DEFAULT_DATA
+from benchmarks.vs_asha_methods import GRACE_PERIOD, METHODS, REDUCTION_FACTOR, TOP_K, WIDTH_RATIO, Event, seeds
+from benchmarks.vs_asha_methods import configurations as configurations_of
+from benchmarks.vs_asha_tasks import TASKS, Task, load_task
+from benchmarks.vs_asha_training import build, scores, train
+
+RETRAINED = 10_000
+"""Added to the winner's number: the training that measures the floor starts from other weights."""
+
+
+def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
+    """Run a search, then train its winner once more, from other weights: the floor, and how far seeds lie apart."""
+    environment = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load at start": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "ray", "numpy")},
+    }
+    outcome = METHODS[method](task, seed)
+    config = configurations_of(task, seed)[outcome.winner]
+    last = [event for event in outcome.events if event.trial == outcome.winner and event.full_size][-1]
+    began = time.perf_counter()
+    other = seeds(task, RETRAINED + outcome.winner, seed)
+    *_, retrained = train(task, config, other, build(task, config, other))
+    floor = time.perf_counter() - began
+    return {
+        "task": task.name,
+        "method": method,
+        "seed": seed,
+        "reduced": task.reduced,
+        "wall": round(outcome.wall, 3),
+        "apart": {name: round(seconds, 3) for name, seconds in outcome.apart.items()},
+        "winner": {"trial": outcome.winner, "config": config, "epochs": last.epoch}
+        | _rounded(scores(task, outcome.model, config["batch_size"])),
+        "floor": {"seconds": round(floor, 3)} | _rounded(retrained),
+        "settings": _settings(task),
+        "environment": environment,
+        "events": [_compact(event) for event in outcome.events],
+    }
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    return {
+        "trials": task.num_samples,
+        "max_t": task.max_t,
+        "grace_period": GRACE_PERIOD,
+        "reduction_factor": REDUCTION_FACTOR,
+        "top_k": TOP_K,
+        "surrogate": WIDTH_RATIO,
+        "space": {name: getattr(domain, "domain_str", domain) for name, domain in task.space().items()},
+        "examples": {
+            "train": len(task.train[0]),
+            **{part: int((task.held[-1][:, i] > 0).sum()) for i, part in enumerate(("validation", "test"))},
+        },
+    }
+
+
+def _rounded(measured: dict[str, float]) -> dict[str, float | None]:
+    return {name: _short(value) for name, value in measured.items()}
+
+
+def _short(value: float) -> float | None:
+    """Six digits; None for what JSON cannot say."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _compact(event: Event) -> list[float | None]:
+    *_, score, test = event
+    return [round(event.seconds, 3), event.trial, int(event.full_size), event.epoch, _short(score), _short(test)]
+
+
+def write(cell: dict[str, Any], path: Path) -> None:
+    """Write a cell, an event to a line; the file is there whole or not at all."""
+    events = ",\n  ".join(json.dumps(event) for event in cell["events"])
+    head = json.dumps({name: value for name, value in cell.items() if name != "events"}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(f'{head[:-2]},\n "events": [\n  {events}\n ]\n}}\n')
+    temporary.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure one cell and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=list(TASKS))
+    parser.add_argument("method", choices=list(METHODS))
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--reduced", action="store_true")
+    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    write(measure(load_task(given.task, given.data, reduced=given.reduced), given.method, given.seed), given.out)
+
+
+if __name__ == "__main__":
+    main()
