@@ -21,7 +21,7 @@ from hydro_rasda.backends.simulator import (
     read_past_run,
     simulate,
 )
-from hydro_rasda.backends.simulator._checks import check_number
+from hydro_rasda.checks import check_number
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 
 GIGA = 1e9

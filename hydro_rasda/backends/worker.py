@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, DistributedSampler
 
 from hydro_rasda.backends.large_batch import RescaledLR, Rule
-from hydro_rasda.schedulers._checks import check_int
+from hydro_rasda.checks import check_int
 
 CHECKPOINT_FILE = "worker.pt"
 

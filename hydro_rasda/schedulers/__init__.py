@@ -3,7 +3,7 @@
 The fused sweep, the Ray backend and the simulator decide by these same rules.
 """
 
-from hydro_rasda.schedulers._checks import Mode
+from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision, PlainAshaState
 from hydro_rasda.schedulers.halving import SuccessiveHalving
 from hydro_rasda.schedulers.ladder import Ladder

@@ -19,7 +19,8 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TypedDict
 
-from hydro_rasda.schedulers._checks import Mode, check_int, check_mode
+from hydro_rasda.checks import check_int, check_mode
+from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.milestones import milestones
 
 

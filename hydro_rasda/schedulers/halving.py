@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hydro_rasda.schedulers._checks import Mode, check_int, check_mode
+from hydro_rasda.checks import check_int, check_mode
+from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.ranking import rank
 
 TrialT = TypeVar("TrialT", int, str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydro_rasda.schedulers._checks import check_int
+from hydro_rasda.checks import check_int
 
 
 def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hydro_rasda.schedulers._checks import check_int
+from hydro_rasda.checks import check_int
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hydro_rasda.schedulers._checks import Mode, check_int, check_mode
+from hydro_rasda.checks import check_int, check_mode
+from hydro_rasda.config import Mode
 
 
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:

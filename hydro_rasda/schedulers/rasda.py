@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from hydro_rasda.schedulers._checks import Mode, check_int
+from hydro_rasda.checks import check_int
+from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 
 

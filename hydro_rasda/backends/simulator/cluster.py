@@ -7,9 +7,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hydro_rasda.schedulers._checks import check_int
+from hydro_rasda.checks import check_int, check_number
 
-from ._checks import check_number
 from .cost import Spread
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
-from ._checks import check_number
+from hydro_rasda.checks import check_number
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hydro_rasda.schedulers._checks import check_int
+from hydro_rasda.checks import check_int
 
 from .workload import Floats, Workload
 

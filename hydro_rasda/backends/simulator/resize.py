@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hydro_rasda.schedulers._checks import check_int
-
-from ._checks import check_number
+from hydro_rasda.checks import check_int, check_number
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hydro_rasda.checks import check_int, check_mode
 from hydro_rasda.schedulers import Mode
-from hydro_rasda.schedulers._checks import check_int, check_mode
 
 Floats = NDArray[np.float64]
 

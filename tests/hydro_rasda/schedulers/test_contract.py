@@ -109,6 +109,7 @@ def test_public_names() -> None:
         "AshaState",
         "AsyncSuccessiveHalving",
         "Decision",
+        "Ladder",
         "Mode",
         "Placement",
         "PlainAshaState",
