@@ -20,6 +20,7 @@ from ray.tune.schedulers import TrialScheduler
 from hydro_rasda.backends.ray_journal import Entry, Journal, replay
 from hydro_rasda.backends.ray_line import Line
 from hydro_rasda.backends.ray_sizes import Sizes, size_of
+from hydro_rasda.checks import check_int
 from hydro_rasda.schedulers import (
     RASDA,
     AshaState,
@@ -103,6 +104,19 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._state: AshaState | None = None
         self._known: set[str] = set()
         self._line = Line()
+        self._elsewhere = 0
+
+    def hold(self, workers: int) -> None:
+        """Counts so many of the cluster's workers as held by others than this scheduler's trials, until told otherwise.
+
+        Trials that find too few left wait; what they are due stays as it is.
+
+        Raises:
+            TypeError: ``workers`` is no integer.
+            ValueError: ``workers`` is negative.
+        """
+        check_int("workers", workers, at_least=0)
+        self._elsewhere = workers
 
     @property
     def rule(self) -> RASDA:
@@ -178,7 +192,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._call_back(tune_controller, live)
         waiting = self._line.waiting(live)
         held = [trial for trial in live if trial.status in (Trial.RUNNING, Trial.PENDING) and trial not in waiting]
-        free = max(0, self._sizes.slots.count() - sum(map(size_of, held)))
+        free = max(0, self._sizes.slots.count() - sum(map(size_of, held)) - self._elsewhere)
         placement = self._place(waiting, held, free)
         chosen = None
         if placement.start is not None:
@@ -249,6 +263,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             return Placement()
         queue = Queue(tuple(self._waiting(trial) for trial in waiting), self._line.overtaken)
         running = [Running(size_of(trial), self._line.seconds_left(trial, self._rung(trial))) for trial in held]
+        running.append(Running(self._elsewhere))
         queue, placement = place(queue, running, free, self._patience)
         self._line.overtaken = queue.overtaken
         return placement

@@ -1,0 +1,206 @@
+"""Between the main thread and the one that Ray Tune runs in: trials go one way, what becomes of them the other.
+
+A :class:`Feed` gives Tune its trials. A :class:`Witness` writes what happens to an :class:`EventLog`, a file, before
+Tune acts on it: what a killed process had not read yet, the next one reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune import PlacementGroupFactory
+from ray.tune.experiment import Experiment, Trial
+from ray.tune.search.search_algorithm import SearchAlgorithm
+
+from hydro_rasda.store import Line
+
+HISTORY = ("workers", "global_batch_size", "lr_multiplier")
+"""What a report says besides the metrics "train_*" and "val_*"."""
+
+
+def folder_name(trial: Trial) -> str:
+    """A trial's folder within the experiment's."""
+    return f"trial-{trial.trial_id}"
+
+
+class Feed(SearchAlgorithm):  # type: ignore[misc]
+    """The trials that Tune gets, one by one, for as long as more may come.
+
+    A trial's id is its number: a configuration that PBT overwrites does not say any more which trial it is.
+
+    Args:
+        experiment: What the trials belong to.
+        resources: Of a new trial; None where the scheduler says.
+    """
+
+    def __init__(self, experiment: Experiment, resources: PlacementGroupFactory | None = None) -> None:
+        self._spec = experiment.spec
+        self._folder = Path(experiment.storage.experiment_fs_path)
+        self._resources = resources
+        self._waiting: dict[int, Mapping[str, Any]] = {}
+        self._given: set[int] = set()
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def offer(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
+        """Have trials trained, best first; they go before those offered earlier that have not begun."""
+        with self._changed:
+            merged = {**configs, **{n: c for n, c in self._waiting.items() if n not in configs}}
+            self._waiting = {n: config for n, config in merged.items() if n not in self._given}
+            self._changed.notify_all()
+
+    def meet(self, trials: Iterable[Trial]) -> None:
+        """Know trials that an earlier process began, so that they are not begun again."""
+        with self._changed:
+            self._given |= {number_of(trial) for trial in trials}
+            self._waiting = {n: config for n, config in self._waiting.items() if n not in self._given}
+
+    def close(self) -> None:
+        """No more will be offered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Return when something is offered, or after so long."""
+        with self._changed:
+            if not self._waiting and not self._closed:
+                self._changed.wait(seconds)
+                return
+        time.sleep(seconds)
+
+    def add_configurations(self, experiments: Any) -> None:
+        """Nothing to do: trials are offered."""
+
+    def next_trial(self) -> Trial | None:
+        """The next of those offered; None while there is none."""
+        with self._changed:
+            if not self._waiting:
+                return None
+            number = next(iter(self._waiting))
+            config = self._waiting.pop(number)
+            self._given.add(number)
+        # What an attempt left behind that Tune does not remember.
+        shutil.rmtree(self._folder / f"trial-{number}", ignore_errors=True)
+        return Trial(
+            self._spec["run"],
+            config={"trial": number, "config": dict(config)},
+            trial_id=str(number),
+            storage=self._spec["storage"],
+            experiment_tag=str(number),
+            placement_group_factory=self._resources,
+            checkpoint_config=self._spec["checkpoint_config"],
+            max_failures=self._spec["max_failures"],
+            trial_dirname_creator=folder_name,
+        )
+
+    def is_finished(self) -> bool:
+        """Whether no trial is left to be given, nor will be."""
+        with self._changed:
+            return self._closed and not self._waiting
+
+    def set_finished(self) -> None:
+        """Drop what was offered and has not begun."""
+        with self._changed:
+            self._waiting = {}
+        self.close()
+
+
+class EventLog:
+    """Events of an experiment, one JSON line each, written by one thread and read by another.
+
+    Args:
+        path: Its file; one that is there is read from its beginning, and gone on with.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        whole = path.read_bytes().rfind(b"\n") + 1
+        os.truncate(path, whole)  # a killed process may leave half a line
+        self._path = path
+        self._writer = open(path, "ab")  # noqa: SIM115 (closed in close)
+        self._reader = open(path, "rb")  # noqa: SIM115 (closed in close)
+        self._read = 0
+
+    def write(self, event: Line) -> None:
+        """Add an event."""
+        self._writer.write(json.dumps(event, default=repr).encode() + b"\n")
+        self._writer.flush()
+
+    def read(self) -> Iterator[tuple[int, Line]]:
+        """Events that were not read yet, each with its place in the file."""
+        while True:
+            before = self._reader.tell()
+            raw = self._reader.readline()
+            if not raw.endswith(b"\n"):
+                self._reader.seek(before)
+                return
+            self._read += 1
+            yield self._read - 1, json.loads(raw)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._writer.close()
+        self._reader.close()
+
+    def remove(self) -> None:
+        """Remove the file: all of it is kept elsewhere."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+
+class Witness(tune.Callback):  # type: ignore[misc]
+    """Writes down what becomes of the trials."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        """An epoch is over."""
+        metrics = {k: v for k, v in result.items() if k.startswith(("train_", "val_")) or k in HISTORY}
+        self._write("metrics", trial, epoch=result["epoch"], metrics=metrics, seconds=result["time_this_iter_s"])
+
+    def on_checkpoint(
+        self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: Any
+    ) -> None:
+        """A checkpoint is in the experiment's folder."""
+        # PBT overwrites a trial's configuration with another's, its number included.
+        self._write("saved", trial, path=checkpoint.path, origin=trial.config["trial"], config=trial.config["config"])
+
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """A trial failed, and goes on from its last checkpoint."""
+        self._write("recovers", trial, error=_error(trial))
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """A trial failed for good."""
+        self._write("failed", trial, error=_error(trial))
+
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """A trial is done, or was stopped."""
+        self._write("ended", trial)
+
+    def _write(self, event: str, trial: Trial, **more: Any) -> None:
+        self._log.write({"event": event, "trial": number_of(trial), **more})
+
+
+def number_of(trial: Trial) -> int:
+    """Our number of one of Tune's trials."""
+    return int(trial.trial_id)
+
+
+def _error(trial: Trial) -> str:
+    """What a trial's last failure said, without the frames of Ray's own code around it."""
+    error = trial.get_pickled_error()
+    cause = getattr(error, "cause", None) or error
+    return str(cause) if cause is not None else str(trial.get_error())
