@@ -77,7 +77,9 @@ class SingleLearner:
         if self._joint is not None and not training:
             # Rank 0's are what is saved, so they are what is measured.
             for buffer in self.model.buffers():
-                dist.broadcast(buffer, 0)
+                whole = buffer.contiguous()
+                dist.broadcast(whole, 0)
+                buffer.copy_(whole)
 
     def step(self, batch: Batch, epoch: float, weight: float = 1.0) -> Mapping[str, Tensor]:
         """See `Learner`; on several ranks, of this rank's share.

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import mmap
+import pickle
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from hydro_rasda.data import Batches, Data, batch_length, make_batches, move
+from hydro_rasda.data import Batches, Data, Shard, Share, batch_length, make_batches, move
 
 N = 11
 X, Y = torch.arange(2.0 * N).reshape(N, 2), torch.arange(N)
@@ -205,3 +208,126 @@ def test_batch_length() -> None:
     with pytest.raises(TypeError, match="without a tensor of one or more dimensions"):
         batch_length({"scale": torch.tensor(1.0)})
     assert batch_length((torch.as_tensor(np.zeros((3, 2))),)) == 3
+
+
+def shares_of(data: Data, world: int, batch_size: int, epoch: int | None) -> list[tuple[Share, ...]]:
+    """For each step, every rank's share."""
+    ranks = [read(data).shares(batch_size, epoch, Shard(rank, world)) for rank in range(world)]
+    return list(zip(*ranks, strict=True))
+
+
+@pytest.mark.parametrize("epoch", [0, 1, None])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8, 12])
+def test_ranks_share_the_batches_of_one_process(data: Data, world: int, batch_size: int, epoch: int | None) -> None:
+    batches, size = read(data), batch_size * world
+    whole = targets(batches.in_order(size) if epoch is None else batches.epoch(size, epoch))
+    steps = shares_of(data, world, batch_size, epoch)
+    assert len(steps) == len(whole)
+    if epoch is not None:
+        assert batches.steps(size) == len(steps)
+    for batch, shares in zip(whole, steps):
+        counted = [share.batch[1].tolist() for share in shares if share.examples]
+        assert [len(part) for part in counted] == [share.examples for share in shares if share.examples]
+        assert counted == [batch[rank :: len(counted)] for rank in range(len(counted))]
+        assert sum(share.weight for share in shares) == pytest.approx(world)
+        assert [share.weight for share in shares] == pytest.approx([s.examples * world / len(batch) for s in shares])
+        for share in shares:
+            assert torch.equal(share.batch[0], X[share.batch[1]])
+            assert set(share.batch[1].tolist()) <= set(batch)
+            if epoch is not None and batch_size > 1 and len(batch) > 1:
+                assert len(share.batch[1]) > 1
+        if len(batch) == size:
+            assert {share.examples for share in shares} == {batch_size}
+
+
+def test_alone_a_share_is_the_batch(data: Data) -> None:
+    for share, batch in zip(read(data).shares(4, 1, Shard()), read(data).epoch(4, 1), strict=True):
+        assert (share.examples, share.weight) == (len(batch[1]), 1.0)
+        assert torch.equal(share.batch[1], batch[1])
+
+
+def test_a_rank_loads_its_own_examples_alone() -> None:
+    loaded: list[int] = []
+
+    class Watched(Dicts):
+        def __getitem__(self, i: int) -> dict[str, Tensor]:
+            loaded.append(i)
+            return super().__getitem__(i)
+
+    for share in read(Watched()).shares(2, 0, Shard(1, 2)):
+        assert share.batch["y"].tolist() == loaded
+        loaded.clear()
+
+
+def test_of_a_loaders_batch_what_has_no_row_for_each_example_stays_whole() -> None:
+    def loader(batch_size: int) -> Iterator[dict[str, Any]]:
+        yield {"x": X, "scale": torch.tensor(2.0), "classes": torch.zeros(3), "name": "kept"}
+
+    (share,) = read(loader).shares(4, 0, Shard(1, 2))
+    assert torch.equal(share.batch["x"], X[1::2])
+    assert share.batch["scale"] == 2.0
+    assert share.batch["classes"].shape == (3,)
+    assert share.batch["name"] == "kept"
+
+
+@pytest.mark.parametrize("form", ["tensors", "dataset", "loader"])
+def test_batches_on_another_device(form: str) -> None:
+    here = read(FORMS[form])
+    there = here.on(torch.device("meta"))
+    assert {t.device.type for batch in there.epoch(4, 0) for t in batch} == {"meta"}
+    assert {t.device.type for batch in there.in_order(4) for t in batch} == {"meta"}
+    assert {t.device.type for batch in here.epoch(4, 0) for t in batch} == {"cpu"}
+    assert there.describe() == here.describe()
+
+
+def read_only(buffers: list[pickle.PickleBuffer]) -> list[memoryview]:
+    """The same bytes in pages that cannot be written to, as those of Ray's object store."""
+    mapped = []
+    for buffer in buffers:
+        with tempfile.TemporaryFile() as file:
+            file.write(buffer.raw())
+            file.flush()
+            mapped.append(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+    return mapped
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.cfloat],
+)
+def test_a_pickle_shares_the_memory_of_tensors(dtype: torch.dtype) -> None:
+    x = (X % 2).to(dtype)
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(read((x, x.T.contiguous().T, Y)), protocol=5, buffer_callback=buffers.append)
+    assert [len(buffer.raw()) for buffer in buffers] == [x.nbytes, x.nbytes, Y.nbytes]
+    shared = read_only(buffers)
+    again: Batches = pickle.loads(stream, buffers=shared)
+    assert again.describe() == read((x, x, Y)).describe()
+    for epoch in range(2):
+        for one, other in zip(again.epoch(4, epoch), read((x, x, Y)).epoch(4, epoch), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_what_is_written_to_a_batch_from_a_pickle_stays_there() -> None:
+    """Without a copy, the write would end this process."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(read((X, Y)), protocol=5, buffer_callback=buffers.append)
+    again: Batches = pickle.loads(stream, buffers=read_only(buffers)).on(CPU)
+    for batches in (again.in_order(4), again.epoch(4, 0), (s.batch for s in again.shares(2, None, Shard(1, 2)))):
+        for x, y in batches:
+            x.zero_()
+            y.fill_(-1)
+    assert torch.equal(torch.cat([x for x, _ in again.in_order(4)]), X)
+
+
+@pytest.mark.parametrize("form", ["tensors", "dataset", "loader"])
+def test_a_plain_pickle_reads_as_before(form: str) -> None:
+    again: Batches = pickle.loads(pickle.dumps(read(FORMS[form])))
+    assert targets(again.epoch(4, 1)) == targets(read(FORMS[form]).epoch(4, 1))
+    assert targets(again.in_order(4)) == targets(read(FORMS[form]).in_order(4))
+
+
+def test_evaluation_of_tensors_in_this_process_copies_nothing() -> None:
+    views = [x for x, _ in read((X, Y)).in_order(4)]
+    assert [view.data_ptr() for view in views] == [X[i:].data_ptr() for i in (0, 4, 8)]

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hydro_rasda.data import make_batches
+from hydro_rasda.data import Shard, make_batches
+from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem, Trial
-from hydro_rasda.train import Span, mean_metrics, train_target
+from hydro_rasda.train import SingleLearner, Span, mean_metrics, train_epochs_on_ranks, train_target
+from tests.hydro_rasda.ranks import on_ranks
 
 Pair = tuple[Tensor, Tensor]
 
@@ -66,3 +68,64 @@ def test_loaders_without_a_length_train_too(problem: Problem, digits: tuple[Pair
     streamed = replace(problem, train_data=make_batches(loader, "train_data", problem.device, 0))
     _, history = train_target(streamed, Trial(0, CONFIG), Span(0, 2), None)
     assert history[1][1]["train_loss"] < history[0][1]["train_loss"]
+
+
+def test_new_hyperparameters_hold_after_going_on(problem: Problem) -> None:
+    """PBT goes on from another trial's state under a configuration of its own."""
+    state, _ = train_target(
+        problem, Trial(0, {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.5}), Span(0, 1), None
+    )
+    config = {"optimizer": "adamw", "lr": 0.02, "weight_decay": 0.1, "beta1": 0.8}
+    learner = SingleLearner(problem.target(Trial(0, config)), config, problem.objective, problem.max_t)
+    learner.load(state)
+    (group,) = learner.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"][0]) == (0.02, 0.1, 0.8)
+    assert {int(s["step"]) for s in learner.optimizer.state.values()} == {5}  # of 64 in 320 examples
+
+
+class Drawing(nn.Module):
+    """Says what it draws, normalizes a batch, and leaves out one layer or the other by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 10), nn.Linear(64, 10)
+        self.norm = nn.BatchNorm1d(64)
+        self.drawn: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        if self.training:
+            self.drawn.append(torch.rand(()).item())
+            y: Tensor = (self.one if self.drawn[-1] < 0.5 else self.other)(x)
+            return y
+        return self.one(x) + self.other(x)  # type: ignore[no-any-return]
+
+
+def drawing(config: dict[str, Any]) -> nn.Module:
+    return Drawing()
+
+
+def train_drawing(rank: int, world: int, data: tuple[Pair, Pair]) -> tuple[list[float], Any, dict[str, Tensor]]:
+    cpu = torch.device("cpu")
+    train, val = (make_batches(pair, "data", cpu, 0) for pair in data)
+    problem = Problem(drawing, supervised(), train, val, 1.0, "val_loss", "min", 3, 0, cpu)
+    trial = Trial(0, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "batch_size": 16})
+    model = problem.target(trial)
+    assert isinstance(model, Drawing)
+    learner = SingleLearner(model, trial.config, problem.objective, problem.max_t, Shard(rank, world))
+    history = list(train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, ("target", 0)))
+    return model.drawn, history, learner.state()["model"]
+
+
+def test_ranks_agree_though_each_draws_for_itself(digits: tuple[Pair, Pair]) -> None:
+    """On weights, on BatchNorm's buffers (each rank saw other examples) and on all metrics."""
+    results = on_ranks(3, train_drawing, digits)
+    drawn, histories, states = zip(*results, strict=True)
+    assert len({tuple(numbers) for numbers in drawn}) == 3
+    assert histories[0] == histories[1] == histories[2]
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+        assert torch.equal(value, states[2][name]), name
+    assert histories[0][-1][1]["val_loss"][0] < histories[0][0][1]["val_loss"][0]
+    alone, _, _ = train_drawing(0, 1, digits)
+    assert alone[:7] == drawn[0][:7]  # rank 0 draws as one process does

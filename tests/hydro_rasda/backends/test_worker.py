@@ -95,14 +95,17 @@ def test_saves_where_a_trial_may_pause_and_goes_on_from_there() -> None:
     assert rescaled.multiplier == 1.5  # from the 1 that was saved, half way to 2
 
 
-@pytest.mark.parametrize(("every", "expected"), [(None, [2, 4, 5]), (3, [2, 3, 4, 5])])
-def test_when_it_saves(every: int | None, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("milestones", "every", "expected"),
+    [((2, 4), None, [2, 4, 5, 6]), ((2, 4), 3, [2, 3, 4, 5, 6]), ((), None, [6]), ((), 2, [2, 4, 6])],
+)
+def test_when_it_saves(milestones: tuple[int, ...], every: int | None, expected: list[int]) -> None:
     ours, theirs = Pipe()
-    w = worker(ours, checkpoint_every=every)
+    w = worker(ours, milestones=milestones, checkpoint_every=every)
     saved = []
-    for iteration in range(1, 6):
+    for iteration in range(1, 7):
         theirs.send(None)
-        w.report({}, {"x": 1})
+        w.report({}, {"x": 1}, final=iteration == 6)
         if theirs.recv()[1][1] is not None:
             saved.append(iteration)
     assert saved == expected
