@@ -11,6 +11,7 @@ Mode = Literal["min", "max"]
 
 MODES: tuple[str, ...] = ("min", "max")
 RESUME: tuple[str, ...] = ("auto", "must", "never")
+BACKENDS: tuple[str, ...] = ("local", "ray")
 LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
 
 

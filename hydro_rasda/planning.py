@@ -33,10 +33,12 @@ class Widths:
     Attributes:
         most: Members of the largest group; 1 where fusing never pays.
         least: Members from which a group trains faster as one than one after another.
+        rate: Steps of a trial per second, at `most`.
     """
 
     most: int
     least: int = 2
+    rate: float = 1.0
 
 
 def cache_file() -> Path:
@@ -70,10 +72,10 @@ def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
     """Read widths off measured throughputs (steps of a trial per second by width; at 1: one after another).
 
     >>> widths_from({1: 100.0, 2: 70.0, 4: 120.0, 8: 240.0}, most=8)
-    Widths(most=8, least=4)
+    Widths(most=8, least=4, rate=240.0)
     """
     pays = [width for width, rate in throughput.items() if width > 1 and rate > throughput[1]]
-    return Widths(most, min(pays, default=2))
+    return Widths(most, min(pays, default=2), throughput[most])
 
 
 def _measure(problem: Problem, trial: Trial, batch: Batch, count: int) -> dict[str, Any]:

@@ -79,8 +79,12 @@ class Run:
 
     def out_of_time(self, share: float) -> bool:
         """Whether a share of the run's time budget is spent, interrupted sessions included."""
+        return self.seconds_left(share) <= 0
+
+    def seconds_left(self, share: float) -> float:
+        """What is left of a share of the run's time budget; infinite without one."""
         budget = self.settings.time_budget_s
-        return budget is not None and self.store.seconds >= share * budget
+        return math.inf if budget is None else share * budget - self.store.seconds
 
     def note(self, metrics: Mapping[str, Iterable[float]]) -> str:
         """An epoch in a few words: the best value of the metric among those that trained together."""

@@ -25,7 +25,7 @@ from .schedulers import Ladder, SuccessiveHalving, milestones, rank
 from .search import Search
 from .space import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .store import Unit
-from .targets import FullSize
+from .targets import TargetTrainer
 from .train import Span
 from .transfer import check_transfer
 
@@ -50,7 +50,7 @@ class Finished:
     seconds: float
 
 
-class Devices(FullSize, Protocol):
+class Devices(TargetTrainer, Protocol):
     """The part of a backend that the sweep needs: devices that each train one group at a time."""
 
     def idle(self) -> Sequence[int]:
@@ -61,8 +61,8 @@ class Devices(FullSize, Protocol):
         """Whether any group is under way."""
         ...
 
-    def speed(self, device: int, kind: str) -> float:
-        """How fast a device trains trials of a kind, beside the others; any unit."""
+    def speed(self, device: int, kind: str) -> float | None:
+        """Epochs of a trial of this kind per second, as measured; None before."""
         ...
 
     def machine(self, device: int) -> str:
@@ -184,10 +184,12 @@ class _Sweep:
         # Members of one optimizer side by side: their update is then one slice of each fused parameter.
         order = sorted(numbers, key=lambda n: (OPTIMIZERS.index(_optimizer(trials[n])), n))
         kind = self._kinds[order[0]]
-        of_kind = Counter(self._kinds[n] for n in order)[kind]
-        widths = self._planned(device, kind, order[0], of_kind)
-        speeds = {d: self._devices.speed(d, kind) for d in self._devices.idle()}
-        group = next_group(self._kinds, order, widths, speeds[device] / sum(speeds.values()))
+        count = Counter(self._kinds[n] for n in order)[kind]
+        idle = self._devices.idle()
+        widths = {d: self._planned(d, kind, order[0], count) for d in idle}
+        measured = {d: speed for d in idle if (speed := self._devices.speed(d, kind)) is not None}
+        speeds = measured if len(measured) == len(idle) else {d: widths[d].rate for d in idle}
+        group = next_group(self._kinds, order, widths[device], speeds[device] / sum(speeds.values()))
         return GroupTask(
             key=f"surrogate/to-{span.stop}/group-{min(group.members)}",
             group=group,

@@ -13,7 +13,7 @@ from .store import Unit
 from .train import History, Span
 
 
-class FullSize(Protocol):
+class TargetTrainer(Protocol):
     """Trains one full-size model at a time."""
 
     def train_target(
@@ -33,7 +33,7 @@ class FullSize(Protocol):
         ...
 
 
-def train_targets(run: Run, finalists: Sequence[int], device: FullSize) -> None:
+def train_targets(run: Run, finalists: Sequence[int], device: TargetTrainer) -> None:
     """Train the full-size models, halving them at RASDA's milestones."""
     settings = run.settings
     stops = milestones(settings.full_grace_period, settings.max_t, settings.rasda.scaling_factor)
@@ -63,7 +63,7 @@ def _ended_early(run: Run, number: int) -> bool:
     return number in run.failures or (began and not math.isfinite(run.score("target", number)))
 
 
-def _train_target(run: Run, number: int, stop: int, device: FullSize) -> None:
+def _train_target(run: Run, number: int, stop: int, device: TargetTrainer) -> None:
     """Train one finalist to a milestone, in spans that end where a checkpoint is due."""
     every = run.settings.checkpoint_every or stop
     while (start := run.epochs("target", number)) < stop:
@@ -82,7 +82,7 @@ def _train_target(run: Run, number: int, stop: int, device: FullSize) -> None:
             return
 
 
-def _target_unit(run: Run, key: str, number: int, span: Span, device: FullSize) -> Unit:
+def _target_unit(run: Run, key: str, number: int, span: Span, device: TargetTrainer) -> Unit:
     before = run.checkpoints.get(number)
     state = run.store.load(before, run.problem.device) if before is not None else None
     try:

@@ -13,14 +13,14 @@ from .config import Mode
 from .run import Run
 from .schedulers import rank
 from .store import Unit
-from .targets import FullSize
+from .targets import TargetTrainer
 from .train import Span
 
 CHECKED = 6
 """Configurations that are tried at full size, spread evenly over the surrogates' ranking."""
 
 
-def check_transfer(run: Run, scores: Mapping[int, float], epochs: int, device: FullSize) -> RankComparison | None:
+def check_transfer(run: Run, scores: Mapping[int, float], epochs: int, device: TargetTrainer) -> RankComparison | None:
     """Compare the surrogates' first milestone with full-size trainings of the same length.
 
     The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
@@ -66,7 +66,7 @@ def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
     return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _score(run: Run, device: FullSize, number: int, epochs: int, which: str, seed: int) -> float:
+def _score(run: Run, device: TargetTrainer, number: int, epochs: int, which: str, seed: int) -> float:
     def train() -> Unit:
         try:
             _, history = device.train_target(number, Span(0, epochs), None, seed)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from torch import nn
 from torch.nn import functional as F
@@ -18,7 +19,8 @@ from torch.nn import functional as F
 from surrogate import doubtful_hyperparameters
 
 from .backends.local import LocalBackend, default_device
-from .config import RESUME, Mode, RASDAConfig, TuneConfig, require
+from .backends.ray_backend import RayBackend
+from .config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig, require
 from .data import Data, make_batches
 from .objective import LossFn, Objective, supervised
 from .problem import Problem, dry_run
@@ -52,7 +54,10 @@ def tune(
     check_transfer: bool = False,
     rasda: RASDAConfig | None = None,
     searcher: Searcher | None = None,
-    backend: Literal["local"] = "local",
+    backend: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    resources_per_worker: Mapping[str, float] | None = None,
+    scheduler: str | TrialScheduler = "rasda",
     storage_path: str | Path = "runs",
     name: str | None = None,
     resume: Literal["auto", "must", "never"] = "auto",
@@ -94,7 +99,13 @@ def tune(
             ranking with the surrogates' (`TuneResult.transfer`).
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
-        backend: "local": everything in this process.
+        backend: "local": everything in this process. "ray": groups of surrogates on all devices of a Ray cluster, then
+            full-size trials under DDP, on `rasda.workers` of them and more at each milestone.
+        address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
+        resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
+            a GPU where the cluster has any, else all CPUs of a node.
+        scheduler: Of the full-size trials on Ray: "rasda"; "asha", "hyperband", "median" or "pbt"; or one of Ray Tune's
+            schedulers. All but RASDA train on `rasda.workers` throughout.
         storage_path: Folder of runs.
         name: Folder of this run below it; None makes one from the time.
         resume: What to do where there is a run of this name. "auto" goes on with it; "never" refuses; "must" refuses to
@@ -102,7 +113,7 @@ def tune(
         checkpoint_every: Epochs between full-size checkpoints; None checkpoints at milestones only.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. What was
             interrupted goes on where the same call has more.
-        device: Where to train; None takes the GPU where there is one.
+        device: Where to train locally; None takes the GPU where there is one.
         seed: Determines configurations, initial weights, shuffles and dropout.
         progress: Whether to print.
 
@@ -131,7 +142,7 @@ def tune(
         time_budget_s=time_budget_s,
         seed=seed,
     )
-    require(backend == "local", "backend", backend, '"local"')
+    _check_backend(backend, address, resources_per_worker, scheduler, device)
     require(resume in RESUME, "resume", resume, f"one of {RESUME}")
     require(name is None or (name not in ("", ".", "..") and Path(name).name == name), "name", name, "a folder's name")
     check_space(space)
@@ -139,7 +150,8 @@ def tune(
     if searcher is not None:
         prepare(searcher, space, metric, mode)
     with preserved_generators():
-        problem = _problem(model_fn, settings, train_data, val_data, loss_fn, objective, device)
+        where = default_device() if device is None and backend == "local" else torch.device(device or "cpu")
+        problem = _problem(model_fn, settings, train_data, val_data, loss_fn, objective, where)
         candidates = RandomSearch(space, num_samples, seed)
         checked = dry_run(problem, candidates.trials)
         problem = replace(problem, example_input=checked.example_input)
@@ -157,17 +169,38 @@ def tune(
             search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
             if store.recorded:
                 shown.say(f"going on with the run in {path}: {store.recorded} units of work are done")
+            devices = (
+                LocalBackend(run)
+                if backend == "local"
+                else RayBackend(run, address, resources_per_worker, scheduler, space)
+            )
             try:
-                with LocalBackend(run) as worker:
-                    finalists = sweep(run, search, worker)
-                    worker.train_targets(finalists)
+                with devices:
+                    tried = devices.train_targets(sweep(run, search, devices))
             except KeyboardInterrupt as interrupt:
-                where = f"storage_path={str(folder)!r}, name={path.name!r}"
-                interrupt.args = (f"the same call with {where} goes on from the last finished unit of work",)
+                told = f"storage_path={str(folder)!r}, name={path.name!r}"
+                interrupt.args = (f"the same call with {told} goes on from the last finished unit of work",)
                 raise
-            result = make_result(run, finalists)
+            result = make_result(run, tried)
             shown.console.print(result)
     return result
+
+
+def _check_backend(
+    backend: str,
+    address: str | None,
+    resources_per_worker: Mapping[str, float] | None,
+    scheduler: str | TrialScheduler,
+    device: str | torch.device | None,
+) -> None:
+    require(backend in BACKENDS, "backend", backend, f"one of {BACKENDS}")
+    if backend == "ray":
+        require(device is None, "device", device, "None on Ray, where `resources_per_worker` says it")
+        return
+    needs_ray = "left out, unless `backend` is 'ray'"
+    require(address is None, "address", address, needs_ray)
+    require(resources_per_worker is None, "resources_per_worker", resources_per_worker, needs_ray)
+    require(scheduler == "rasda", "scheduler", scheduler, needs_ray)
 
 
 def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
@@ -194,13 +227,12 @@ def _problem(
     val_data: Data,
     loss_fn: LossFn,
     objective: Objective | None,
-    device: str | torch.device | None,
+    where: torch.device,
 ) -> Problem:
     if not callable(model_fn):
         raise TypeError(f"`model_fn` is {model_fn!r}, but must be a function of (config) or (config, width_ratio)")
     if objective is not None and loss_fn is not F.cross_entropy:
         raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
-    where = torch.device(device) if device is not None else default_device()
     return Problem(
         model_fn=model_fn,
         objective=objective or supervised(loss_fn),

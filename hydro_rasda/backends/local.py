@@ -37,8 +37,8 @@ class LocalBackend:
     def busy(self) -> bool:
         return self._task is not None
 
-    def speed(self, device: int, kind: str) -> float:
-        return 1.0
+    def speed(self, device: int, kind: str) -> None:
+        """There is no other to compare with."""
 
     def machine(self, device: int) -> str:
         return machine(self._run.problem.device)
@@ -79,9 +79,10 @@ class LocalBackend:
         problem = replace(run.problem, seed=seed)
         return train_target(problem, run.trials[number], span, state, lambda: run.out_of_time(1.0), on_epoch)
 
-    def train_targets(self, finalists: Sequence[int]) -> None:
-        """Train the full-size models, halving them at RASDA's milestones."""
+    def train_targets(self, finalists: Sequence[int]) -> list[int]:
+        """Train the full-size models, halving them at RASDA's milestones; all that were begun."""
         train_targets(self._run, finalists, self)
+        return list(finalists)
 
     def __enter__(self) -> LocalBackend:
         return self

@@ -55,8 +55,8 @@ def test_a_torn_cache_is_measured_anew(problem: Problem) -> None:
 
 
 def test_widths_where_fusing_loses() -> None:
-    assert widths_from({1: 100.0, 2: 90.0, 4: 95.0}, most=1) == Widths(1, 2)
-    assert widths_from({1: 100.0, 2: 130.0}, most=2) == Widths(2, 2)
+    assert widths_from({1: 100.0, 2: 90.0, 4: 95.0}, most=1) == Widths(1, 2, 100.0)
+    assert widths_from({1: 100.0, 2: 130.0}, most=2) == Widths(2, 2, 130.0)
 
 
 def test_auto_finds_what_a_fixed_width_finds(quick: Callable[..., TuneResult]) -> None:

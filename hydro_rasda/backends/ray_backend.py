@@ -1,0 +1,173 @@
+"""A Ray cluster: fused groups on all of its devices, then full-size trials under DDP in Ray Tune."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import ray
+import torch
+from ray.tune.schedulers import TrialScheduler
+
+from ..config import require
+from ..run import Run
+from ..schedulers import worker_slots
+from ..sweep import FINALISTS, Finished
+from ..targets import train_targets
+from .full_size import train_full_size
+from .ray_devices import RayDevices, worker_resources
+from .ray_named import make_scheduler
+from .ray_sizes import living_nodes
+from .ray_targets import FullSize
+
+EAGER_SHARE = 0.5
+"""Of the sweep's epochs: from here on, devices that it leaves idle train the best so far at full size (Hydro's eager
+transfer)."""
+
+
+class RayBackend(RayDevices):
+    """Devices of a Ray cluster: one actor each for the sweep, then one worker each for the full-size trials.
+
+    On a cluster of one device, all decisions are those of the local backend.
+
+    Args:
+        run: What to train.
+        address: Of a running cluster; None starts Ray on this machine, and stops it again. A Ray that this process is
+            connected to already is used as it is.
+        resources_per_worker: Resources of a device; None as `worker_resources` finds.
+        scheduler: Of the full-size trials: "rasda", another of Ray's by name, or an object.
+        space: The search space.
+
+    Raises:
+        ValueError: on entering, where no node has such a device, the cluster has fewer than `rasda.workers` of them, or
+            no scheduler has that name.
+        TypeError: on entering, where `scheduler` is none.
+        ConnectionError: on entering, where there is no cluster at `address`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        address: str | None,
+        resources_per_worker: Mapping[str, float] | None,
+        scheduler: str | TrialScheduler,
+        space: Mapping[str, Any],
+    ) -> None:
+        super().__init__(run)
+        self._address, self._asked, self._scheduler, self._space = address, resources_per_worker, scheduler, space
+        self._owns_ray = False
+        self._count = 0
+        self._share = 0.0
+        self._best: Sequence[int] = ()
+        self._stage: FullSize | None = None
+        self._offered: dict[int, None] = {}
+
+    def __enter__(self) -> RayBackend:
+        self._owns_ray = not ray.is_initialized()
+        if self._owns_ray:
+            _start_ray(self._address)
+        try:
+            nodes = living_nodes()
+            worker = worker_resources(nodes, self._asked)
+            make_scheduler(self._scheduler, self._run.settings, worker, self._space)
+            self._count = worker_slots(nodes, worker)
+            workers = self._run.settings.rasda.workers
+            require(
+                workers <= self._count, "rasda.workers", workers, f"<= {self._count}, the workers of {worker} there are"
+            )
+            if not self._run.store.done(FINALISTS) or self._alone():
+                self.open(worker, self._count)
+            self._worker = worker
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stage is not None:
+            self._stage.stop()
+        self.retire_all()
+        if self._owns_ray:
+            ray.shutdown()
+
+    def finished(self) -> list[Finished]:
+        """See `RayDevices`; devices that the sweep leaves idle late in it go over to the full-size trials."""
+        if self._share >= EAGER_SHARE and not self._alone():
+            self._transfer()
+        if self._stage is not None:
+            self._stage.poll()
+        return super().finished()
+
+    def told(self, share: float, best: Sequence[int]) -> None:
+        self._share, self._best = share, best
+
+    def train_targets(self, finalists: Sequence[int]) -> list[int]:
+        """Train the full-size models, also those begun early; all that were begun."""
+        if self._alone():
+            train_targets(self._run, finalists, self)
+            return list(finalists)
+        self.retire_all()
+        stage = self._full_size()
+        stage.hold(0)
+        self._offer(finalists)
+        stage.finish()
+        tried = {number for of, number in self._run.metrics if of == "target"}
+        return sorted(tried | set(finalists))
+
+    def _alone(self) -> bool:
+        """Whether full-size trials can only train one after another, where halving need not be asynchronous."""
+        return self._count == 1 and self._scheduler == "rasda"
+
+    def _transfer(self) -> None:
+        """Start the best so far on devices that the sweep has no use for."""
+        for device in self.idle():
+            self.retire(device)
+        free = self._count - len(self._devices)
+        # Those that wait for a device could be overtaken by better ones: no more are offered than can begin.
+        room = free // self._run.settings.rasda.workers
+        if room > len(self._offered):
+            self._full_size().hold(len(self._devices))
+            self._offer(self._best[:room])
+
+    def _offer(self, numbers: Sequence[int]) -> None:
+        self._full_size().offer([number for number in numbers if number not in self._offered])
+        self._offered |= dict.fromkeys(numbers)
+
+    def _full_size(self) -> FullSize:
+        if self._stage is None:
+            train = partial(train_full_size, rule=self._run.settings.rasda.lr_rule)
+            self._stage = FullSize(self._run, self._worker, self._scheduler, space=self._space, train=train)
+        return self._stage
+
+
+def _start_ray(address: str | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {"logging_level": logging.WARNING}
+    if address is None:
+        # As many CPU slots as this process would train with, and modules found where it finds them.
+        with _environment(PYTHONPATH=os.pathsep.join(sys.path)):
+            ray.init(address="local", num_cpus=torch.get_num_threads(), include_dashboard=False, **options)
+        return
+    try:
+        ray.init(address=address, **options)
+    except ConnectionError as error:
+        raise ConnectionError(f"`address` is {address!r}, but no Ray cluster answers there: {error}") from error
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,260 @@
+"""The devices of a Ray cluster, each with one actor that trains groups of surrogates.
+
+A device is what one worker of a full-size trial gets: a GPU, or a group of CPU slots.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fusion import keep_freed_memory
+
+from ..config import require
+from ..fused import Group, GroupOutcome, GroupTask, train_group
+from ..planning import Widths, machine, planned_widths
+from ..problem import Problem, Trial
+from ..run import Run
+from ..schedulers import worker_slots
+from ..sweep import SWEEP_SHARE, Finished
+from ..train import History, Span, train_target
+
+DEATHS = 2
+"""A group whose process died this often is halved; a single trial then counts as failed."""
+
+_LOOK_S = 0.5
+
+
+def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, float] | None) -> dict[str, float]:
+    """Resources of one device: those asked for, else a GPU where there is any, else all CPUs of a usual node.
+
+    Args:
+        nodes: Resources of each node of the cluster, in Ray's words.
+        asked: `resources_per_worker`.
+
+    Raises:
+        ValueError: where no node has as much.
+
+    >>> worker_resources([{"CPU": 4}, {"CPU": 16}, {"CPU": 16}], None)
+    {'CPU': 16}
+    >>> worker_resources([{"CPU": 4}, {"CPU": 16, "GPU": 8}], None)
+    {'CPU': 1, 'GPU': 1}
+    """
+    if asked is not None:
+        worker = dict(asked)
+    elif any(node.get("GPU", 0) >= 1 for node in nodes):
+        worker = {"CPU": 1, "GPU": 1}
+    else:
+        counts = Counter(int(node.get("CPU", 0)) for node in nodes)
+        worker = {"CPU": max(counts, key=lambda cpus: (cpus > 0, counts[cpus], cpus))}
+    require(
+        worker_slots(nodes, worker) > 0,
+        "resources_per_worker",
+        worker,
+        f"what one of the nodes has: {[dict(node) for node in nodes]}",
+    )
+    return worker
+
+
+class Trainer:
+    """What a device's actor runs."""
+
+    def __init__(self, problem: Problem, threads: int) -> None:
+        torch.set_num_threads(threads)
+        device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
+        if device.type == "cpu":
+            keep_freed_memory()
+        self._problem = problem.on(device)
+
+    def machine(self) -> str:
+        """Equal for devices that are equally fast."""
+        return machine(self._problem.device)
+
+    def plan(self, trial: Trial, kind: str, count: int) -> Widths:
+        """See `planned_widths`."""
+        return planned_widths(self._problem, trial, kind, count)
+
+    def train(
+        self,
+        trials: Mapping[int, Trial],
+        task: GroupTask,
+        sources: Mapping[str, list[dict[str, Any]]],
+        seconds_left: float,
+    ) -> tuple[GroupOutcome, float]:
+        """Train a group; what it gave, on the CPU, and the seconds that it took."""
+        started = time.monotonic()
+
+        def load(key: str) -> list[dict[str, Any]]:
+            parts: list[dict[str, Any]] = _moved(sources[key], self._problem.device)
+            return parts
+
+        outcome = train_group(self._problem, trials, task, load, _after(seconds_left))
+        return replace(outcome, checkpoint=_moved(outcome.checkpoint, _CPU)), time.monotonic() - started
+
+    def train_target(
+        self, trial: Trial, span: Span, state: Mapping[str, Any] | None, seed: int, seconds_left: float
+    ) -> tuple[dict[str, Any], History]:
+        """Train a full-size trial; its state is on the CPU."""
+        problem = replace(self._problem, seed=seed)
+        state = _moved(state, problem.device)
+        after, history = train_target(problem, trial, span, state, _after(seconds_left))
+        return _moved(after, _CPU), history
+
+
+_CPU = torch.device("cpu")
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    deadline = time.monotonic() + seconds
+    return lambda: time.monotonic() >= deadline
+
+
+@dataclass
+class _Device:
+    actor: Any
+    arrival: Any  # the future of the actor's first answer; None once it is there
+    machine: str = ""
+    task: GroupTask | None = None
+    future: Any = None
+
+
+class RayDevices:
+    """Trains groups on all devices of a cluster.
+
+    A device whose process dies gets a new one, and what it trained goes to whichever device is free.
+
+    Args:
+        run: Whose trials they train.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._devices: dict[int, _Device] = {}
+        self._speeds: dict[tuple[int, str], float] = {}
+        self._again: list[GroupTask] = []
+        self._deaths: Counter[str] = Counter()
+        self._worker: Mapping[str, float] = {}
+        self._problem: Any = None
+
+    def open(self, worker: Mapping[str, float], count: int) -> None:
+        """Start so many actors with these resources; returns at once."""
+        self._worker, self._problem = worker, ray.put(self._run.problem)
+        self._devices = {device: self._opened() for device in range(count)}
+
+    def _opened(self) -> _Device:
+        other = {name: amount for name, amount in self._worker.items() if name not in ("CPU", "GPU")}
+        cpus, gpus = self._worker.get("CPU", 0), self._worker.get("GPU", 0)
+        cls = ray.remote(num_cpus=cpus, num_gpus=gpus, resources=other)(Trainer)
+        actor = cls.remote(self._problem, max(1, int(cpus)))
+        return _Device(actor, actor.machine.remote())
+
+    def _arrived(self) -> None:
+        """Wait until every device is there: the first would else take all work."""
+        for device in self._devices.values():
+            if device.arrival is not None and not self._deaths:
+                try:
+                    device.machine, device.arrival = ray.get(device.arrival), None
+                except ray.exceptions.RayActorError as error:
+                    raise RuntimeError(f"the process of a device did not start:\n{error}") from None
+
+    def idle(self) -> Sequence[int]:
+        self._arrived()
+        if self._again:
+            return []
+        return [d for d, device in self._devices.items() if device.task is None and device.arrival is None]
+
+    def busy(self) -> bool:
+        return bool(self._again) or any(device.task is not None for device in self._devices.values())
+
+    def speed(self, device: int, kind: str) -> float | None:
+        return self._speeds.get((device, kind))
+
+    def machine(self, device: int) -> str:
+        return self._devices[device].machine
+
+    def plan(self, device: int, trial: Trial, kind: str, count: int) -> Widths:
+        found: Widths = ray.get(self._devices[device].actor.plan.remote(trial, kind, count))
+        return found
+
+    def start(self, device: int, task: GroupTask) -> None:
+        run, at = self._run, self._devices[device]
+        sources = {key: run.store.load(key)["parts"] for key in task.sources}
+        needed = {n for parts in sources.values() for part in parts for n in part["members"]} | set(task.group.members)
+        trials = {number: run.trials[number] for number in needed}
+        at.task, at.future = task, at.actor.train.remote(trials, task, sources, run.seconds_left(SWEEP_SHARE))
+
+    def finished(self) -> list[Finished]:
+        """Groups that are done; after half a second without any, none."""
+        for number, device in self._devices.items():
+            if self._again and device.task is None and device.arrival is None:
+                self.start(number, self._again.pop(0))
+        futures = {device.future or device.arrival: d for d, device in self._devices.items()}
+        futures.pop(None, None)
+        ready, _ = ray.wait(list(futures), num_returns=1, timeout=_LOOK_S)
+        return [finished for future in ready for finished in self._take(futures[future])]
+
+    def _take(self, number: int) -> list[Finished]:
+        device = self._devices[number]
+        task = device.task
+        try:
+            if task is None:
+                device.machine, device.arrival = ray.get(device.arrival), None
+                return []
+            outcome, seconds = ray.get(device.future)
+        except ray.exceptions.RayActorError as death:
+            self._devices[number] = self._opened()
+            return self._retried(task, death) if task is not None else []
+        device.task = device.future = None
+        members, epochs = len(task.group.members), task.span.stop - task.span.start
+        self._speeds[number, task.group.kind] = members * epochs / max(seconds, 1e-9)
+        self._run.progress.advance(members * epochs)
+        return [Finished(task, outcome, seconds)]
+
+    def _retried(self, task: GroupTask, death: Exception) -> list[Finished]:
+        """Have a group trained again whose process died; a trial that is alone in it fails at last."""
+        members = task.group.members
+        self._deaths[task.key] += 1
+        if self._deaths[task.key] < DEATHS:
+            self._again.append(task)
+        elif len(members) > 1:
+            for part in (members[: len(members) // 2], members[len(members) // 2 :]):
+                key = f"surrogate/to-{task.span.stop}/group-{min(part)}"
+                group = Group(task.group.kind, part, task.group.fused and len(part) > 1)
+                self._deaths[key] = 0
+                self._again.append(replace(task, key=key, group=group))
+        else:
+            told = f"the process that trained it died {DEATHS} times: {death}"
+            return [Finished(task, GroupOutcome([], {members[0]: []}, {members[0]: told}), 0.0)]
+        return []
+
+    def train_target(
+        self, number: int, span: Span, state: Mapping[str, Any] | None, seed: int
+    ) -> tuple[Mapping[str, Any], History]:
+        """Train a full-size trial on the first device."""
+        self._arrived()
+        run, actor = self._run, next(iter(self._devices.values())).actor
+        trained = actor.train_target.remote(run.trials[number], span, state, seed, run.seconds_left(1.0))
+        after, history = ray.get(trained)
+        run.progress.advance(len(history))
+        return after, history
+
+    def retire(self, device: int) -> None:
+        """Give an idle device back to the cluster."""
+        ray.kill(self._devices.pop(device).actor)
+
+    def retire_all(self) -> None:
+        """Give all devices back to the cluster."""
+        for device in list(self._devices):
+            self.retire(device)
