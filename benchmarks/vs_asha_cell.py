@@ -52,6 +52,8 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
         "task": task.name,
         "method": method,
         "seed": seed,
+        "mode": task.mode,
+        "score": {"class": "accuracy", "token": "loss in nats", "field": "mean squared error"}[task.kind],
         "reduced": task.reduced,
         "wall": round(outcome.wall, 3),
         "apart": {name: round(seconds, 3) for name, seconds in outcome.apart.items()},
