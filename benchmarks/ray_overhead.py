@@ -1,11 +1,11 @@
 """What Ray costs a trial: a resize from pause to next report, and the start of many short trials.
 
-    python -m benchmarks.ray_overhead [--repeats 3]
+    python -m benchmarks.ray_overhead [--repeats 5]
 
 Each measurement is made twice in turn, cold and warm, so that a busy machine slows both. Cold is Ray Tune
 as it comes, with one actor for each further rank, each of which imports torch, as a plain script would do
 it. Warm is ``hydro_rasda.backends.cluster.elastic``. The result goes to
-``benchmarks/results/ray_overhead.json``.
+``benchmarks/results/ray_overhead.json`` and, as a table, to ``ray_overhead.md`` beside it.
 """
 
 import argparse
@@ -29,10 +29,16 @@ from ray import tune
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import nn
 
+from benchmarks.rasda_report import cpu_model
 from hydro_rasda.backends.cluster import RASDAScheduler, Worker, elastic
 
 RESULT = Path(__file__).parent / "results" / "ray_overhead.json"
 SIZES = (1, 2, 4, 8)
+TARGETS = {"1->2": 3.0, "2->4": 4.0, "4->8": 6.0, "32 short trials": 4.0}
+"""Seconds that a warm start is to stay within."""
+
+QUIET = 1.5
+"""Load average at the start above which other work is taken to disturb the measurement."""
 
 
 class Clock(tune.Callback):  # type: ignore[misc]
@@ -139,13 +145,15 @@ def fit(trainable: Any, folder: str, scheduler: RASDAScheduler, trials: int, con
 
 
 def main() -> None:
-    """Measures, prints and writes the result file."""
+    """Measures, prints and writes the result files."""
     parser = argparse.ArgumentParser(description="What Ray costs a trial.")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     makers: dict[str, Callable[[RASDAScheduler], Any]] = {"cold": lambda s: cold, "warm": lambda s: elastic(warm, s)}
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in makers}
-    loads: list[float] = []
+    loads = [os.getloadavg()[0]]
+    if loads[0] > QUIET:
+        print(f"load average {loads[0]:.1f}: other work will be measured, too")
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     folder = tempfile.mkdtemp(prefix="ray-overhead-")
     # The warm processes start once in a session; what they cost then is not a resize's.
@@ -157,27 +165,72 @@ def main() -> None:
                     seconds[name].setdefault(what, []).append(round(took, 2))
                     loads.append(os.getloadavg()[0])
                     print(f"{name:5} {what:16} {took:6.2f} s   load {loads[-1]:.1f}", flush=True)
-            save(seconds, loads, repeats)
+            result = summary(seconds, loads)
+            RESULT.write_text(json.dumps(result, indent=2) + "\n")
+            RESULT.with_suffix(".md").write_text(markdown(result))
     ray.shutdown()
     shutil.rmtree(folder)
 
 
-def save(seconds: dict[str, dict[str, list[float]]], loads: list[float], repeats: int) -> None:
-    """Writes what was measured so far."""
+def summary(seconds: dict[str, dict[str, list[float]]], loads: list[float]) -> dict[str, Any]:
+    """What was measured so far, and where.
+
+    Args:
+        seconds: "cold" and "warm" -> what was measured -> seconds of each repeat.
+        loads: Load averages, the first one before the start.
+    """
     both = [what for what in seconds["cold"] if len(seconds["cold"][what]) == len(seconds["warm"].get(what, ()))]
-    medians = {name: {what: median(taken[what]) for what in both} for name, taken in seconds.items()}
     pairs = {what: zip(seconds["cold"][what], seconds["warm"][what]) for what in both}
-    result = {
+    return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "load average, least and most": [round(min(loads), 1), round(max(loads), 1)],
+        "machine": {"cores": os.cpu_count(), "processor": cpu_model()},
+        "load average": {"start": round(loads[0], 1), "least": round(min(loads), 1), "most": round(max(loads), 1)},
         "versions": {"python": platform.python_version(), "ray": ray.__version__, "torch": torch.__version__},
-        "configuration": {"logical CPUs": 8, "repeats": repeats, "sizes": SIZES},
+        "configuration": {"logical CPUs": SIZES[-1], "sizes": SIZES},
         "seconds": seconds,
-        "median seconds": medians,
+        "median seconds": {name: {what: median(taken[what]) for what in both} for name, taken in seconds.items()},
         "median of cold / warm": {what: round(median(c / w for c, w in pair), 2) for what, pair in pairs.items()},
+        "targets, seconds": TARGETS,
     }
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a table, misses included."""
+    load, machine = result["load average"], result["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    lines = [
+        "# What Ray costs a trial",
+        "",
+        f"{result['date'][:10]}, {machine['processor']}, {machine['cores']} cores under "
+        f"{result['configuration']['logical CPUs']} logical CPUs, {versions}. Load average {load['start']} at the "
+        f"start, {load['least']} to {load['most']} during the run, which loads the machine itself.",
+        "",
+        "*n->m*: seconds from the report at which a trial on n workers was paused to its next report, on m. *32 short "
+        "trials*: seconds for all of them, on 8 slots. *Cold* is plain Ray Tune with actors that import torch, *warm* "
+        "is `elastic`; medians, with the least and the most in brackets. The ratio is the median over the repeats, "
+        "which measure cold and warm in turn. Rerun: `python -m benchmarks.ray_overhead`.",
+        "",
+        *([f"**Other work was running: at the start the load average was above {QUIET}.**", ""] * busy(result)),
+        "| | repeats | cold, s | warm, s | cold / warm | target, s | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for what, ratio in result["median of cold / warm"].items():
+        cold, warm = (result["seconds"][name][what] for name in ("cold", "warm"))
+        target = result["targets, seconds"][what]
+        missed = median(warm) - target
+        verdict = "met" if missed <= 0 else f"missed by {missed:.1f} s"
+        cells = [what, str(len(warm)), _spread(cold), _spread(warm), f"{ratio:.1f}", f"{target:g}", verdict]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def busy(result: dict[str, Any]) -> bool:
+    """Whether other work was running when the measurement began."""
+    return bool(result["load average"]["start"] > QUIET)
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{median(seconds):.1f} ({min(seconds):.1f}-{max(seconds):.1f})"
 
 
 if __name__ == "__main__":
