@@ -1,8 +1,8 @@
-# `make demo`, `make test` and `make check` set up what they need in .venv on first use.
+# `make demo`, `make test`, `make bench` and `make check` set up what they need in .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast check format clean
+.PHONY: demo test fast bench check format clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/digits.py
@@ -12,6 +12,9 @@ test: .venv/.test
 
 fast: .venv/.test
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow"
+
+bench: .venv/.test
+	$(BIN)/python -m benchmarks.bench
 
 check: .venv/.test
 	$(BIN)/ruff check .

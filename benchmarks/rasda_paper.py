@@ -1,8 +1,8 @@
 """RASDA's experiments in virtual time: its speed-ups over ASHA, its weak scaling, and what the paper leaves open.
 
-``python -m benchmarks.rasda_paper`` takes about two minutes on one core; ``--full`` takes more seeds. Both rewrite
-``benchmarks/results/rasda_paper.{json,md,png}``. LCBench's curves are read from ``$HYDRO_RASDA_DATA/lcbench`` (default
-``../shared/data``).
+``python -m benchmarks.rasda_paper`` takes about two minutes on one core; ``--full`` has more seeds, ``--quick`` a few.
+They rewrite ``rasda_paper.{json,md,png}`` in ``benchmarks/results``, or in another folder (``--out``). LCBench's curves
+are read from ``$HYDRO_RASDA_DATA/lcbench`` (default ``../shared/data``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
@@ -231,13 +232,17 @@ def timeline(a: Assumptions, seed: int = 0) -> list[Row]:
 def main() -> None:
     """Runs everything and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="twice the seeds: each task of LCBench once")
-    full = parser.parse_args().full
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--full", action="store_true", help="twice the seeds: each task of LCBench once")
+    amount.add_argument("--quick", action="store_true", help="a few seeds")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
     began = time.perf_counter()
-    seeds, few = (list(range(34)), list(range(12))) if full else (list(range(17)), list(range(4)))
+    option = "--full" if given.full else "--quick" if given.quick else ""
+    seeds, few = ([*range(n)] for n in {"--full": (34, 12), "--quick": (4, 2), "": (17, 4)}[option])
     a, of_cv = fitted(APPLICATIONS, seeds), fitted((CV,), seeds)
     results: dict[str, Any] = {
-        "environment": environment(full, len(seeds), len(few)),
+        "environment": environment(option, len(seeds), len(few)),
         "assumptions": asdict(a),
         "ratios": [speed_up(app, a, seeds) for app in APPLICATIONS],
         "serial_of_CV": of_cv.serial,
@@ -254,8 +259,8 @@ def main() -> None:
         "throughput": throughput(),
     }
     results["environment"]["seconds"] = round(time.perf_counter() - began, 1)
-    write(results, timeline(a))
-    print(f"wrote {RESULTS / 'rasda_paper.md'}")
+    write(results, timeline(a), given.out)
+    print(f"wrote {given.out / 'rasda_paper.md'}")
 
 
 if __name__ == "__main__":

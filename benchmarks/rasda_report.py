@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 
 
-def environment(full: bool, seeds: int, few: int) -> Row:
+def environment(option: str, seeds: int, few: int) -> Row:
     """Hardware, date, versions and configuration."""
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -29,24 +29,24 @@ def environment(full: bool, seeds: int, few: int) -> Row:
         "runs": seeds,
         "python": sys.version.split()[0],
         "versions": {name: version(name) for name in ("numpy", "onnxruntime", "matplotlib")},
-        "full": full,
+        "option": option,
         "seeds": f"0 to {seeds - 1} (figure 4, 1,024 GPUs and beyond: 0 to {few - 1})",
     }
 
 
-def write(results: Row, timelines: list[Row]) -> None:
+def write(results: Row, timelines: list[Row], folder: Path) -> None:
     """Writes the three files."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "rasda_paper.json").write_text(json.dumps(results, indent=1) + "\n")
-    (RESULTS / "rasda_paper.md").write_text(markdown(results))
-    plot(results, timelines, RESULTS / "rasda_paper.png")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rasda_paper.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / "rasda_paper.md").write_text(markdown(results))
+    plot(results, timelines, folder / "rasda_paper.png")
 
 
 def markdown(results: Row) -> str:
     """All tables, each with what it says and what it cannot say."""
     where = results["environment"]
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
-    rerun = "python -m benchmarks.rasda_paper" + (" --full" if where["full"] else "")
+    rerun = f"python -m benchmarks.rasda_paper {where['option']}".rstrip()
     parts = [
         "# RASDA's experiments in virtual time",
         f"{where['date']}, {where['cpu']}, {where['cores']} cores, one process, Python {where['python']}, {versions}; "

@@ -146,13 +146,14 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Run one task and write `results/transfer_<task>.json` and `.png`."""
+    """Run one task and write `transfer_<task>.json` and `.png`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("--configs", type=int, default=50)
     parser.add_argument("--ratios", type=float, nargs="+", default=[1 / 2, 1 / 4, 1 / 8])
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the full-size model's spread")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     task = load_task(arguments.task, arguments.data)
     configs = sample_configs(task, arguments.configs)
@@ -162,18 +163,18 @@ def main() -> None:
     result |= {"task": task.name, "score": task.score, "epochs": task.epochs, "train_samples": len(task.train[0])}
     result |= {"seconds": round(time.perf_counter() - started), "environment": environment(), "configs": configs}
     print(f"seed-to-seed spread at full width: {result['seed_spread']:.3g}; {result['seconds']} s in all")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"transfer_{task.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(result, RESULTS / f"transfer_{task.name}.png")
-    write_page()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"transfer_{task.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(result, arguments.out / f"transfer_{task.name}.png")
+    write_page(arguments.out)
 
 
-def write_page() -> None:
-    """Render what is there of all tasks as `results/transfer_quality.md`, followed by `transfer_notes.md`."""
-    found = [RESULTS / f"transfer_{name}.json" for name in ("digits", "cifar10", "shakespeare")]
+def write_page(folder: Path) -> None:
+    """Render what is there of all tasks as `transfer_quality.md`, followed by `transfer_notes.md`."""
+    found = [folder / f"transfer_{name}.json" for name in ("digits", "cifar10", "shakespeare")]
     tables = [_table(json.loads(path.read_text())) for path in found if path.exists()]
-    notes = (RESULTS / "transfer_notes.md").read_text()
-    (RESULTS / "transfer_quality.md").write_text("\n\n".join([_HEAD, *tables, notes]))
+    notes = [path.read_text() for path in folder.glob("transfer_notes.md")]
+    (folder / "transfer_quality.md").write_text("\n\n".join([_HEAD, *tables, *notes]))
 
 
 _HEAD = """# Do narrow models rank hyperparameters like the wide one?

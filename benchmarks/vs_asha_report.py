@@ -112,7 +112,7 @@ def _task(cells: Cells, task: str) -> str:
         f"{settings['trials']} trials, max_t {settings['max_t']}, reduction factor {settings['reduction_factor']}; "
         f"{settings['examples']['train']:,} training, {settings['examples']['validation']:,} validation, "
         f"{settings['examples']['test']:,} test examples; score: {some['score']}; space: {_space(settings['space'])}. "
-        f"Seed spread {between_seeds:.3g}. {environments(everything)}",
+        f"Seed spread {between_seeds:.3g}. {machine(everything)} at the cells' start; {_versions(everything)}.",
         "",
         "| " + " | ".join(_COLUMNS) + " |",
         "|" + "---|" * len(_COLUMNS),
@@ -210,16 +210,18 @@ def _apart(methods: Mapping[str, Sequence[Cell]]) -> str:
     return " ".join(parts)
 
 
-def environments(cells: Sequence[Cell]) -> str:
-    """Hardware, dates, versions and load of some cells; each variant once."""
+def machine(cells: Sequence[Cell]) -> str:
+    """Hardware, dates and load of some cells; each variant once."""
     where = [cell["environment"] for cell in cells]
     loads = sorted(one["load at start"] for one in where)
-    return (
-        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores, {_each(where, 'threads')} threads; Python "
-        f"{_each(where, 'python')}, torch {_each(where, 'torch')}, Ray {_each(where, 'ray')}; "
-        f"{_each([{'date': one['date'][:10]} for one in where], 'date')}; load at the cells' start {loads[0]:.1f} to "
-        f"{loads[-1]:.1f}."
-    )
+    dates = _each([{"date": one["date"][:10]} for one in where], "date")
+    return f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores; {dates}; load {loads[0]:.1f} to {loads[-1]:.1f}"
+
+
+def _versions(cells: Sequence[Cell]) -> str:
+    where = [cell["environment"] for cell in cells]
+    python, torch, ray, threads = (_each(where, name) for name in ("python", "torch", "ray", "threads"))
+    return f"Python {python}, torch {torch} on {threads} threads, Ray {ray}"
 
 
 def _each(where: Sequence[Mapping[str, Any]], name: str) -> str:

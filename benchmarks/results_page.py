@@ -1,0 +1,288 @@
+"""All benchmarks on one page: each claim with what was to be reached, what was measured, and the file that says so.
+
+    python -m benchmarks.results_page
+
+The page, `RESULTS.md`, is drawn from the result files alone: the full ones, and `results/quick.json`, which
+`make bench` (`benchmarks.bench`) rewrites.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.fusion_cases import CASES
+from benchmarks.rasda_paper import TOLERANCE
+from benchmarks.rasda_report import RESULTS
+from benchmarks.vs_asha_report import TARGETS, TASK_NAMES, lost, machine, read, rows_of, show
+from benchmarks.vs_asha_statistics import seed_spread
+
+PAGE = Path(__file__).parent / "RESULTS.md"
+QUICK = "quick.json"
+RHO = 0.95
+WEAK_SCALING = 0.84
+RESIZE_SECONDS = {"1->2": 3.0, "2->4": 4.0, "4->8": 6.0, "32 short trials": 4.0}
+
+
+class Claim(NamedTuple):
+    """A line of the page.
+
+    Attributes:
+        what: Was measured.
+        measured: What came out, with its unit.
+        target: What was to be reached; "" where nothing was.
+        met: Whether it was; None where there is no target.
+        where: Hardware, date and load.
+        source: The result file, below the results folder.
+    """
+
+    what: str
+    measured: str
+    target: str
+    met: bool | None
+    where: str
+    source: str
+
+
+def claims(folder: Path) -> list[Claim]:
+    """What the result files of a folder say; a benchmark without a file says nothing."""
+    return [*_vs_asha(folder), *_fusion(folder), *_cuda(folder), *_transfer(folder), *_paper(folder), *_ray(folder)]
+
+
+def _vs_asha(folder: Path) -> list[Claim]:
+    cells = read(folder / "vs_asha")
+    found = []
+    for task in cells:
+        rows = rows_of(cells, task)
+        row = rows.get("tune")
+        if row is None or row.speedup is None or row.gain is None or row.speedup_without_start is None:
+            continue
+        everything = [cell for of_method in cells[task].values() for cell in of_method]
+        reduced, between_seeds = everything[0]["reduced"], seed_spread(everything)
+        worse = lost(row, between_seeds)
+        target = TARGETS[task]
+        where = f"{machine(everything)}; {row.compared} seed{'s' * (row.compared > 1)}"
+        name = f"`tune` against Ray Tune's ASHA: {TASK_NAMES[task]}" + " (reduced)" * reduced
+        quality = f"test {everything[0]['score']} {row.gain.median:+.3g} better, seed spread {between_seeds:.2g}"
+        measured = f"{show(row.speedup, 'x')}; {quality}" + ", **a loss**" * worse
+        met = row.speedup.median >= target.speedup and not worse
+        plain = rows["asha"].wall.median / row.wall.median if "asha" in rows else None
+        beside = f"{show(row.speedup_without_start, 'x')} without Ray's start-up" + (
+            f"; {plain:.3g}x of ASHA in one process" if plain else ""
+        )
+        floors = row.floors.median <= target.floors
+        source = "vs_asha.md"
+        found += [
+            Claim(name, measured, "" if reduced else f"{target.speedup:g}x", None if reduced else met, where, source),
+            Claim("... the same without what Ray itself takes", beside, "", None, where, source),
+            Claim(
+                "... its whole cost, in trainings of the winner",
+                show(row.floors),
+                "" if reduced else f"at most {target.floors:g}",
+                None if reduced else floors,
+                where,
+                source,
+            ),
+        ]
+    return found
+
+
+def _fusion(folder: Path) -> list[Claim]:
+    result = _read(folder / "fusion_throughput.json")
+    if result is None:
+        return []
+    cases = {case.name: case for case in CASES}
+    return [
+        Claim(
+            f"32 fused trials against one after another: {cases[row['case']].title}",
+            f"{row['speedup']:.2f}x [{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]",
+            f"{cases[row['case']].target:g}x",
+            row["speedup"] >= cases[row["case"]].target,
+            f"{_machine(result['environment'])}; load {row['load']:.1f}",
+            "fusion_throughput.md",
+        )
+        for row in result["rows"]
+        if row["trials"] == 32
+    ]
+
+
+def _cuda(folder: Path) -> list[Claim]:
+    result = _read(folder / "fusion_cuda.json")
+    if result is None:
+        return []
+    environment, source = result["environment"], "fusion_cuda.md"
+    found = []
+    for case, target in environment["targets"].items():
+        name = f"Fused trials on a GPU: {case} against the full width alone"
+        rows = [row for row in result["rows"] if row["case"] == case and not row["error"]]
+        if not rows:
+            found.append(Claim(name, "not run", f"{target:g}x", None, environment["device"], source))
+            continue
+        best = max(rows, key=lambda row: row["gain"])
+        measured = f"{best['gain']:.1f}x ({best['K']} trials, {best['precision']}, {best['how']})"
+        where = f"{environment['device']}; {environment['date'][:10]}"
+        found.append(Claim(name, measured, f"{target:g}x", best["gain"] >= target, where, source))
+    return found
+
+
+def _transfer(folder: Path) -> list[Claim]:
+    found = []
+    for path in sorted(folder.glob("transfer_*.json")):
+        result = json.loads(path.read_text())
+        narrow = [row for row in result["rows"] if row["scheme"] == "muP"]
+        row = min(narrow, key=lambda row: row["width_ratio"])
+        where = f"{_machine(result['environment'])}; {len(result['configs'])} configurations"
+        ratio, regret = f"1/{1 / row['width_ratio']:.0f}", row["regret"]["3"]
+        name = f"Surrogates at {ratio} of the width rank as the full width does: {result['task']}"
+        ceiling = next(row["rho"] for row in result["rows"] if row["scheme"] == "reseed")
+        rho = f"rho {row['rho']:.3f}; other seeds of the full width {ceiling:.3f}"
+        spread = result["seed_spread"]
+        source = "transfer_quality.md"
+        found += [
+            Claim(name, rho, f"{RHO:g}", row["rho"] >= RHO, where, source),
+            Claim(
+                "... the best of their three best is behind the best of all by",
+                f"{regret:.3g}",
+                f"the seed spread, {spread:.3g}",
+                regret <= spread,
+                where,
+                source,
+            ),
+        ]
+    return found
+
+
+def _paper(folder: Path) -> list[Claim]:
+    result = _read(folder / "rasda_paper.json")
+    if result is None:
+        return []
+    where = f"{_machine(result['environment'])}; {result['environment']['runs']} seeds"
+    source = "rasda_paper.md"
+    found = [
+        Claim(
+            f"RASDA's speed-up over ASHA in virtual time: {row['application']}, one number fitted",
+            f"{row['ratio']:.2f}",
+            f"{row['paper']:.2f} within 15 %",
+            row["within_15_percent"],
+            where,
+            source,
+        )
+        for row in result["ratios"]
+    ]
+    largest = [row["efficiency"] for row in result["fig4"] if row["GPUs"] == 1024]
+    hours = [row["hours"] for row in result["thousand"]]
+    events = max(row["events"] / row["cpu_s"] * 60 for row in result["throughput"])
+    return [
+        *found,
+        Claim(
+            "Weak-scaling efficiency on 1,024 GPUs in virtual time, by milestones",
+            " and ".join(f"{efficiency:.2f}" for efficiency in largest),
+            f"{WEAK_SCALING:g} within 15 %",
+            all(abs(efficiency / WEAK_SCALING - 1) <= TOLERANCE for efficiency in largest),
+            where,
+            source,
+        ),
+        Claim(
+            "CFD on 1,024 GPUs in virtual time: " + ", ".join(row["model"] for row in result["thousand"]),
+            " and ".join(f"{hour:.1f} h" for hour in hours),
+            "3 h within 15 %",
+            all(abs(hour / 3 - 1) <= TOLERANCE for hour in hours),
+            where,
+            source,
+        ),
+        Claim(
+            "Events of the simulator in a minute",
+            f"{events / 1e6:.1f} million",
+            "a million",
+            events >= 1e6,
+            where,
+            source,
+        ),
+    ]
+
+
+def _ray(folder: Path) -> list[Claim]:
+    result = _read(folder / "ray_overhead.json")
+    if result is None:
+        return []
+    loads = result["load average, least and most"]
+    where = f"{result['machine']['cores']} cores; {result['date'][:10]}; load {loads[0]:.1f} to {loads[1]:.1f}"
+    medians = result["median seconds"]["warm"]
+    return [
+        Claim(
+            f"Ray, warm workers: {what.replace('->', ' to ') + ' workers' * ('->' in what)}",
+            f"{medians[what]:.1f} s",
+            f"{target:g} s",
+            medians[what] <= target,
+            where,
+            "ray_overhead.json",
+        )
+        for what, target in RESIZE_SECONDS.items()
+        if what in medians
+    ]
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    hardware = environment.get("machine") or f"{environment['cpu']}, {environment['cores']} cores"
+    return f"{hardware}; {environment['date'][:10]}"
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def page(full: Sequence[Claim], quick: dict[str, Any] | None) -> str:
+    """The page.
+
+    Args:
+        full: What the full benchmarks measured.
+        quick: What `benchmarks.bench` wrote; None where it never ran.
+    """
+    misses = [claim for claim in full if claim.met is False]
+    parts = [
+        _HEAD,
+        _table(full, "results"),
+        f"Missed: {len(misses)} of {sum(c.met is not None for c in full)} targets.",
+    ]
+    if quick is not None:
+        left_out = "".join(f" Left out: {reason}." for reason in quick["left_out"])
+        parts += [
+            "## Quick run",
+            f"`make bench`, {quick['date']}, {quick['minutes']:.1f} minutes, load at its start {quick['load']:.1f}: "
+            "fewer seeds and shorter measurements; tasks marked as reduced have fewer examples, trials and epochs. It "
+            f"shows that everything runs; its numbers are rougher than those above.{left_out}",
+            _table([Claim(*claim) for claim in quick["claims"]], None),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+_HEAD = """# Results
+
+Drawn by `python -m benchmarks.results_page` from the files in the last column, which say more: settings, seeds,
+versions, and the command that measures each again. Medians, quartiles in brackets."""
+
+
+def _table(found: Sequence[Claim], folder: str | None) -> str:
+    lines = ["| what | measured | to reach | | machine, date | source |", "|---|---|---|---|---|---|"]
+    for claim in found:
+        met = {True: "met", False: "**missed**", None: ""}[claim.met]
+        source = f"[{claim.source}]({folder}/{claim.source})" if folder else claim.source
+        lines.append(f"| {claim.what} | {claim.measured} | {claim.target} | {met} | {claim.where} | {source} |")
+    return "\n".join(lines)
+
+
+def render(results: Path) -> str:
+    """The page of a folder of results."""
+    return page(claims(results), _read(results / QUICK))
+
+
+def main() -> None:
+    """Rewrite the page."""
+    PAGE.write_text(render(RESULTS))
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
