@@ -44,6 +44,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", help="name of the run; a run that was interrupted goes on under its name")
+    parser.add_argument("--backend", default="local", choices=["local", "ray"])
+    parser.add_argument("--address", help="of a running Ray cluster; without it, one is started here and stopped again")
     arguments = parser.parse_args()
 
     train_data, val_data, test_data = load_data()
@@ -56,6 +58,8 @@ def main() -> None:
         max_t=27,
         seed=arguments.seed,
         name=arguments.name,
+        backend=arguments.backend,
+        address=arguments.address,
     )
     test = result.evaluate(test_data)
     validation = result.evaluate(val_data)

@@ -72,6 +72,8 @@ class RayBackend(RayDevices):
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             _start_ray(self._address)
+        else:
+            require(self._address is None, "address", self._address, "None: this process is connected to Ray already")
         try:
             nodes = living_nodes()
             worker = worker_resources(nodes, self._asked)
@@ -150,7 +152,8 @@ class RayBackend(RayDevices):
 
 def _start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"logging_level": logging.WARNING}
+    # The run tells what happens in its own words; what fails, with its traceback.
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         # As many CPU slots as this process would train with, and modules found where it finds them.
         with _environment(PYTHONPATH=os.pathsep.join(sys.path)):

@@ -1,10 +1,14 @@
-"""A run in a process of its own, to be killed: `python -m tests.hydro_rasda.resumable STORAGE NAME`."""
+"""A run in a process of its own, to be killed: `python -m tests.hydro_rasda.resumable STORAGE NAME [DEVICES]`.
+
+With a number of devices, on a Ray cluster of so many CPU slots.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+import ray
 import torch
 from sklearn.datasets import load_digits
 
@@ -21,7 +25,11 @@ SPACE: dict[str, Any] = {
 }
 
 
-def main(storage_path: str, name: str) -> None:
+def main(storage_path: str, name: str, devices: str = "0") -> None:
+    on_ray: dict[str, Any] = {}
+    if int(devices):
+        ray.init(address="local", num_cpus=int(devices), include_dashboard=False, log_to_driver=False)
+        on_ray = {"backend": "ray", "resources_per_worker": {"CPU": 1}}
     data = load_digits()
     x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
     result = tune(
@@ -39,6 +47,7 @@ def main(storage_path: str, name: str) -> None:
         checkpoint_every=1,
         storage_path=storage_path,
         name=name,
+        **on_ray,
     )
     print("best", result.best_metric, flush=True)
 
