@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune.search import Searcher
 
 
 def curve(config: dict[str, Any]) -> None:
@@ -30,6 +31,48 @@ class Unresettable(tune.Trainable):  # type: ignore[misc]
         return {"loss": 0.0}
 
 
+class Counter(tune.Trainable):  # type: ignore[misc]
+    """A class trainable whose checkpoint is how far it came."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.done = 0
+
+    def step(self) -> dict[str, float]:
+        self.done += 1
+        return {"loss": 1 / self.done}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "done.json").write_text(json.dumps(self.done))
+
+    def load_checkpoint(self, checkpoint_dir: str | None) -> None:
+        assert checkpoint_dir is not None
+        self.done = json.loads(Path(checkpoint_dir, "done.json").read_text())
+
+
+class Late(Searcher):  # type: ignore[misc]
+    """Suggests a few trials, and more once one of those has come far."""
+
+    def __init__(self, first: list[float], then: list[float], after: int) -> None:
+        super().__init__(metric="loss", mode="min")
+        self._ready, self._then, self._after = list(first), list(then), after
+        self.late: set[str] = set()
+        self._opened = False
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if not self._ready:
+            return Searcher.FINISHED if self._opened else None
+        if self._opened:
+            self.late.add(trial_id)
+        return {"x": self._ready.pop(0), "iterations": 100}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        if not self._opened and result["training_iteration"] >= self._after:
+            self._ready, self._opened = self._ready + self._then, True
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        pass
+
+
 class Watch(tune.Callback):  # type: ignore[misc]
     """How long trials were paused, in the driver's time, and how many new trials started meanwhile."""
 
@@ -38,7 +81,9 @@ class Watch(tune.Callback):  # type: ignore[misc]
         self.waits: dict[str, list[float]] = defaultdict(list)
         self.overtaken: list[int] = []
         self.used: list[int] = []
+        self.line: list[tuple[str, str]] = []
         self._idle: dict[str, tuple[float, int]] = {}
+        self._queued: set[str] = set()
         self._new_starts = 0
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
@@ -46,6 +91,8 @@ class Watch(tune.Callback):  # type: ignore[misc]
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._new_starts += not trial.last_result
+        self._queued.discard(trial.trial_id)
+        self.line.append(("start", trial.trial_id))
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
         now = time.monotonic()
@@ -59,3 +106,19 @@ class Watch(tune.Callback):  # type: ignore[misc]
         for trial in trials:
             if trial.status == "PAUSED":
                 self._idle.setdefault(trial.trial_id, (now, self._new_starts))
+            if trial.status in ("PENDING", "PAUSED") and trial.trial_id not in self._queued:
+                self._queued.add(trial.trial_id)
+                self.line.append(("wait", trial.trial_id))
+
+    def overtaken_as_oldest(self) -> int:
+        """The most starts of others that the longest waiting trial saw."""
+        waiting: list[str] = []
+        longest = count = 0
+        for event, trial in self.line:
+            if event == "wait":
+                waiting.append(trial)
+            elif trial in waiting:
+                count = 0 if waiting[0] == trial else count + 1
+                waiting.remove(trial)
+                longest = max(longest, count)
+        return longest

@@ -16,7 +16,7 @@ from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
 from hydro_rasda.backends.cluster import RASDAScheduler, read_journal
-from tests.hydro_rasda.backends.curves import Unresettable, Watch, curve
+from tests.hydro_rasda.backends.curves import Counter, Late, Unresettable, Watch, curve
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,7 @@ def run(
     space: dict,
     trainable: Any = curve,
     watch: Watch | None = None,
+    checkpoints: tune.CheckpointConfig | None = None,
     **config: Any,
 ) -> ResultGrid:
     config = {"metric": "loss", "mode": "min", "reuse_actors": True, **config}
@@ -41,7 +42,13 @@ def run(
         trainable,
         param_space=space,
         tune_config=tune.TuneConfig(scheduler=scheduler, **config),
-        run_config=tune.RunConfig(storage_path=str(folder), name="run", verbose=0, callbacks=[watch] if watch else []),
+        run_config=tune.RunConfig(
+            storage_path=str(folder),
+            name="run",
+            verbose=0,
+            callbacks=[watch] if watch else [],
+            checkpoint_config=checkpoints,
+        ),
     )
     return tuner.fit()
 
@@ -95,11 +102,46 @@ def test_forty_trials_on_eight_slots(ray8: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_optuna(ray8: None, tmp_path: Path) -> None:
+def test_new_trials_are_not_shut_out_by_a_stream_of_promotions(ray8: None, tmp_path: Path) -> None:
+    """All scores are equal, so that all survive, and those that came first come back three times each.
+
+    Where patience is without end, the longest waiting trial sees 19 others start.
+    """
+    watch, scheduler = Watch(), RASDAScheduler(max_t=8, patience=2)
+    space = {"x": 0.0, "i": tune.grid_search(list(range(12))), "seconds": 0.1}
+    results = run(tmp_path, scheduler, space, watch=watch)
+    assert results.num_errors == 0
+    assert [r.metrics["training_iteration"] for r in results if r.metrics is not None] == [8] * 12
+    # Two before its turn comes, and what fits beside its reservation: with one worker each, 8 at most.
+    assert 2 <= watch.overtaken_as_oldest() <= 2 + 8
+
+
+@pytest.mark.slow
+def test_trials_added_late(ray8: None, tmp_path: Path) -> None:
+    """They start with a new trial's workers, and are measured by those that went before."""
+    watch, scheduler, late = Watch(), RASDAScheduler(max_t=8), Late([0.4, 0.2, 0.6], [0.1, 0.9], after=4)
+    results = run(tmp_path, scheduler, {}, watch=watch, search_alg=late, num_samples=-1)
+    assert results.num_errors == 0
+    assert len(results) == 5
+    assert len(late.late) == 2
+    entries = read_journal(results.experiment_path)
+    assert {(e.trial, e.t): e.decision for e in entries if e.decision == "stop" or e.t < 8} == asha_on(
+        watch.reports, scheduler
+    )
+    first = [e for e in entries if e.trial in late.late and e.t == 1]
+    assert sorted((e.decision, e.workers) for e in first) == [("continue", 1), ("stop", 1)]
+    best = results.get_best_result()
+    assert (best.config or {})["x"] == 0.1
+    assert (best.metrics or {})["workers"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["random", "optuna"])
+def test_searchers(search: str, ray8: None, tmp_path: Path) -> None:
     from ray.tune.search.optuna import OptunaSearch
 
-    scheduler = RASDAScheduler(max_t=4)
-    results = run(tmp_path, scheduler, {"x": tune.uniform(0, 1)}, search_alg=OptunaSearch(seed=0), num_samples=10)
+    scheduler, algorithm = RASDAScheduler(max_t=4), OptunaSearch(seed=0) if search == "optuna" else None
+    results = run(tmp_path, scheduler, {"x": tune.uniform(0, 1)}, search_alg=algorithm, num_samples=10)
     assert results.num_errors == 0
     assert len(results) == 10
     assert {e.workers for e in read_journal(results.experiment_path)} == {1, 2, 4}
@@ -145,6 +187,21 @@ def test_a_trainable_that_never_checkpoints_is_named_and_goes_on(
     assert "Trainable 'curve' reported iteration 1" in caplog.text
     assert "without a checkpoint" in caplog.text
     assert caplog.text.count("without a checkpoint") == 1
+
+
+@pytest.mark.slow
+def test_class_trainables_grow_where_they_save(ray8: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # By default Ray saves a class trainable at its end, whether or not it can.
+    never = tune.CheckpointConfig(checkpoint_at_end=False)
+    for trainable, workers in ((Counter, [1, 2, 4, 4]), (Unresettable, [1, 1, 1, 1])):
+        folder, scheduler = tmp_path / trainable.__name__, RASDAScheduler(max_t=4)
+        with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+            results = run(folder, scheduler, {}, trainable, checkpoints=never, reuse_actors=False)
+        assert results.num_errors == 0
+        assert [e.workers for e in read_journal(results.experiment_path)][:4] == workers
+    assert (results[0].metrics or {})["training_iteration"] == 4
+    assert "Trainable 'Unresettable' reported iteration 1" in caplog.text
+    assert "Trainable 'Counter'" not in caplog.text
 
 
 @pytest.mark.slow
