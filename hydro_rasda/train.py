@@ -7,7 +7,6 @@ Shapes: K members of a learner (1 for an ordinary module). Metrics are tensors [
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,7 +95,7 @@ class SingleLearner:
             metrics = self._objective(self.model, batch)
             loss = metrics["loss"]
         else:
-            metrics = _run(self._joint, batch)
+            metrics = self._joint(batch)
             loss = metrics["loss"] * weight
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -128,19 +127,12 @@ class _Joint(nn.Module):
         super().__init__()
         self.model = model
         self._objective = objective
+        some = next(p for p in model.parameters() if p.requires_grad)
+        # DDP looks for unused parameters, and prints that it looked in vain where it finds none.
+        self.unused = nn.Parameter(torch.zeros((), dtype=some.dtype, device=some.device))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        metrics = self._objective(self.model, batch)
-        # DDP waits for gradients of whatever an output depends on; only the loss has any.
-        return {name: value if name == "loss" else value.detach() for name, value in metrics.items()}
-
-
-def _run(joint: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    with warnings.catch_warnings():
-        # Torch advises against looking for unused parameters where there were none; only a look tells.
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
-        metrics: Mapping[str, Tensor] = joint(batch)
-    return metrics
+        return dict(self._objective(self.model, batch))  # in other mappings, DDP sees no tensors
 
 
 def _as_vectors(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fusion import keep_freed_memory
+
 from ..data import Shard
 from ..problem import Problem, Trial
 from ..train import SingleLearner, Span, diverged, train_epochs_on_ranks
@@ -26,6 +28,8 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
             device.
         rule: How learning rates follow the global batch, see :func:`~hydro_rasda.backends.large_batch.lr_factor`.
     """
+    if worker.device.type == "cpu":
+        keep_freed_memory()
     shared: Problem = worker.data
     problem = shared.on(worker.device)
     trial = Trial(worker.config["trial"], worker.config["config"])

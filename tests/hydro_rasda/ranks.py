@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import tempfile
 import traceback
 import warnings
@@ -22,7 +23,7 @@ _CONTEXT.set_forkserver_preload([__name__, "hydro_rasda.backends.full_size"])
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(rank, world, *arguments)` returns on each rank, where any warning is an error."""
+    """What `function(rank, world, *arguments)` returns on each rank, none of which may warn of anything."""
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for rank in range(world):
@@ -36,6 +37,9 @@ def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[
         for process, ours in started:
             process.join()
             ours.close()
+        # Torch's C++ does not warn through Python.
+        for said in Path(folder).glob("stderr-*"):
+            assert "Warning" not in said.read_text()
     loaded = [torch.load(io.BytesIO(answer), weights_only=False) for answer in answers]
     assert not any(error for _, error in loaded), "\n".join(error for _, error in loaded)
     return [result for result, _ in loaded]
@@ -45,6 +49,8 @@ def _rank(
     answer: Connection, folder: str, rank: int, world: int, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     warnings.simplefilter("error")
+    with open(Path(folder, f"stderr-{rank}"), "wb") as said:
+        os.dup2(said.fileno(), 2)
     torch.set_num_threads(1)
     result, error = None, ""
     try:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda.data import Shard, make_batches
-from hydro_rasda.objective import supervised
+from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.train import SingleLearner, Span, mean_metrics, train_epochs_on_ranks, train_target
 from tests.hydro_rasda.ranks import on_ranks
@@ -105,27 +106,71 @@ def drawing(config: dict[str, Any]) -> nn.Module:
     return Drawing()
 
 
-def train_drawing(rank: int, world: int, data: tuple[Pair, Pair]) -> tuple[list[float], Any, dict[str, Tensor]]:
+class Watching(nn.Module):
+    """All of it is used, the second layer only by a metric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.watched = nn.Linear(64, 10), nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.out(x), self.watched(x)
+
+
+def watching_objective(model: nn.Module, batch: Pair) -> Mapping[str, Tensor]:
+    output, watched = model(batch[0])
+    return MappingProxyType({"loss": nn.functional.cross_entropy(output, batch[1]), "watched": watched.mean()})
+
+
+def linear(config: dict[str, Any]) -> nn.Module:
+    return nn.Linear(64, 10)
+
+
+def watching(config: dict[str, Any]) -> nn.Module:
+    return Watching()
+
+
+MODELS: dict[str, tuple[Any, Objective]] = {
+    "drawing": (drawing, supervised()),
+    "watching": (watching, watching_objective),
+    "linear": (linear, supervised()),
+}
+
+
+def train_on_rank(rank: int, world: int, data: tuple[Pair, Pair], kind: str) -> tuple[Any, Any]:
+    """The trained model, and the metrics of three epochs."""
     cpu = torch.device("cpu")
     train, val = (make_batches(pair, "data", cpu, 0) for pair in data)
-    problem = Problem(drawing, supervised(), train, val, 1.0, "val_loss", "min", 3, 0, cpu)
-    trial = Trial(0, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "batch_size": 16})
+    problem = Problem(*MODELS[kind], train, val, 1.0, "val_loss", "min", 3, 0, cpu)
+    trial = Trial(0, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16})
     model = problem.target(trial)
-    assert isinstance(model, Drawing)
     learner = SingleLearner(model, trial.config, problem.objective, problem.max_t, Shard(rank, world))
     history = list(train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, ("target", 0)))
-    return model.drawn, history, learner.state()["model"]
+    return model, history
 
 
 def test_ranks_agree_though_each_draws_for_itself(digits: tuple[Pair, Pair]) -> None:
     """On weights, on BatchNorm's buffers (each rank saw other examples) and on all metrics."""
-    results = on_ranks(3, train_drawing, digits)
-    drawn, histories, states = zip(*results, strict=True)
-    assert len({tuple(numbers) for numbers in drawn}) == 3
+    models, histories = zip(*on_ranks(3, train_on_rank, digits, "drawing"), strict=True)
+    assert len({tuple(model.drawn) for model in models}) == 3
     assert histories[0] == histories[1] == histories[2]
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
-        assert torch.equal(value, states[2][name]), name
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(value, models[1].state_dict()[name]), name
+        assert torch.equal(value, models[2].state_dict()[name]), name
     assert histories[0][-1][1]["val_loss"][0] < histories[0][0][1]["val_loss"][0]
-    alone, _, _ = train_drawing(0, 1, digits)
-    assert alone[:7] == drawn[0][:7]  # rank 0 draws as one process does
+    alone, _ = train_on_rank(0, 1, digits, "drawing")
+    assert alone.drawn[:7] == models[0].drawn[:7]  # rank 0 draws as one process does
+
+
+def test_a_layer_that_only_a_metric_uses_stays_as_it_was(digits: tuple[Pair, Pair]) -> None:
+    """As in one process, where it has no gradient: weight decay leaves it alone."""
+    alone, _ = train_on_rank(0, 1, digits, "watching")
+    for model, _ in on_ranks(2, train_on_rank, digits, "watching"):
+        assert torch.equal(model.watched.weight, alone.watched.weight)
+        assert not torch.equal(model.out.weight, alone.out.weight)  # of another batch size
+
+
+def test_ranks_of_a_model_that_is_used_as_a_whole(digits: tuple[Pair, Pair]) -> None:
+    (_, one), (_, other) = on_ranks(2, train_on_rank, digits, "linear")
+    assert one == other
+    assert one[-1][1]["val_loss"][0] < one[0][1]["val_loss"][0]
