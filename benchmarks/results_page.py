@@ -70,7 +70,7 @@ def _vs_asha(folder: Path) -> list[Claim]:
         met = row.speedup.median >= target.speedup and not worse
         plain = rows["asha"].wall.median / row.wall.median if "asha" in rows else None
         beside = f"{show(row.speedup_without_start, 'x')} without Ray's start-up" + (
-            f"; {plain:.3g}x of ASHA in one process" if plain else ""
+            f"; {plain:.3g}x as fast as ASHA in one process" if plain else ""
         )
         floors = row.floors.median <= target.floors
         source = "vs_asha.md"

@@ -15,8 +15,8 @@ Cell = Mapping[str, Any]
 
 BASELINE = "ray_asha"
 BEST = 6
-TOLERANCE = 1e-6
-"""Two scores this near are equal: sums in float32 end with other last digits in another order."""
+TOLERANCE = 1e-5
+"""Two scores this near are equal: cells hold six digits of them."""
 
 
 class Spread(NamedTuple):
@@ -59,6 +59,13 @@ def reached(cell: Cell, target: float) -> float:
         if full_size and score is not None and sign * (score - target) >= -TOLERANCE
     )
     return next(times, math.inf)
+
+
+def ended(cell: Cell) -> float:
+    """The validation score that the winner reported last."""
+    winner = cell["winner"]["trial"]
+    *_, last = (score for _, trial, full_size, _, score, _ in cell["events"] if full_size and trial == winner)
+    return float(last)
 
 
 class Point(NamedTuple):
@@ -161,8 +168,8 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
     """
     of_seed = {cell["seed"]: cell for cell in baselines}
     pairs = [(cell, of_seed[cell["seed"]]) for cell in cells if cell["seed"] in of_seed]
-    times = [reached(cell, base["winner"]["score"]) for cell, base in pairs]
-    own = [reached(base, base["winner"]["score"]) for _, base in pairs]
+    times = [reached(cell, ended(base)) for cell, base in pairs]
+    own = [reached(base, ended(base)) for _, base in pairs]
     sign = 1 if maximizes(cells[0]) else -1
     both = [epochs(cell) for cell in cells]
 

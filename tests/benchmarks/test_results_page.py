@@ -1,0 +1,68 @@
+"""The page of all results is what the result files say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import STEPS, Step, run
+from benchmarks.rasda_report import RESULTS
+from benchmarks.results_page import PAGE, Claim, claims, page, render
+
+
+def test_the_published_page_is_drawn_from_the_published_files() -> None:
+    assert PAGE.read_text() == render(RESULTS), "run `python -m benchmarks.results_page`"
+
+
+def test_every_source_is_there() -> None:
+    found = claims(RESULTS)
+    assert found
+    for claim in found:
+        assert (RESULTS / claim.source).exists(), claim.source
+
+
+def test_a_miss_is_a_miss(tmp_path: Path) -> None:
+    """The committed throughput, with one case slowed below its target."""
+    result = json.loads((RESULTS / "fusion_throughput.json").read_text())
+    row = next(row for row in result["rows"] if row["case"] == "mlp" and row["trials"] == 32)
+    row["speedup"] = 4.99
+    (tmp_path / "fusion_throughput.json").write_text(json.dumps(result))
+    found = claims(tmp_path)
+    slowed = next(claim for claim in found if "MLP" in claim.what)
+    assert (slowed.measured[:5], slowed.target, slowed.met) == ("4.99x", "5x", False)
+    assert "| 5x | **missed** |" in page([slowed], None)
+    assert "Missed: 1 of 1 targets." in page([slowed], None)
+
+
+def test_a_quick_run_has_a_section_of_its_own() -> None:
+    claim = Claim("speed", "2x", "", None, "here", "vs_asha.md")
+    quick = {
+        "date": "2026-01-01",
+        "minutes": 9.5,
+        "load": 0.1,
+        "left_out": ["`vs_asha`, x is missing"],
+        "claims": [claim],
+    }
+    full, short = page([], json.loads(json.dumps(quick))).split("## Quick run")
+    assert "speed" not in full
+    assert "| speed | 2x |  |  | here | vs_asha.md |" in short
+    assert "9.5 minutes" in short
+    assert "Left out: `vs_asha`, x is missing." in short
+    assert "## Quick run" not in page([claim], None)
+
+
+def test_steps_without_their_data_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = [step for step in STEPS if step.needs]
+    assert len(missing) == 3
+    assert run(missing, tmp_path, tmp_path) == [
+        "`vs_asha`, tinyshakespeare/input.txt is missing",
+        "`vs_asha`, cifar10/cifar10_jpeg.npz is missing",
+        "`rasda_paper`, lcbench/model.onnx is missing",
+    ]
+    assert "HYDRO_RASDA_DATA" in capsys.readouterr().out
+
+
+def test_a_step_writes_where_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "vs_asha").mkdir()
+    assert run([Step("vs_asha --render --out {out}/vs_asha")], tmp_path, tmp_path) == []
+    assert (tmp_path / "vs_asha.md").read_text().startswith("# `tune` against plain ASHA")

@@ -1,0 +1,195 @@
+"""The comparison with ASHA, each method run for real on a few trials of digits."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.results_page import claims
+from benchmarks.vs_asha import study
+from benchmarks.vs_asha_cell import measure, write
+from benchmarks.vs_asha_methods import METHODS, configurations, hydro_rasda, seeds
+from benchmarks.vs_asha_report import METHOD_NAMES, TARGETS, TASK_NAMES, markdown, read, rows_of
+from benchmarks.vs_asha_report import write as write_page
+from benchmarks.vs_asha_tasks import TASKS, Task, load_task, objective
+from benchmarks.vs_asha_training import build, scores, train
+
+NOWHERE = Path("/nowhere")
+KEYS = {"task", "method", "seed", "mode", "score", "reduced", "wall", "apart", "winner", "floor", "settings"}
+
+
+def digits() -> Task:
+    return replace(load_task("digits", NOWHERE), num_samples=9, max_t=4)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A method sets where measurements are kept; afterwards that is as it was."""
+    monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path))
+
+
+def check(cell: dict[str, Any], task: Task) -> None:
+    assert {*cell} == KEYS | {"environment", "events"}
+    assert {event[1] for event in cell["events"]} == set(range(task.num_samples))
+    times = [event[0] for event in cell["events"]]
+    assert times == sorted(times)
+    assert 0 < times[0] <= times[-1] <= cell["wall"]
+    winner = cell["winner"]
+    assert winner["config"] == configurations(task, 0)[winner["trial"]]
+    *_, last = (event for event in cell["events"] if event[1] == winner["trial"] and event[2])
+    # The model in hand has the scores that the search reported for it.
+    assert (winner["score"], winner["test"]) == pytest.approx((last[4], last[5]), abs=1e-5)
+    assert winner["test"] > 0.5
+
+
+@pytest.mark.parametrize("method", ["asha", "surrogate", "both", "tune", "fusion"])
+def test_a_method_ends_with_its_winner_in_hand(method: str, tmp_path: Path) -> None:
+    task = digits()
+    cell = measure(task, method, 0)
+    check(cell, task)
+    write(cell, tmp_path / "cell.json")
+    assert json.loads((tmp_path / "cell.json").read_text()) == cell
+
+
+@pytest.mark.slow
+def test_rays_asha_ends_with_its_winner_in_hand() -> None:
+    task = digits()
+    cell = measure(task, "ray_asha", 0)
+    check(cell, task)
+    assert cell["winner"]["epochs"] == task.max_t
+    assert 0 < cell["apart"]["ray.init"] < cell["apart"]["until the first trial began"] < cell["wall"]
+    # Its trials are those of the other methods: each first epoch is the plain one of that configuration and seed.
+    first = next(event for event in cell["events"] if event[3] == 1)
+    config, given = configurations(task, 0)[int(first[1])], seeds(task, int(first[1]), 0)
+    assert next(train(task, config, given, build(task, config, given)))["score"] == pytest.approx(first[4], abs=1e-5)
+
+
+def test_plain_training_is_tunes_full_size_training() -> None:
+    """Same weights, batches and updates: the same scores after every epoch."""
+    task = replace(digits(), num_samples=3)
+    outcome = hydro_rasda(task, 5)
+    of_winner = [event for event in outcome.events if event.trial == outcome.winner and event.full_size]
+    config, given = configurations(task, 5)[outcome.winner], seeds(task, outcome.winner, 5)
+    plain = list(train(task, config, given, build(task, config, given)))
+    assert [event.score for event in of_winner] == pytest.approx(
+        [p["score"] for p in plain[: len(of_winner)]], abs=1e-6
+    )
+    assert scores(task, outcome.model, 32)["test"] == pytest.approx(of_winner[-1].test, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["class", "token", "field"])
+def test_weights_split_held_examples_into_validation_and_test(kind: str) -> None:
+    """2 validation and 6 test examples: the mean over all of score x weight is the mean over each part."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(8, 5, 4, generator=generator)
+    target = inputs + 1 if kind == "field" else torch.randint(4, (8, 5), generator=generator)
+    if kind == "class":
+        inputs, target = inputs[:, 0], target[:, 0]
+    weights = torch.tensor([[4.0, 0.0]] * 2 + [[0.0, 8 / 6]] * 6)
+    model = torch.nn.Identity()
+    both = objective(kind)(model, (inputs, target, weights))
+    for part, name in ((slice(0, 2), "score"), (slice(2, 8), "test")):
+        x, y = inputs[part], target[part]
+        if kind == "class":
+            expected = (x.argmax(-1) == y).float().mean()
+        elif kind == "field":
+            expected = torch.tensor(1.0)
+        else:
+            expected = torch.nn.functional.cross_entropy(x.reshape(-1, 4), y.flatten())
+        assert both[name].item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_turbulence_is_split_by_flow_and_its_autoencoder_gives_fields_back() -> None:
+    task = load_task("turbulence", NOWHERE, reduced=True)
+    fields, _ = task.train
+    assert fields.shape == (2 * 8 * 4, 1, 32, 32)
+    assert task.model_fn({}, 1.0)(fields[:3]).shape == (3, 1, 32, 32)
+    assert task.model_fn({}, 1 / 8)(fields[:3]).shape == (3, 1, 32, 32)
+    weights = task.held[-1]
+    assert weights.mean(0).tolist() == pytest.approx([1.0, 1.0])
+    assert ((weights > 0).sum(1) == 1).all()
+
+
+def test_unknown_tasks_and_missing_data_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="task is 'mnist', but must be one of"):
+        load_task("mnist", NOWHERE)
+    with pytest.raises(FileNotFoundError, match=r"cifar10_jpeg\.npz is missing"):
+        load_task("cifar10", NOWHERE)
+    study(["cifar10", "shakespeare"], ["tune"], [0], NOWHERE, tmp_path / "cells")
+    told = capsys.readouterr().out
+    assert "cifar10 is left out" in told
+    assert "shakespeare is left out" in told
+    assert not (tmp_path / "cells").exists()
+
+
+def test_names_agree() -> None:
+    assert {*TASK_NAMES} == {*TASKS} == {*TARGETS}
+    assert {*METHOD_NAMES} == {*METHODS}
+
+
+def example(method: str, seed: int, wall: float, test: float, retrained: float) -> dict[str, Any]:
+    """A cell as a search of eight trials would leave it."""
+    full = int(method in ("ray_asha", "asha"))
+    events = [[wall * (i + 1) / 9, i, full, 1, 0.1 * i, 0.1 * i] for i in range(8)]
+    return {
+        "task": "digits",
+        "method": method,
+        "seed": seed,
+        "mode": "max",
+        "score": "accuracy",
+        "reduced": False,
+        "wall": wall,
+        "apart": {"until the first trial began": 2.0} if method == "ray_asha" else {"sweep": 0.5},
+        "winner": {"trial": 7, "config": {}, "epochs": 27, "score": 0.9, "test": test},
+        "floor": {"seconds": 0.5, "score": 0.9, "test": retrained},
+        "settings": {
+            "trials": 8,
+            "max_t": 27,
+            "reduction_factor": 3,
+            "examples": {"train": 1197, "validation": 300, "test": 300},
+            "space": {"lr": "(0.001, 1.0)"},
+        },
+        "environment": {
+            "cpu": "a processor",
+            "cores": 2,
+            "threads": 2,
+            "python": "3.11",
+            "torch": "2.13",
+            "ray": "2.60",
+            "date": "2026-01-01 00:00 UTC",
+            "load at start": 0.25 * seed,
+        },
+        "events": [*events, [wall, 7, 1, 27, 0.9, test]],
+    }
+
+
+@pytest.mark.parametrize(("test", "verdict"), [(0.9, "not worse"), (0.5, "no win")])
+def test_the_page_says_what_the_cells_say(test: float, verdict: str, tmp_path: Path) -> None:
+    """Spread sqrt(0.1^2 / 2) = 0.07; 12 s over 1 s is 12 times as fast, and 1 s two trainings of half a second."""
+    folder = tmp_path / "vs_asha"
+    folder.mkdir()
+    for seed in (0, 1):
+        for method, wall, own in (("ray_asha", 12.0, 0.9), ("asha", 4.0, 0.9), ("tune", 1.0, test)):
+            cell = example(method, seed, wall, own, own - 0.1)
+            (folder / f"digits-{method}-{seed}.json").write_text(json.dumps(cell))
+    write_page(folder)
+    page = (tmp_path / "vs_asha.md").read_text()
+    assert page == markdown(read(folder), "vs_asha.png")
+    assert "`tune` is 12.0 times as fast as Ray's ASHA, to reach 10: met" in page
+    assert "costs 2.0 trainings of its winner, to reach 3: met" in page
+    assert verdict in page
+    assert ("**loss**" in page) == (verdict == "no win")
+    assert "Ray's start-up, until the first trial began: 2.00 s" in page
+    assert (tmp_path / "vs_asha.png").stat().st_size > 10_000
+    rows = rows_of(read(folder), "digits")
+    assert [*rows] == ["ray_asha", "asha", "tune"]
+    assert rows["tune"].speedup_without_start == (10.0, 10.0, 10.0)
+    speed, without, cost = claims(tmp_path)
+    assert speed.met is (verdict != "no win")
+    assert "10x without Ray's start-up; 4x as fast as ASHA in one process" == without.measured
+    assert cost.met
+    assert math.isclose(rows["tune"].floors.median, 2.0)

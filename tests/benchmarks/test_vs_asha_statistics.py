@@ -1,0 +1,113 @@
+"""Numbers of the comparison with ASHA, by hand."""
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.vs_asha_methods import Event, timeline
+from benchmarks.vs_asha_statistics import Point, curve, ended, epochs, reached, row, seed_spread, spread
+
+
+def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **values: Any) -> dict[str, Any]:
+    winner, floor = {"trial": 0, "test": 0.8}, {"seconds": 2.0, "test": 0.8}
+    rest = {"wall": 10.0, "apart": {}, "winner": winner, "floor": floor, "mode": mode, "seed": seed}
+    return {**rest, "events": events, **values}
+
+
+def test_quartiles_lie_between_the_values() -> None:
+    assert spread([4.0, 1.0, 2.0]) == (2.0, 1.5, 3.0)
+    assert spread([1.0, math.inf]) == (math.inf, math.inf, math.inf)
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
+def test_a_score_is_reached_by_full_size_models_alone(mode: str, sign: int) -> None:
+    trained: list[list[Any]] = [
+        [1.0, 0, 0, 1, 0.9, 0.9],
+        [2.0, 0, 1, 1, 0.5, 0.5],
+        [3.0, 0, 1, 2, None, None],
+        [4.0, 0, 1, 3, 0.7, 0.7],
+    ]
+    events = [[*rest, score and sign * score, test] for *rest, score, test in trained]
+    run = cell(events, mode=mode)
+    assert reached(run, sign * 0.5) == 2.0
+    assert reached(run, sign * 0.7) == 4.0
+    assert reached(run, sign * 0.8) == math.inf
+
+
+def test_the_curve_is_of_the_best_six_by_validation() -> None:
+    """Trials 0 to 6 validate at 0.0 to 0.6 and test at ten times that; then trial 0 comes to 0.7 and 70, and ends."""
+    first: list[list[float | None]] = [[i + 1.0, i, 0, 1, i / 10, float(i)] for i in range(7)]
+    points = curve(cell([*first, [9.0, 0, 1, 1, 0.7, 70.0], [9.0, 1, 0, 2, None, None]]))
+    assert points == [
+        Point(6.0, (0 + 1 + 2 + 3 + 4 + 5) / 6, 4),  # trials 2 to 5 are over; 0 and 1 are not
+        Point(7.0, (1 + 2 + 3 + 4 + 5 + 6) / 6, 5),
+        # Both of second 9 count: trial 1 diverges, and is over.
+        Point(9.0, (2 + 3 + 4 + 5 + 6 + 70) / 6, 7),
+    ]
+
+
+def test_a_row_compares_seed_by_seed() -> None:
+    events: list[list[float | None]] = [[2.0, 0, 0, 1, 0.5, 0.5], [4.0, 0, 1, 1, 0.9, 0.8]]
+    start = {"until the first trial began": 6.0}
+    base = [
+        cell([[3.0, 0, 1, 1, score, 0.7]], seed=seed, wall=wall, apart=start, winner={"trial": 0, "test": 0.7})
+        for seed, wall, score in ((0, 20.0, 0.9), (1, 40.0, 0.95))
+    ]
+    own = [cell(events, seed=seed) for seed in (0, 1, 2)]
+    found = row(own, base)
+    assert found.speedup == (3.0, 2.5, 3.5)
+    assert found.speedup_without_start is not None
+    assert list(found.speedup_without_start) == pytest.approx([2.4, 1.9, 2.9])
+    assert (found.reached, found.compared, found.cells) == (1, 2, 3)
+    assert found.to_target is not None
+    assert found.to_target.median == math.inf
+    assert found.gain is not None
+    assert found.gain.median == pytest.approx(0.1)
+    assert found.floors.median == 5.0
+    assert (found.trials, found.surrogate_epochs.median, found.full_epochs.median) == (1, 1, 1)
+    assert epochs(own[0]) == (1, 1)
+    assert row(own, []).speedup is None
+
+
+def test_the_baseline_takes_as_long_to_its_own_score_as_itself() -> None:
+    base = cell([[1.0, 0, 1, 1, 0.4, 0.4], [2.0, 1, 1, 1, 0.7, 0.7], [3.0, 0, 1, 2, 0.9, 0.8]])
+    assert ended(base) == 0.9
+    found = row([base], [base])
+    assert found.to_target == (3.0, 3.0, 3.0)
+    assert found.target_speedup == found.speedup == (1.0, 1.0, 1.0)
+
+
+def test_two_draws_give_a_variance() -> None:
+    """(a - b)^2 / 2 of each pair, averaged: of 0.1 and 0.3, (0.01 + 0.09) / 4."""
+    pairs = [cell([], winner={"test": 0.5 + d}, floor={"test": 0.5}) for d in (0.1, -0.3)]
+    assert seed_spread(pairs) == pytest.approx(math.sqrt(0.1 / 4))
+
+
+def test_times_are_counted_back_from_the_end() -> None:
+    """Units of 3, 1 and 4 s before second 10: the first ends at 5, its two epochs at 3.5 and 5."""
+
+    def metrics(stage: str, trial: int, epoch: int, score: float | None) -> dict[str, Any]:
+        names = {"stage": stage, "trial": trial, "epoch": epoch}
+        return {"event": "metrics", **names, "val_score": score, "val_test": score}
+
+    journal = [
+        metrics("surrogate", 0, 1, 0.1),
+        metrics("surrogate", 0, 2, 0.2),
+        metrics("surrogate", 1, 1, None),
+        {"event": "unit", "key": "surrogate/to-2/group-0", "seconds": 3.0},
+        {"event": "unit", "key": "surrogate/to-2/kept", "seconds": 1.0},
+        metrics("target", 0, 3, 0.3),
+        metrics("target", 0, 4, 0.4),
+        {"event": "unit", "key": "target/trial-0/from-2", "seconds": 4.0},
+    ]
+    found = timeline(journal, wall=10.0)
+    assert [e for e in found if e.trial == 0] == [
+        Event(3.5, 0, False, 1, 0.1, 0.1),
+        Event(5.0, 0, False, 2, 0.2, 0.2),
+        Event(8.0, 0, True, 3, 0.3, 0.3),
+        Event(10.0, 0, True, 4, 0.4, 0.4),
+    ]
+    diverged = next(e for e in found if e.trial == 1)
+    assert diverged.seconds == 3.5
+    assert math.isnan(diverged.score)
