@@ -70,11 +70,15 @@ def elastic(
         checkpoint with the same size as often as ``tune.FailureConfig(max_failures=...)`` allows.
 
     Raises:
-        TypeError: ``train`` cannot be called.
+        TypeError: ``train`` cannot be called, or ``scheduler`` is no scheduler.
         ValueError: ``checkpoint_every`` is below 1, ``timeout_s`` is not positive, or ``backend`` is unknown.
     """
     if not callable(train):
         raise TypeError(f"`train` is {train!r}, but must be a function of a Worker")
+    if not isinstance(scheduler, (TrialScheduler, type(None))):
+        raise TypeError(
+            f"`scheduler` is {scheduler!r}, but must be one of Ray Tune's, such as a RASDAScheduler, or None"
+        )
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ValueError(f"`checkpoint_every` is {checkpoint_every}, but must be >= 1")
     if timeout_s <= 0:

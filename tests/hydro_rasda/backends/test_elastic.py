@@ -119,3 +119,18 @@ def test_data_is_in_memory_once_on_a_node(trials: ResultGrid) -> None:
 def test_older_checkpoints_are_removed(trials: ResultGrid) -> None:
     result, _ = of(trials, None)
     assert [p.name for p in Path(result.path).glob("checkpoint_*")] == [Path(result.checkpoint.path).name]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"train": None}, TypeError, "`train` is None, but must be a function of a Worker"),
+        ({"scheduler": "asha"}, TypeError, "`scheduler` is 'asha', but must be one of Ray Tune's"),
+        ({"checkpoint_every": 0}, ValueError, "`checkpoint_every` is 0, but must be >= 1"),
+        ({"timeout_s": 0}, ValueError, "`timeout_s` is 0, but must be > 0"),
+        ({"backend": "mpi"}, ValueError, "`backend` is 'mpi', but must be 'gloo', 'nccl' or None"),
+    ],
+)
+def test_bad_input(wrong: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        elastic(**{"train": linear, **wrong})
