@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ray import tune
+from ray import cloudpickle, tune
 from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.search.search_algorithm import SearchAlgorithm
@@ -201,6 +201,10 @@ def number_of(trial: Trial) -> int:
 
 def _error(trial: Trial) -> str:
     """What a trial's last failure said, without the frames of Ray's own code around it."""
-    error = trial.get_pickled_error()
-    cause = getattr(error, "cause", None) or error
-    return str(cause) if cause is not None else str(trial.get_error())
+    # Tune's own reader looks in the experiment's folder, where the file comes with the next snapshot.
+    try:
+        with open(trial.pickled_error_file, "rb") as file:
+            error = cloudpickle.load(file)
+    except (OSError, TypeError):
+        return "it could not be started"
+    return str(getattr(error, "cause", None) or error)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     HyperBandScheduler,
@@ -74,7 +75,22 @@ def _asha(settings: TuneConfig, worker: Mapping[str, float], space: Mapping[str,
 
 def _hyperband(settings: TuneConfig, worker: Mapping[str, float], space: Mapping[str, Any]) -> TrialScheduler:
     factor = settings.rasda.reduction_factor
-    return HyperBandScheduler(time_attr=_TIME, max_t=settings.max_t, reduction_factor=factor)
+    return _HyperBand(time_attr=_TIME, max_t=settings.max_t, reduction_factor=factor)
+
+
+class _HyperBand(HyperBandScheduler):  # type: ignore[misc]
+    """Ray's own leaves trials paused for ever where another of their bracket fails after its first halving."""
+
+    def _process_bracket(self, tune_controller: Any, bracket: Any) -> str:
+        action = super()._process_bracket(tune_controller, bracket)
+        bracket.is_being_processed = False
+        return str(action)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        super().on_trial_remove(tune_controller, trial)
+        bracket, _ = self._trial_info[trial]
+        if bracket.finished() and not bracket.is_being_processed:
+            bracket.cleanup_full(tune_controller)
 
 
 def _median(settings: TuneConfig, worker: Mapping[str, float], space: Mapping[str, Any]) -> TrialScheduler:

@@ -42,6 +42,7 @@ MAX_FAILURES = 2
 _LOOK_S = 0.1
 _DONE = "target/done"
 _BRIEF_S = 0.01
+_STUCK_S = 60.0
 
 
 class FullSize:
@@ -201,11 +202,18 @@ class FullSize:
         self._feed.meet(controller.get_trials())
         if self._size is not None:
             controller.update_pending_trial_resources(self._size)
+        moved = time.monotonic()
         while not controller.is_finished() and not self._stopping.is_set():
             since = time.monotonic()
             controller.step()
+            live = [trial.status for trial in controller.get_live_trials()]
+            if TuneTrial.RUNNING in live or TuneTrial.PENDING in live or not self._feed.is_finished():
+                moved = since
+            elif since - moved > _STUCK_S:
+                name, paused = type(self._scheduler).__name__, live.count(TuneTrial.PAUSED)
+                raise RuntimeError(f"`scheduler` is {name}, but must start the {paused} trials that it paused")
             # Without an actor to wait for, the loop would turn without a rest.
-            if time.monotonic() - since < _BRIEF_S and not _running(controller):
+            if time.monotonic() - since < _BRIEF_S and TuneTrial.RUNNING not in live:
                 self._feed.wait(_LOOK_S)
         controller.checkpoint(force=True, wait=True)
         controller.cleanup()
@@ -312,10 +320,6 @@ class FullSize:
         for number, (origin, mutable) in self._trained_with.items():
             if number in sampled and origin in sampled:
                 self._run.trials[number] = Trial(number, {**sampled[origin].config, **mutable})
-
-
-def _running(controller: TuneController) -> bool:
-    return any(trial.status == TuneTrial.RUNNING for trial in controller.get_live_trials())
 
 
 @contextlib.contextmanager

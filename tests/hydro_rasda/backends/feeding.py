@@ -12,6 +12,8 @@ from torch import nn
 
 from hydro_rasda.backends.worker import Worker
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.data import make_batches
+from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.progress import Progress
 from hydro_rasda.run import Run
@@ -46,13 +48,23 @@ def train(worker: Worker) -> None:
         )
 
 
+def noise() -> Problem:
+    """Two noisy classes."""
+    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    y = torch.arange(320) % 2
+    x = torch.randn(320, 64, generator=generator) + 0.1 * y[:, None]
+    train_data, val_data = make_batches((x, y), "train_data", cpu, 0), make_batches((x, y), "val_data", cpu, 0)
+    return Problem(linear, supervised(), train_data, val_data, 0.5, "val_loss", "min", 8, 0, cpu)
+
+
 def of_linear(problem: Problem) -> Problem:
     """The same data, and linear models of it."""
     return replace(problem, model_fn=linear)
 
 
 def linear(config: dict[str, Any]) -> nn.Module:
-    return nn.Linear(64, 10)
+    width = 16 if config.get("wide") else 8
+    return nn.Sequential(nn.Linear(64, width), nn.Linear(width, 10))
 
 
 def open_run(path: Path, problem: Problem, configs: list[dict[str, Any]], **settings: Any) -> Run:

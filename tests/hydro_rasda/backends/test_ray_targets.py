@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from ray.tune.schedulers import MedianStoppingRule
 
-from hydro_rasda import loguniform
+from hydro_rasda import RASDAConfig, loguniform
+from hydro_rasda.backends.cluster import read_journal
+from hydro_rasda.backends.ray_journal import replay
 from hydro_rasda.backends.ray_targets import FullSize
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run import Run
 from tests.hydro_rasda.backends import feeding
+from tests.hydro_rasda.backends.test_restore import survivors_reached
 
 SPACE = {"lr": loguniform(1e-3, 1.0)}
 LRS = [0.5 / 2**i for i in range(8)]
@@ -58,6 +67,106 @@ def wait_for(what: Callable[[], bool], stage: FullSize) -> None:
         assert time.monotonic() < until
         stage.poll()
         time.sleep(0.05)
+
+
+def train_all(run: Run, scheduler: Any) -> None:
+    full = stage(run, scheduler)
+    full.offer(sorted(run.trials))
+    full.finish()
+    assert set(run.checkpoints) == set(run.trials)
+    assert all(seen == list(range(1, len(seen) + 1)) for seen in epochs(run).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["asha", "median", MedianStoppingRule("epoch", "val_loss", "min")])
+def test_other_schedulers_run_to_their_end(ray8: None, open_run: Open, scheduler: Any) -> None:
+    run = open_run([{"lr": lr} for lr in LRS[:3]], max_t=4, rasda=RASDAConfig(workers=2))
+    train_all(run, scheduler)
+    assert not run.failures
+    assert run.epochs("target", 0) == 4
+    assert {line["workers"] for lines in run.metrics.values() for line in lines} == {2}
+
+
+@pytest.mark.slow
+def test_a_trial_of_hyperband_fails_alone(ray8: None, open_run: Open) -> None:
+    """It fails when the others of its bracket are paused and wait for it."""
+    run = open_run([{"lr": lr, "fails_at": 3 if lr == 0.5 else 0} for lr in (0.1, 0.2, 0.3, 0.4, 0.5)], max_t=4)
+    train_all(run, "hyperband")
+    assert epochs(run)[4] == [1, 2]
+    assert [run.epochs("target", number) for number in range(4)] == [4, 4, 4, 4]
+    assert set(run.failures) == {4}
+    assert f"trial 4: rank 0 of 1 on {socket.gethostname()}" in run.failures[4]
+    assert "the user's own mistake" in run.failures[4]
+
+
+@pytest.mark.slow
+def test_pbt_leaves_the_configurations_that_the_models_were_trained_with(ray8: None, open_run: Open) -> None:
+    run = open_run([{"lr": lr, "wide": lr == 0.5} for lr in (0.5, 1e-6, 1e-6)], max_t=4)
+    sampled = dict(run.trials)
+    train_all(run, "pbt")
+    assert not run.failures
+    for number in (1, 2):
+        config = run.trials[number].config
+        trained(run, number)
+        assert config == sampled[number].config or config["wide"]
+    assert any(run.trials[number].config != sampled[number].config for number in (1, 2))
+    changed = [line for unit in run.store.units().values() for line in unit.lines if line["event"] == "trial"]
+    assert {line["trial"]: line["config"] for line in changed} == {
+        number: run.trials[number].config for number in (1, 2) if run.trials[number].config != sampled[number].config
+    }
+
+
+@pytest.mark.slow
+def test_stopped_trials_leave_checkpoints_and_go_on(ray8: None, open_run: Open) -> None:
+    configs = [{"lr": lr, "seconds": 0.3} for lr in LRS[:3]]
+    run = open_run(configs, max_t=64)
+    full = stage(run)
+    full.offer([0, 1, 2])
+    wait_for(lambda: len(run.checkpoints) == 3, full)
+    began = time.monotonic()
+    full.stop()
+    assert time.monotonic() - began < 20
+    before = epochs(run)
+    for number in run.checkpoints:
+        trained(run, number)
+    run.store.close()
+
+    again = open_run(configs, max_t=64)
+    full = stage(again)
+    assert epochs(again) == before
+    assert again.checkpoints == run.checkpoints
+    wait_for(lambda: max(map(len, epochs(again).values())) > max(map(len, before.values())), full)
+    full.stop()
+    assert all(seen == list(range(1, len(seen) + 1)) for seen in epochs(again).values())
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_all_that_the_next_one_needs(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "tests.hydro_rasda.backends.feeding_script", str(tmp_path)]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not survivors_reached(path / "ray", workers=2) and time.monotonic() < until:
+        assert driver.poll() is None, "the first run ended before it was killed"
+        time.sleep(0.05)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    before = read_journal(str(path / "ray"))
+    assert before
+    restored = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert "FINISHED 0 0 8 target/trial-0/epoch-8" in restored.stdout, restored.stderr[-3000:]
+
+    after = read_journal(str(path / "ray"))
+    assert after[: len(before)] == before
+    trials = {str(number) for number in range(8)}
+    rungs_before, rungs_after = replay(before, trials).rungs, replay(after, trials).rungs
+    for milestone, rung in rungs_before.items():
+        assert list(rungs_after[milestone].items())[: len(rung)] == list(rung.items())
+    lines = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]
+    told = [(line["trial"], line["epoch"]) for line in lines if line["event"] == "metrics"]
+    assert sorted(told) == sorted({(int(entry.trial), entry.t) for entry in after})
+    assert len(list((path / "ray").glob("experiment_state-*"))) <= 2
+    assert {p.name for p in (path / "ray" / "trial-0").iterdir()} == {"checkpoint_000003"}
 
 
 @pytest.mark.slow
