@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -29,6 +30,8 @@ from .ray_targets import FullSize
 EAGER_SHARE = 0.5
 """Of the sweep's epochs: from here on, devices that it leaves idle train the best so far at full size (Hydro's eager
 transfer)."""
+
+_ANSWER_S = 10.0
 
 
 class RayBackend(RayDevices):
@@ -66,7 +69,7 @@ class RayBackend(RayDevices):
         self._share = 0.0
         self._best: Sequence[int] = ()
         self._stage: FullSize | None = None
-        self._offered: dict[int, None] = {}
+        self._offered: set[int] = set()
 
     def __enter__(self) -> RayBackend:
         self._owns_ray = not ray.is_initialized()
@@ -132,16 +135,15 @@ class RayBackend(RayDevices):
         """Start the best so far on devices that the sweep has no use for."""
         for device in self.idle():
             self.retire(device)
-        free = self._count - len(self._devices)
         # Those that wait for a device could be overtaken by better ones: no more are offered than can begin.
-        room = free // self._run.settings.rasda.workers
-        if room > len(self._offered):
+        room = (self._count - len(self._devices)) // self._run.settings.rasda.workers
+        if room:
             self._full_size().hold(len(self._devices))
             self._offer(self._best[:room])
 
     def _offer(self, numbers: Sequence[int]) -> None:
         self._full_size().offer([number for number in numbers if number not in self._offered])
-        self._offered |= dict.fromkeys(numbers)
+        self._offered |= set(numbers)
 
     def _full_size(self) -> FullSize:
         if self._stage is None:
@@ -160,8 +162,11 @@ def _start_ray(address: str | None) -> None:
             ray.init(address="local", num_cpus=torch.get_num_threads(), include_dashboard=False, **options)
         return
     try:
+        host, _, port = address.rpartition(":")
+        if host and port.isdecimal():  # Ray would try for minutes
+            socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
         ray.init(address=address, **options)
-    except ConnectionError as error:
+    except OSError as error:
         raise ConnectionError(f"`address` is {address!r}, but no Ray cluster answers there: {error}") from error
 
 

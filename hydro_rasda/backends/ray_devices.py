@@ -147,6 +147,7 @@ class RayDevices:
         self._deaths: Counter[str] = Counter()
         self._worker: Mapping[str, float] = {}
         self._problem: Any = None
+        self._met = False
 
     def open(self, worker: Mapping[str, float], count: int) -> None:
         """Start so many actors with these resources; returns at once."""
@@ -160,17 +161,19 @@ class RayDevices:
         actor = cls.remote(self._problem, max(1, int(cpus)))
         return _Device(actor, actor.machine.remote())
 
-    def _arrived(self) -> None:
-        """Wait until every device is there: the first would else take all work."""
+    def _meet(self) -> None:
+        """Wait, once, until every device is there: the first would else take all work."""
+        if self._met:
+            return
+        self._met = True
         for device in self._devices.values():
-            if device.arrival is not None and not self._deaths:
-                try:
-                    device.machine, device.arrival = ray.get(device.arrival), None
-                except ray.exceptions.RayActorError as error:
-                    raise RuntimeError(f"the process of a device did not start:\n{error}") from None
+            try:
+                device.machine, device.arrival = ray.get(device.arrival), None
+            except ray.exceptions.RayActorError as error:
+                raise RuntimeError(f"the process of a device did not start:\n{error}") from None
 
     def idle(self) -> Sequence[int]:
-        self._arrived()
+        self._meet()
         if self._again:
             return []
         return [d for d, device in self._devices.items() if device.task is None and device.arrival is None]
@@ -243,7 +246,7 @@ class RayDevices:
         self, number: int, span: Span, state: Mapping[str, Any] | None, seed: int
     ) -> tuple[Mapping[str, Any], History]:
         """Train a full-size trial on the first device."""
-        self._arrived()
+        self._meet()
         run, actor = self._run, next(iter(self._devices.values())).actor
         trained = actor.train_target.remote(run.trials[number], span, state, seed, run.seconds_left(1.0))
         after, history = ray.get(trained)
