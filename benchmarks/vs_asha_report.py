@@ -170,6 +170,8 @@ def show(value: Spread | None, unit: str = "") -> str:
 def _number(value: float) -> str:
     if math.isinf(value):
         return "never"
+    if value == 0:
+        return "0"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) > 9 else f"{value:#.3g}"
 
 

@@ -190,6 +190,6 @@ def test_the_page_says_what_the_cells_say(test: float, verdict: str, tmp_path: P
     assert rows["tune"].speedup_without_start == (10.0, 10.0, 10.0)
     speed, without, cost = claims(tmp_path)
     assert speed.met is (verdict != "no win")
-    assert without.measured == "10x without Ray's start-up; 4x as fast as ASHA in one process"
+    assert without.measured == "10x without Ray's start-up; 4.00x as fast as ASHA in one process"
     assert cost.met
     assert math.isclose(rows["tune"].floors.median, 2.0)

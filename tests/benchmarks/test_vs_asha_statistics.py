@@ -1,10 +1,13 @@
 """Numbers of the comparison with ASHA, by hand."""
 
+import doctest
 import math
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from benchmarks import vs_asha_report, vs_asha_statistics
 from benchmarks.vs_asha_methods import Event, timeline
 from benchmarks.vs_asha_statistics import Point, curve, ended, epochs, reached, row, seed_spread, spread
 
@@ -13,6 +16,12 @@ def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **v
     winner, floor = {"trial": 0, "test": 0.8}, {"seconds": 2.0, "test": 0.8}
     rest = {"wall": 10.0, "apart": {}, "winner": winner, "floor": floor, "mode": mode, "seed": seed}
     return {**rest, "events": events, **values}
+
+
+@pytest.mark.parametrize("module", [vs_asha_report, vs_asha_statistics], ids=lambda module: module.__name__)
+def test_examples_in_the_docstrings(module: ModuleType) -> None:
+    outcome = doctest.testmod(module)
+    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 def test_quartiles_lie_between_the_values() -> None:
