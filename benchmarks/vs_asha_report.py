@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.vs_asha_statistics import BASELINE, Cell, Row, Spread, curve, row, seed_spread, spread, start_up
+from benchmarks.vs_asha_statistics import (
+    BASELINE,
+    Cell,
+    Row,
+    Spread,
+    curve,
+    maximizes,
+    row,
+    seed_spread,
+    spread,
+    start_up,
+)
 
 TASK_NAMES = {
     "digits": "MLP 64-256-256-10, digits",
@@ -238,8 +249,9 @@ def plot(cells: Cells, path: Path) -> None:
     """For each task, the average test score of the best six trials over time, one line for each method and seed."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2 * len(cells), 4.2), layout="constrained")
-    axes = figure.subplots(1, len(cells), squeeze=False)[0]
+    rows, columns = -(-len(cells) // 2), min(len(cells), 2)
+    figure = Figure(figsize=(6.5 * columns, 4.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
     colors = {method: f"C{i}" for i, method in enumerate(METHOD_NAMES)}
     for axis, (task, methods) in zip(axes, cells.items()):
         for method, of_method in methods.items():
@@ -266,6 +278,8 @@ def plot(cells: Cells, path: Path) -> None:
                     )
         first = next(iter(methods.values()))[0]
         axis.set(xscale="log", xlabel="seconds", ylabel=f"test {first['score']}, mean of the best 6 trials")
-        axis.set_title(f"{task}; numbers: trials finished", fontsize=10)
+        if not maximizes(first):
+            axis.set_yscale("log")
+        axis.set_title(f"{task}{' (reduced)' * first['reduced']}; numbers: trials finished", fontsize=10)
         axis.legend(fontsize=7)
     figure.savefig(path, dpi=90)
