@@ -250,12 +250,12 @@ class FullSize:
         if self._run.store.done(key):
             return
         line = {"event": "metrics", "stage": "target", "trial": number, "epoch": epoch, **event["metrics"]}
+        before = self._workers.get(number)
         self._keep(key, Unit(None, [line], event["seconds"]))
-        workers = event["metrics"].get("workers")
-        before = self._workers.get(number, workers)
-        self._workers[number] = workers
-        if workers != before:
-            self._run.progress.say(f"full size: trial {number} goes on with {workers} workers from epoch {epoch}")
+        if before not in (None, self._workers[number]):
+            self._run.progress.say(
+                f"full size: trial {number} goes on with {self._workers[number]} workers from epoch {epoch}"
+            )
 
     def _take_checkpoint(self, place: int, event: Line) -> None:
         number = event["trial"]
@@ -305,6 +305,7 @@ class FullSize:
         for line in unit.lines:
             if line["event"] == "metrics":
                 self._run.failures.pop(line["trial"], None)
+                self._workers[line["trial"]] = line["workers"]
         if not isinstance(unit.value, Mapping):
             return
         if "checkpoint" in unit.value:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
+from ray.tune.experiment import Experiment
 from ray.tune.schedulers import MedianStoppingRule
 
-from hydro_rasda import RASDAConfig, loguniform
+from hydro_rasda import RASDAConfig, choice, loguniform, randint, uniform
 from hydro_rasda.backends.cluster import read_journal
+from hydro_rasda.backends.ray_feed import EventLog, Feed, number_of
 from hydro_rasda.backends.ray_journal import replay
+from hydro_rasda.backends.ray_named import make_scheduler
 from hydro_rasda.backends.ray_targets import FullSize
+from hydro_rasda.config import TuneConfig
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run import Run
 from tests.hydro_rasda.backends import feeding
@@ -37,7 +45,8 @@ def open_run(problem: Problem, tmp_path: Path) -> Iterator[Open]:
     opened: list[Run] = []
 
     def call(configs: list[dict[str, Any]], **settings: Any) -> Run:
-        run = feeding.open_run(tmp_path / "run", feeding.of_linear(problem), configs, **settings)
+        linear = replace(feeding.of_linear(problem), max_t=settings["max_t"])
+        run = feeding.open_run(tmp_path / "run", linear, configs, **settings)
         opened.append(run)
         return run
 
@@ -101,7 +110,7 @@ def test_a_trial_of_hyperband_fails_alone(ray8: None, open_run: Open) -> None:
 
 @pytest.mark.slow
 def test_pbt_leaves_the_configurations_that_the_models_were_trained_with(ray8: None, open_run: Open) -> None:
-    run = open_run([{"lr": lr, "wide": lr == 0.5} for lr in (0.5, 1e-6, 1e-6)], max_t=4)
+    run = open_run([{"lr": lr, "wide": lr == 0.5, "seconds": 0.8} for lr in (0.5, 1e-6, 1e-6)], max_t=8)
     sampled = dict(run.trials)
     train_all(run, "pbt")
     assert not run.failures
@@ -119,7 +128,7 @@ def test_pbt_leaves_the_configurations_that_the_models_were_trained_with(ray8: N
 @pytest.mark.slow
 def test_stopped_trials_leave_checkpoints_and_go_on(ray8: None, open_run: Open) -> None:
     configs = [{"lr": lr, "seconds": 0.3} for lr in LRS[:3]]
-    run = open_run(configs, max_t=64)
+    run = open_run(configs, max_t=16)
     full = stage(run)
     full.offer([0, 1, 2])
     wait_for(lambda: len(run.checkpoints) == 3, full)
@@ -131,13 +140,20 @@ def test_stopped_trials_leave_checkpoints_and_go_on(ray8: None, open_run: Open) 
         trained(run, number)
     run.store.close()
 
-    again = open_run(configs, max_t=64)
+    again = open_run(configs, max_t=16)
     full = stage(again)
     assert epochs(again) == before
     assert again.checkpoints == run.checkpoints
     wait_for(lambda: max(map(len, epochs(again).values())) > max(map(len, before.values())), full)
     full.stop()
     assert all(seen == list(range(1, len(seen) + 1)) for seen in epochs(again).values())
+    again.store.close()
+
+    late = open_run(configs, max_t=16, time_budget_s=0.1)
+    full = stage(late)
+    full.finish()
+    assert epochs(late) == epochs(again)
+    assert not late.store.done("target/done")
 
 
 @pytest.mark.slow
@@ -158,7 +174,7 @@ def test_a_killed_driver_leaves_all_that_the_next_one_needs(tmp_path: Path) -> N
 
     after = read_journal(str(path / "ray"))
     assert after[: len(before)] == before
-    trials = {str(number) for number in range(8)}
+    trials = {str(number) for number in range(6)}
     rungs_before, rungs_after = replay(before, trials).rungs, replay(after, trials).rungs
     for milestone, rung in rungs_before.items():
         assert list(rungs_after[milestone].items())[: len(rung)] == list(rung.items())
@@ -166,14 +182,19 @@ def test_a_killed_driver_leaves_all_that_the_next_one_needs(tmp_path: Path) -> N
     told = [(line["trial"], line["epoch"]) for line in lines if line["event"] == "metrics"]
     assert sorted(told) == sorted({(int(entry.trial), entry.t) for entry in after})
     assert len(list((path / "ray").glob("experiment_state-*"))) <= 2
-    assert {p.name for p in (path / "ray" / "trial-0").iterdir()} == {"checkpoint_000003"}
+    assert len(list((path / "ray" / "trial-0").iterdir())) == 1
 
 
 @pytest.mark.slow
 def test_late_offers_get_their_turn(ray8: None, open_run: Open) -> None:
     run = open_run([{"lr": lr} for lr in LRS[::-1]], max_t=4)
     full = stage(run)
+    full.hold(8)
     full.offer([0, 1])
+    held_until = time.monotonic() + 3
+    wait_for(lambda: time.monotonic() > held_until, full)
+    assert ray.available_resources()["CPU"] == 8
+    full.hold(0)
     wait_for(lambda: len(run.checkpoints) == 2, full)
     full.offer([7, 1, 6])
     full.finish()
@@ -184,3 +205,85 @@ def test_late_offers_get_their_turn(ray8: None, open_run: Open) -> None:
     x, y = next(run.problem.val_data.in_order(160))
     loss = torch.nn.functional.cross_entropy(trained(run, 7)(x), y).item()
     assert loss == pytest.approx(run.score("target", 7), abs=1e-6)
+    assert open_again_is_over(run)
+
+
+def open_again_is_over(run: Run) -> bool:
+    """A stage that is done starts nothing, whatever it is offered."""
+    full = stage(run)
+    full.offer([0])
+    full.finish()
+    return not any(thread.name == "tune" for thread in threading.enumerate())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheduler", "worker", "space", "error", "message"),
+    [
+        ("bohb", {"CPU": 1}, SPACE, ValueError, "`scheduler` is 'bohb', but must be one of"),
+        (7, {"CPU": 1}, SPACE, TypeError, "`scheduler` is 7, but must be one of"),
+        ("pbt", {"CPU": 1}, {"depth": randint(1, 9)}, ValueError, "`scheduler` is 'pbt', but must be another one"),
+        ("rasda", {"CPU": 1, "GPU": 1}, SPACE, ValueError, "`resources_per_worker` is .*'GPU': 1"),
+        ("asha", {"CPU": 4}, SPACE, ValueError, "`workers` is 3, but must be <= 2"),
+    ],
+)
+def test_bad_input(
+    ray8: None, open_run: Open, scheduler: Any, worker: Any, space: Any, error: type[Exception], message: str
+) -> None:
+    run = open_run([{"lr": 0.1}], max_t=4, rasda=RASDAConfig(workers=3))
+    with pytest.raises(error, match=message):
+        FullSize(run, worker, scheduler, space=space, train=feeding.train)
+
+
+def raises(worker: Any) -> None:
+    worker.report({"epoch": 1, "train_loss": 1.0})
+
+
+@pytest.mark.slow
+def test_what_tune_raises_comes_out_of_the_main_thread(ray8: None, open_run: Open) -> None:
+    run = open_run([{"lr": 0.1}], max_t=4)
+    full = FullSize(run, {"CPU": 1}, space=SPACE, train=raises)
+    full.offer([0])
+    with pytest.raises(Exception, match="did not include the specified metric"):
+        full.finish()
+
+
+def test_pbt_stays_within_the_space() -> None:
+    space = {"momentum": uniform(0.5, 0.95), "optimizer": "sgd", "lr": choice([0.1, 0.2]), "depth": randint(1, 9)}
+    pbt = make_scheduler("pbt", TuneConfig(max_t=4), {"CPU": 1}, space)
+    assert pbt._hyperparam_mutations == {"config": {"momentum": space["momentum"], "lr": [0.1, 0.2]}}
+    far: dict[str, Any] = {"trial": 3, "config": {"momentum": 1.1, "lr": 0.2, "depth": 4, "optimizer": "sgd"}}
+    assert pbt._custom_explore_fn(far)["config"] == {**far["config"], "momentum": math.nextafter(0.95, 0)}
+
+
+def test_better_offers_go_first_and_none_twice(tmp_path: Path) -> None:
+    experiment = Experiment("ray", lambda config: None, storage_path=str(tmp_path))
+    feed = Feed(experiment)
+    assert feed.next_trial() is None
+    feed.offer({3: {}, 1: {}, 2: {}})
+    first = feed.next_trial()
+    assert first is not None
+    assert (number_of(first), first.config) == (3, {"trial": 3, "config": {}})
+    feed.offer({5: {}, 3: {}, 2: {}})
+    feed.meet([first])
+    given = [number_of(trial) for trial in iter(feed.next_trial, None) if trial is not None]
+    assert given == [5, 2, 1]
+    assert not feed.is_finished()
+    feed.close()
+    assert feed.is_finished()
+
+
+def test_events_survive_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.write({"event": "ended", "trial": 0})
+    assert list(log.read()) == [(0, {"event": "ended", "trial": 0})]
+    assert list(log.read()) == []
+    log.close()
+    with path.open("a") as file:
+        file.write('{"event": "met')
+    again = EventLog(path)
+    again.write({"event": "ended", "trial": 1, "how": int})
+    assert [(place, event["trial"]) for place, event in again.read()] == [(0, 0), (1, 1)]
+    again.remove()
+    assert not path.exists()
