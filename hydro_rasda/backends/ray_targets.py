@@ -246,12 +246,11 @@ class FullSize:
 
     def _take_epoch(self, event: Line) -> None:
         number, epoch = event["trial"], event["epoch"]
-        key = f"target/trial-{number}/epoch-{epoch}"
-        if self._run.store.done(key):
-            return
+        if epoch <= self._run.epochs("target", number):
+            return  # repeated after a failure, or on going on
         line = {"event": "metrics", "stage": "target", "trial": number, "epoch": epoch, **event["metrics"]}
         before = self._workers.get(number)
-        self._keep(key, Unit(None, [line], event["seconds"]))
+        self._keep(f"target/trial-{number}/epoch-{epoch}", Unit(None, [line], event["seconds"]))
         if before not in (None, self._workers[number]):
             self._run.progress.say(
                 f"full size: trial {number} goes on with {self._workers[number]} workers from epoch {epoch}"
@@ -305,7 +304,7 @@ class FullSize:
         for line in unit.lines:
             if line["event"] == "metrics":
                 self._run.failures.pop(line["trial"], None)
-                self._workers[line["trial"]] = line["workers"]
+                self._workers[line["trial"]] = line.get("workers", 1)
         if not isinstance(unit.value, Mapping):
             return
         if "checkpoint" in unit.value:
