@@ -38,6 +38,7 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load at start": round(os.getloadavg()[0], 2),
+        "busy before": busy(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ray", "numpy")},
     }
@@ -64,6 +65,27 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
     }
+
+
+def busy(seconds: float = 1.0) -> float:
+    """The share of all cores' time that other processes take, while this one sleeps; NaN where Linux does not tell.
+
+    The load average is of the last minute, and so of the cell before as well.
+    """
+    try:
+        before = _jiffies()
+        time.sleep(seconds)
+        after = _jiffies()
+    except FileNotFoundError:
+        return math.nan
+    idle, total = (now - then for now, then in zip(after, before))
+    return round(1 - idle / total, 3)
+
+
+def _jiffies() -> tuple[int, int]:
+    """Time that all cores were idle, and all of their time (`man 5 proc`)."""
+    user, nice, system, idle, iowait, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    return idle + iowait, user + nice + system + idle + iowait + sum(rest)
 
 
 def _settings(task: Task) -> dict[str, Any]:

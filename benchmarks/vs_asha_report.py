@@ -123,7 +123,7 @@ def _task(cells: Cells, task: str) -> str:
         f"{settings['trials']} trials, max_t {settings['max_t']}, reduction factor {settings['reduction_factor']}; "
         f"{settings['examples']['train']:,} training, {settings['examples']['validation']:,} validation, "
         f"{settings['examples']['test']:,} test examples; score: {some['score']}; space: {_space(settings['space'])}. "
-        f"Seed spread {between_seeds:.3g}. {machine(everything)} at the cells' start; {_versions(everything)}.",
+        f"Seed spread {between_seeds:.3g}. {machine(everything)}; {_versions(everything)}.",
         "",
         "| " + " | ".join(_COLUMNS) + " |",
         "|" + "---|" * len(_COLUMNS),
@@ -224,11 +224,14 @@ def _apart(methods: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def machine(cells: Sequence[Cell]) -> str:
-    """Hardware, dates and load of some cells; each variant once."""
+    """Hardware and dates of some cells, each variant once, and what else ran there."""
     where = [cell["environment"] for cell in cells]
-    loads = sorted(one["load at start"] for one in where)
     dates = _each([{"date": one["date"][:10]} for one in where], "date")
-    return f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores; {dates}; load {loads[0]:.1f} to {loads[-1]:.1f}"
+    others = max(one["busy before"] for one in where)
+    return (
+        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores; {dates}; other work took at most {others:.0%} of them "
+        "before a cell"
+    )
 
 
 def _versions(cells: Sequence[Cell]) -> str:

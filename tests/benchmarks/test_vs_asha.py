@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import torch
 
 from benchmarks.results_page import claims
 from benchmarks.vs_asha import study
-from benchmarks.vs_asha_cell import measure, write
+from benchmarks.vs_asha_cell import busy, measure, write
 from benchmarks.vs_asha_methods import METHODS, configurations, hydro_rasda, seeds
 from benchmarks.vs_asha_report import METHOD_NAMES, TARGETS, TASK_NAMES, markdown, read, rows_of
 from benchmarks.vs_asha_report import write as write_page
@@ -126,6 +129,18 @@ def test_unknown_tasks_and_missing_data_are_named(capsys: pytest.CaptureFixture[
     assert not (tmp_path / "cells").exists()
 
 
+def test_other_work_is_noticed() -> None:
+    """A process that spins keeps one core busy: at least a part of 1 / cores."""
+    quiet = busy(0.2)
+    assert 0 <= quiet <= 1
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        assert busy(0.5) >= 0.2 / (os.cpu_count() or 1)
+    finally:
+        spinning.kill()
+        spinning.wait()
+
+
 def test_names_agree() -> None:
     assert {*TASK_NAMES} == {*TASKS} == {*TARGETS}
     assert {*METHOD_NAMES} == {*METHODS}
@@ -162,6 +177,7 @@ def example(method: str, seed: int, wall: float, test: float, retrained: float) 
             "ray": "2.60",
             "date": "2026-01-01 00:00 UTC",
             "load at start": 0.25 * seed,
+            "busy before": 0.1 * seed,
         },
         "events": [*events, [wall, 7, 1, 27, 0.9, test]],
     }
@@ -183,6 +199,7 @@ def test_the_page_says_what_the_cells_say(test: float, verdict: str, tmp_path: P
     assert "costs 2.0 trainings of its winner, to reach 3: met" in page
     assert verdict in page
     assert ("**loss**" in page) == (verdict == "no win")
+    assert "other work took at most 10% of them before a cell" in page
     assert "Ray's start-up, until the first trial began: 2.00 s" in page
     assert (tmp_path / "vs_asha.png").stat().st_size > 10_000
     rows = rows_of(read(folder), "digits")
