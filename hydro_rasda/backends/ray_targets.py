@@ -140,8 +140,10 @@ class FullSize:
 
     def finish(self) -> None:
         """Wait until everything offered is done; nothing more will be offered."""
-        if not self._over:
-            self._feed.close()
+        if self._over:
+            self._settle()
+            return
+        self._feed.close()
         while not self._over:
             ended = not self._alive()
             self.poll()
@@ -179,7 +181,6 @@ class FullSize:
         self._thread.start()
 
     def _tune(self) -> None:
-        """In a thread of its own, to the end of the experiment."""
         try:
             with _quiet(logging.getLogger("ray.tune")):
                 self._loop()
@@ -199,6 +200,14 @@ class FullSize:
             reuse_actors=True,
             storage=self._experiment.storage,
         )
+        try:
+            self._turn(controller)
+            controller.checkpoint(force=True, wait=True)
+        finally:
+            controller.cleanup()
+
+    def _turn(self, controller: TuneController) -> None:
+        """To the end of the experiment, or until told to stop."""
         self._feed.meet(controller.get_trials())
         if self._size is not None:
             controller.update_pending_trial_resources(self._size)
@@ -215,8 +224,6 @@ class FullSize:
             # Without an actor to wait for, the loop would turn without a rest.
             if time.monotonic() - since < _BRIEF_S and TuneTrial.RUNNING not in live:
                 self._feed.wait(_LOOK_S)
-        controller.checkpoint(force=True, wait=True)
-        controller.cleanup()
 
     def _forget_older_states(self) -> bool:
         """Leave the newest of Tune's own records, to which each process adds one; False where there is none."""
@@ -320,6 +327,7 @@ class FullSize:
         for number, (origin, mutable) in self._trained_with.items():
             if number in sampled and origin in sampled:
                 self._run.trials[number] = Trial(number, {**sampled[origin].config, **mutable})
+        self._trained_with = {}
 
 
 @contextlib.contextmanager
