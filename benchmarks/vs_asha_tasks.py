@@ -206,7 +206,11 @@ def _turbulence(data: Path, reduced: bool) -> Task:
     from benchmarks.turbulence import snapshots
 
     flows, frames = (6, 8) if reduced else (16, 16)
+    threads = torch.get_num_threads()
+    # Threads gain little on transforms this small, and lose much where cores are shared: they wait for each other.
+    torch.set_num_threads(1)
     fields = snapshots(flows, frames)
+    torch.set_num_threads(threads)
     patches = fields.unfold(2, 32, 32).unfold(3, 32, 32).reshape(flows, -1, 1, 32, 32)
     train, validation, test = (part.flatten(0, 1) for part in (patches[:-4], patches[-4:-2], patches[-2:]))
     return Task(
