@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.rasda_report import cpu_model
 from benchmarks.transfer_tasks import DEFAULT_DATA
-from benchmarks.vs_asha_methods import GRACE_PERIOD, METHODS, REDUCTION_FACTOR, TOP_K, WIDTH_RATIO, Event, seeds
-from benchmarks.vs_asha_methods import configurations as configurations_of
+from benchmarks.vs_asha_methods import METHODS, TOP_K, WIDTH_RATIO
+from benchmarks.vs_asha_search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
 from benchmarks.vs_asha_tasks import TASKS, Task, load_task
 from benchmarks.vs_asha_training import build, scores, train
 
@@ -43,7 +43,7 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
         **{name: version(name) for name in ("torch", "ray", "numpy")},
     }
     outcome = METHODS[method](task, seed)
-    config = configurations_of(task, seed)[outcome.winner]
+    config = configurations(task, seed)[outcome.winner]
     last = [event for event in outcome.events if event.trial == outcome.winner and event.full_size][-1]
     began = time.perf_counter()
     other = seeds(task, RETRAINED + outcome.winner, seed)

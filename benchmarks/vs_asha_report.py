@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.vs_asha_figure import plot
 from benchmarks.vs_asha_statistics import (
     BASELINE,
     Cell,
     Row,
     Spread,
-    curve,
-    maximizes,
     row,
     seed_spread,
     spread,
@@ -67,7 +66,7 @@ def write(folder: Path) -> None:
     cells = read(folder)
     folder.with_suffix(".md").write_text(markdown(cells, figure=f"{folder.name}.png"))
     if cells:
-        plot(cells, folder.with_suffix(".png"))
+        plot(cells, METHOD_NAMES, folder.with_suffix(".png"))
 
 
 def markdown(cells: Cells, figure: str) -> str:
@@ -246,43 +245,3 @@ def _each(where: Sequence[Mapping[str, Any]], name: str) -> str:
 
 def _space(space: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {domain}" for name, domain in space.items())
-
-
-def plot(cells: Cells, path: Path) -> None:
-    """For each task, the average test score of the best six trials over time, one line for each method and seed."""
-    from matplotlib.figure import Figure
-
-    rows, columns = -(-len(cells) // 2), min(len(cells), 2)
-    figure = Figure(figsize=(6.5 * columns, 4.2 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
-    colors = {method: f"C{i}" for i, method in enumerate(METHOD_NAMES)}
-    for axis, (task, methods) in zip(axes, cells.items()):
-        for method, of_method in methods.items():
-            for i, cell in enumerate(of_method):
-                points = curve(cell)
-                label = METHOD_NAMES[method].replace("`", "") if i == 0 else None
-                axis.step(
-                    [point.seconds for point in points],
-                    [point.test for point in points],
-                    where="post",
-                    color=colors[method],
-                    alpha=0.7,
-                    linewidth=1,
-                    label=label,
-                )
-                if points and i == 0:
-                    axis.annotate(
-                        f"{points[-1].finished}",
-                        (points[-1].seconds, points[-1].test),
-                        color=colors[method],
-                        fontsize=8,
-                        xytext=(3, 2),
-                        textcoords="offset points",
-                    )
-        first = next(iter(methods.values()))[0]
-        axis.set(xscale="log", xlabel="seconds", ylabel=f"test {first['score']}, mean of the best 6 trials")
-        if not maximizes(first):
-            axis.set_yscale("log")
-        axis.set_title(f"{task}{' (reduced)' * first['reduced']}; numbers: trials finished", fontsize=10)
-        axis.legend(fontsize=7)
-    figure.savefig(path, dpi=90)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +75,3 @@ def scores(task: Task, model: nn.Module, batch_size: int) -> dict[str, float]:
 
 def _in_order(tensors: Batch, size: int) -> Iterator[tuple[Tensor, ...]]:
     return (tuple(part[i : i + size] for part in tensors) for i in range(0, len(tensors[0]), size))
-
-
-def state(model: nn.Module) -> dict[str, Any]:
-    """A copy of the weights, for a checkpoint."""
-    return {name: value.clone() for name, value in model.state_dict().items()}

@@ -15,9 +15,10 @@ import torch
 from benchmarks.results_page import claims
 from benchmarks.vs_asha import study
 from benchmarks.vs_asha_cell import busy, measure, write
-from benchmarks.vs_asha_methods import METHODS, configurations, hydro_rasda, seeds
+from benchmarks.vs_asha_methods import METHODS, hydro_rasda
 from benchmarks.vs_asha_report import METHOD_NAMES, TARGETS, TASK_NAMES, markdown, read, rows_of
 from benchmarks.vs_asha_report import write as write_page
+from benchmarks.vs_asha_search import configurations, seeds
 from benchmarks.vs_asha_tasks import TASKS, Task, load_task, objective
 from benchmarks.vs_asha_training import build, scores, train
 
@@ -69,6 +70,13 @@ def test_rays_asha_ends_with_its_winner_in_hand() -> None:
     first = next(event for event in cell["events"] if event[3] == 1)
     config, given = configurations(task, 0)[int(first[1])], seeds(task, int(first[1]), 0)
     assert next(train(task, config, given, build(task, config, given)))["score"] == pytest.approx(first[4], abs=1e-5)
+
+
+def test_rays_workers_import_nothing_of_the_library() -> None:
+    """What a user of Ray alone would not import, Ray's workers do not wait for."""
+    told = "import sys, benchmarks.vs_asha_ray_trial; print([m for m in sys.modules if m.startswith('hydro_rasda')])"
+    shown = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
 
 
 def test_plain_training_is_tunes_full_size_training() -> None:

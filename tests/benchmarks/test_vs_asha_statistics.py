@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import vs_asha_report, vs_asha_statistics
-from benchmarks.vs_asha_methods import Event, timeline
+from benchmarks.vs_asha_methods import timeline
+from benchmarks.vs_asha_search import Event
 from benchmarks.vs_asha_statistics import Point, curve, ended, epochs, reached, row, seed_spread, spread
 
 
