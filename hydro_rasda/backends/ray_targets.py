@@ -142,8 +142,8 @@ class FullSize:
         """Wait until everything offered is done; nothing more will be offered."""
         if self._over:
             self._settle()
-            return
-        self._feed.close()
+        else:
+            self._feed.close()
         while not self._over:
             ended = not self._alive()
             self.poll()
@@ -151,6 +151,8 @@ class FullSize:
                 self._end(_DONE)
             elif self._thread is not None:
                 self._thread.join(_LOOK_S)
+        if not self._run.store.done(_DONE):
+            self._forget_unsaved()
 
     def stop(self) -> None:
         """Have all trials stop soon; the same run goes on from their last checkpoints."""
@@ -320,6 +322,15 @@ class FullSize:
             self._trained_with[number] = (unit.value["origin"], unit.value["mutable"])
         elif unit.value.get("ended") == "ended":
             self._run.failures.pop(unit.value["trial"], None)
+
+    def _forget_unsaved(self) -> None:
+        """Have trials that were stopped count as far as their models are there: the rest is trained again."""
+        for stage, number in list(self._run.metrics):
+            if stage == "target":
+                saved = int(self._run.checkpoints.get(number, "-0").rpartition("-")[2])
+                lines = self._run.metrics.pop((stage, number))
+                if saved:
+                    self._run.metrics[stage, number] = [line for line in lines if line["epoch"] <= saved]
 
     def _settle(self) -> None:
         """Have the run's configurations say what the checkpoints were trained with: PBT changes them on the way."""

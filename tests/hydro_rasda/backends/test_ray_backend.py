@@ -56,6 +56,7 @@ def test_no_cluster_at_the_address(quick: Quick) -> None:
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) -> None:
     settings = {"num_samples": 24, "max_t": 9, "reduction_factor": 3, "rasda": RASDAConfig(grace_period=3)}
     result = quick(**ON_RAY, **settings)
@@ -96,6 +97,7 @@ def slow_mlp(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return Slow(mlp(config, width_ratio))
 
 
+@pytest.mark.slow
 def test_full_size_trials_begin_while_the_sweep_goes_on(ray8: None, quick: Quick, tmp_path: Path) -> None:
     space = SPACE | {"batch_size": 32, "optimizer": "adamw", "activation": "relu"}
     settings = {"num_samples": 18, "max_t": 27, "reduction_factor": 3, "top_k": 1, "rasda": RASDAConfig(grace_period=1)}
@@ -126,6 +128,7 @@ def _is_driver() -> bool:
     return bool(ray.get_runtime_context().worker.mode == 0)
 
 
+@pytest.mark.slow
 def test_a_device_whose_process_dies_gets_a_new_one(ray8: None, quick: Quick, tmp_path: Path) -> None:
     marker = tmp_path / "died once"
     result = quick(**ON_RAY, objective=_Deadly(marker), fusion=3)
@@ -147,6 +150,7 @@ class Deadly(nn.Module):
         return y
 
 
+@pytest.mark.slow
 def test_a_trial_that_kills_its_process_fails_alone(ray8: None, quick: Quick) -> None:
     driver = os.getpid()
 
