@@ -31,7 +31,12 @@ def seed_generators(seed: int) -> None:
     """Seed the global generators of Python, NumPy and torch: models and data sets draw from any of them."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    # `torch.manual_seed` does this and, for each kind of device that is not there, writes down the whole stack.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 @contextmanager
