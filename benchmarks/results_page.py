@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.fusion_cases import CASES
 from benchmarks.rasda_paper import TOLERANCE
 from benchmarks.rasda_report import RESULTS
-from benchmarks.vs_asha_report import TARGETS, TASK_NAMES, lost, machine, read, rows_of, show
+from benchmarks.vs_asha_report import TARGETS, TASK_NAMES, lost, machine, not_run, read, rows_of, show
 from benchmarks.vs_asha_statistics import BASELINE, seed_spread
 from benchmarks.vs_asha_statistics import row as vs_asha_row
 
@@ -53,7 +53,7 @@ def claims(folder: Path) -> list[Claim]:
 
 
 def _vs_asha(folder: Path) -> list[Claim]:
-    cells = read(folder / "vs_asha")
+    cells, source = read(folder / "vs_asha"), "vs_asha.md"
     found = []
     for task in cells:
         rows = rows_of(cells, task)
@@ -65,7 +65,7 @@ def _vs_asha(folder: Path) -> list[Claim]:
         worse = lost(row, between_seeds)
         target = TARGETS[task]
         where = f"{machine(everything)}; {row.compared} seed{'s' * (row.compared > 1)}"
-        name = f"`tune` against Ray Tune's ASHA: {TASK_NAMES[task]}" + " (reduced)" * reduced
+        name = _vs_asha_name(task) + " (reduced)" * reduced
         tests = f"{row.test.median:.3g} against {rows[BASELINE].test.median:.3g}"
         quality = f"test {everything[0]['score']} {tests}, seed spread {between_seeds:.2g}"
         measured = f"{show(row.speedup, 'x')}; {quality}" + ", **a loss**" * worse
@@ -75,7 +75,6 @@ def _vs_asha(folder: Path) -> list[Claim]:
         if one_process is not None:
             beside += f"; {show(one_process, 'x')} as fast as ASHA in one process"
         floors = row.floors.median <= target.floors
-        source = "vs_asha.md"
         found += [
             Claim(name, measured, "" if reduced else f"{target.speedup:g}x", None if reduced else met, where, source),
             Claim("... the same without what Ray itself takes", beside, "", None, where, source),
@@ -88,7 +87,16 @@ def _vs_asha(folder: Path) -> list[Claim]:
                 source,
             ),
         ]
+    if (folder / source).exists():
+        found += [
+            Claim(_vs_asha_name(task), "not run", f"{TARGETS[task].speedup:g}x", None, "no GPU", source)
+            for task in not_run(cells)
+        ]
     return found
+
+
+def _vs_asha_name(task: str) -> str:
+    return f"`tune` against Ray Tune's ASHA: {TASK_NAMES[task]}"
 
 
 def _fusion(folder: Path) -> list[Claim]:

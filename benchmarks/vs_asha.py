@@ -1,11 +1,12 @@
-"""`tune` against plain ASHA, really run: four tasks, six methods, several seeds.
+"""`tune` against plain ASHA, really run: four tasks, two more on a GPU, six methods, several seeds.
 
     python -m benchmarks.vs_asha --tasks digits cifar10 --methods ray_asha tune --seeds 0 1 2
 
 Each cell (task, method, seed) runs in a fresh process and is kept in `results/vs_asha/`; what is there is not run again
 (`--again` does), so that a long study can go on later. For each seed the methods run in turn. Then, and with `--render`
 alone, `results/vs_asha.md` and `.png` are drawn from all cells that are there. Data sets are read from
-`$HYDRO_RASDA_DATA` (default `../shared/data`); a task whose data are missing is left out, and said so.
+`$HYDRO_RASDA_DATA` (default `../shared/data`); a task whose data are missing is left out, and said so; so is
+one that needs a GPU where there is none.
 """
 
 from __future__ import annotations
@@ -18,11 +19,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from benchmarks.rasda_report import RESULTS
 from benchmarks.transfer_tasks import DEFAULT_DATA
-from benchmarks.vs_asha_report import METHOD_NAMES, TASK_NAMES, write
+from benchmarks.vs_asha_report import GPU_TASKS, METHOD_NAMES, TASK_NAMES, write
 
-NEEDS = {"cifar10": "cifar10/cifar10_jpeg.npz", "shakespeare": "tinyshakespeare/input.txt"}
+_CIFAR10, _SHAKESPEARE = "cifar10/cifar10_jpeg.npz", "tinyshakespeare/input.txt"
+NEEDS = {
+    "cifar10": _CIFAR10,
+    "shakespeare": _SHAKESPEARE,
+    "cifar10_resnet18": _CIFAR10,
+    "shakespeare_gpt": _SHAKESPEARE,
+}
 
 
 def study(
@@ -37,6 +46,9 @@ def study(
 ) -> None:
     """Run what is missing of the cells; the methods of a seed run one after another."""
     for task in tasks:
+        if task in GPU_TASKS and not torch.cuda.is_available():
+            print(f"{task} is left out: it needs a CUDA GPU, and torch finds none here", flush=True)
+            continue
         needed = data / NEEDS.get(task, ".")
         if not needed.exists():
             print(f"{task} is left out: {needed} is missing; point --data to the folder that holds it", flush=True)
@@ -57,7 +69,8 @@ def _run(task: str, method: str, seed: int, data: Path, path: Path, reduced: boo
 def main() -> None:
     """Run the study and render it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASK_NAMES), default=list(TASK_NAMES))
+    default_tasks = [task for task in TASK_NAMES if task not in GPU_TASKS or torch.cuda.is_available()]
+    parser.add_argument("--tasks", nargs="+", choices=list(TASK_NAMES), default=default_tasks)
     parser.add_argument("--methods", nargs="+", choices=list(METHOD_NAMES), default=list(METHOD_NAMES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--again", action="store_true", help="run cells that are there, too")

@@ -37,12 +37,14 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        **({"gpu": torch.cuda.get_device_name()} if task.device == "cuda" else {}),
         "load at start": round(os.getloadavg()[0], 2),
         "busy before": busy(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ray", "numpy")},
     }
     outcome = METHODS[method](task, seed)
+    task = task.on_device()
     config = configurations(task, seed)[outcome.winner]
     last = [event for event in outcome.events if event.trial == outcome.winner and event.full_size][-1]
     began = time.perf_counter()

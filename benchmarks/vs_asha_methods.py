@@ -35,10 +35,11 @@ WIDTH_RATIO = 1 / 8
 
 
 def asha(task: Task, seed: int) -> Outcome:
-    """ASHA, one trial after another in this process, on all threads."""
+    """ASHA, one trial after another in this process, on all threads or on the GPU."""
     rule = AsyncSuccessiveHalving(task.max_t, GRACE_PERIOD, REDUCTION_FACTOR, task.mode)
     rungs, events, finished = rule.init(), list[Event](), dict[int, nn.Module]()
     began = time.perf_counter()
+    task = task.on_device()
     for number, config in enumerate(configurations(task, seed)):
         given = seeds(task, number, seed)
         model = build(task, config, given)
@@ -74,6 +75,7 @@ def hydro_rasda(task: Task, seed: int, **settings: Any) -> Outcome:
             storage_path=folder,
             name="run",
             seed=seed,
+            device=task.device,
             progress=False,
             **({"surrogate": WIDTH_RATIO} | settings),
         )

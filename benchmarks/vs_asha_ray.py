@@ -30,11 +30,11 @@ from benchmarks.vs_asha_training import build
 def ray_asha(task: Task, seed: int) -> Outcome:
     """Ray Tune's ASHA as a careful user runs it.
 
-    One CPU slot for each trial, actors that are used again, data in the object store once, and a checkpoint only of
-    those trials that train to the end, one of which wins.
+    One CPU slot (and one GPU, where the task needs one) for each trial, actors that are used again, data in the object
+    store once, and a checkpoint only of those trials that train to the end, one of which wins.
     """
     import ray
-    from ray.tune import RunConfig, Tuner, grid_search, with_parameters
+    from ray.tune import RunConfig, Tuner, grid_search, with_parameters, with_resources
     from ray.tune import TuneConfig as RayTuneConfig
     from ray.tune.schedulers import ASHAScheduler
 
@@ -56,6 +56,8 @@ def ray_asha(task: Task, seed: int) -> Outcome:
             configs=configs,
             seeds=[seeds(task, number, seed) for number in range(len(configs))],
         )
+        if task.device == "cuda":
+            trainable = with_resources(trainable, {"CPU": 1, "GPU": 1})
         results = Tuner(
             trainable,
             param_space={"trial": grid_search(list(range(len(configs))))},
@@ -73,7 +75,7 @@ def ray_asha(task: Task, seed: int) -> Outcome:
         model = build(task, configs[winner], seeds(task, winner, seed))
         checkpoint = next(r.checkpoint for r in results if r.config["trial"] == winner)
         with checkpoint.as_directory() as path:
-            model.load_state_dict(torch.load(Path(path, "model.pt"), weights_only=True))
+            model.load_state_dict(torch.load(Path(path, "model.pt"), map_location=task.device, weights_only=True))
         wall = time.perf_counter() - began
     finally:
         ray.shutdown()

@@ -20,6 +20,10 @@ DIVERGED = 1e9
 """ASHA cannot rank what is not a number: such a score is reported as this, or its negative where more is better."""
 
 
+_HERE: dict[str, Task] = {}
+"""A worker's task with its data on the device, where trials that use the same actor again find them."""
+
+
 def ray_trial(
     config: Mapping[str, int],
     task: Task,
@@ -39,11 +43,13 @@ def ray_trial(
     from ray.tune import Checkpoint, report
 
     began = time.time()
-    with warnings.catch_warnings():
-        # Arrays of the object store cannot be written to; nobody here does.
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        held, examples = (tuple(torch.from_numpy(a) for a in arrays[part]) for part in ("held", "train"))
-    task = replace(task, train=examples, held=held)
+    if task.name not in _HERE:
+        with warnings.catch_warnings():
+            # Arrays of the object store cannot be written to; nobody here does.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            held, examples = (tuple(torch.from_numpy(a) for a in arrays[part]) for part in ("held", "train"))
+        _HERE[task.name] = replace(task, train=examples, held=held).on_device()
+    task = _HERE[task.name]
     number = config["trial"]
     model = build(task, configs[number], seeds[number])
     worst = -DIVERGED if task.mode == "max" else DIVERGED

@@ -25,7 +25,10 @@ TASK_NAMES = {
     "cifar10": "CNN 32-64-128 with BatchNorm, CIFAR-10",
     "shakespeare": "character transformer, 4 layers, width 128, tiny shakespeare",
     "turbulence": "convolutional autoencoder, 2-D turbulence",
+    "cifar10_resnet18": "ResNet-18, all of CIFAR-10",
+    "shakespeare_gpt": "character transformer, 6 layers, width 384, tiny shakespeare",
 }
+GPU_TASKS = ("cifar10_resnet18", "shakespeare_gpt")
 METHOD_NAMES = {
     "ray_asha": "Ray Tune, ASHA",
     "asha": "ASHA, one after another",
@@ -43,7 +46,13 @@ class Target(NamedTuple):
     floors: float
 
 
-TARGETS = {"digits": Target(10, 3), "cifar10": Target(4, 2), "shakespeare": Target(4, 2), "turbulence": Target(4, 2)}
+TARGETS = {
+    "digits": Target(10, 3),
+    "cifar10": Target(4, 2),
+    "shakespeare": Target(4, 2),
+    "turbulence": Target(4, 2),
+    **dict.fromkeys(GPU_TASKS, Target(20, 2)),
+}
 
 Cells = Mapping[str, Mapping[str, Sequence[Cell]]]
 """By task and method, in the order of the tables."""
@@ -71,7 +80,18 @@ def write(folder: Path) -> None:
 
 def markdown(cells: Cells, figure: str) -> str:
     """The page."""
-    return "\n\n".join([_HEAD, *(_task(cells, task) for task in cells), f"![Curves]({figure})"]) + "\n"
+    missing = [
+        f"## {task}: {TASK_NAMES[task]}\n\n**Not run: no GPU.** To reach: {TARGETS[task].speedup:g}x. "
+        f"To run: `python -m benchmarks.vs_asha --tasks {task}`."
+        for task in not_run(cells)
+    ]
+    curves = [f"![Curves]({figure})"] if cells else []
+    return "\n\n".join([_HEAD, *(_task(cells, task) for task in cells), *missing, *curves]) + "\n"
+
+
+def not_run(cells: Cells) -> list[str]:
+    """The tasks that no GPU was at hand for."""
+    return [task for task in GPU_TASKS if task not in cells]
 
 
 _HEAD = """# `tune` against plain ASHA
@@ -79,11 +99,11 @@ _HEAD = """# `tune` against plain ASHA
 The same configurations, initial weights and orders of examples for every method at one seed; every cell (task, method,
 seed) in a fresh process. Data are in memory when the clock starts, modules are imported; it stops when the winner's
 trained full-size model is in hand. Validation and test scores are taken after every epoch by every method, at the same
-cost. *Ray Tune, ASHA*: one CPU slot for each trial, actors used again, data in the object store once, checkpoints only
-of trials that end their training, one of which wins. *ASHA, one after another*: the same rule in one process without
-Ray, on all threads. The others are `tune()` at 1/8 of the width, four finalists, with nothing measured before (how
-wide to fuse is measured in the run); *fusion alone* sweeps the model at its full width, *surrogates alone* trains them
-one by one; without RASDA all finalists train to the end.
+cost. *Ray Tune, ASHA*: one CPU slot (or one GPU) for each trial, actors used again, data in the object store once,
+checkpoints only of trials that end their training, one of which wins. *ASHA, one after another*: the same rule in one
+process without Ray, on all threads (or the GPU). The others are `tune()` at 1/8 of the width, four finalists, with
+nothing measured before (how wide to fuse is measured in the run); *fusion alone* sweeps the model at its full width,
+*surrogates alone* trains them one by one; without RASDA all finalists train to the end.
 
 Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time over the method's, seed by seed; *without
 start-up*: Ray's time until its first trial began is taken off. *To Ray's score*: seconds until a full-size model's
@@ -227,9 +247,10 @@ def machine(cells: Sequence[Cell]) -> str:
     where = [cell["environment"] for cell in cells]
     dates = _each([{"date": one["date"][:10]} for one in where], "date")
     others = max(one["busy before"] for one in where)
+    gpus = "".join(f", {name}" for name in sorted({one["gpu"] for one in where if "gpu" in one}))
     return (
-        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores; {dates}; other work took at most {others:.0%} of them "
-        "before a cell"
+        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores{gpus}; {dates}; "
+        f"other work took at most {others:.0%} of them before a cell"
     )
 
 

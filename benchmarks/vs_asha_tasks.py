@@ -1,4 +1,4 @@
-"""The four tasks of the comparison with plain ASHA: real data, a model that takes a width ratio, and its space.
+"""The tasks of the comparison with plain ASHA: real data, a model that takes a width ratio, and its space.
 
 A model is scored on validation and test examples at once, by every method and after every epoch: batches of `held` are
 `(inputs, target, weights)`, where `weights` [N, 2] make the mean over all examples of (score x weight) the mean score
@@ -9,7 +9,7 @@ one is what the comparison is drawn from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.fusion_cases import resnet18
 from benchmarks.transfer_tasks import CharTransformer, cifar_images, shakespeare_tokens, windows
 
 Config = dict[str, Any]
 Batch = tuple[Tensor, ...]
+
+GPU_TRIALS = 256
+"""With 64 trials and 9 epochs ASHA costs about 16 full trainings: nothing that ends with one is 20 times as fast."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Task:
         num_samples: Trials.
         max_t: Epochs of a full training.
         reduced: Whether this is a smaller version, for a quick look.
+        device: Where its models train. Its data are loaded into main memory; `on_device` moves them.
     """
 
     name: str
@@ -54,11 +59,17 @@ class Task:
     num_samples: int
     max_t: int
     reduced: bool
+    device: str = "cpu"
 
     @property
     def mode(self) -> Literal["min", "max"]:
         """Which way a score is better."""
         return "max" if self.kind == "class" else "min"
+
+    def on_device(self) -> Task:
+        """The same task, its data where its models train."""
+        train, held = (tuple(part.to(self.device) for part in parts) for parts in (self.train, self.held))
+        return replace(self, train=train, held=held)
 
     def space(self) -> dict[str, Any]:
         """The search space of Hydro's study (Hu et al. 2023, section 5.4): batch size, lr, momentum, schedule."""
@@ -77,7 +88,7 @@ def load_task(name: str, data: Path, *, reduced: bool = False) -> Task:
     """Build a task by name.
 
     Args:
-        name: "digits", "cifar10", "shakespeare" or "turbulence".
+        name: "digits", "cifar10", "shakespeare" or "turbulence"; for a GPU "cifar10_resnet18" or "shakespeare_gpt".
         data: Folder of the data sets.
         reduced: Fewer examples, trials and epochs, for a quick look; digits stay as they are.
 
@@ -198,6 +209,41 @@ def _shakespeare(data: Path, reduced: bool) -> Task:
     )
 
 
+def _cifar10_resnet18(data: Path, reduced: bool) -> Task:
+    """All of CIFAR-10, ResNet-18; 50,000 images to train on, 5,000 of the test images to validate, 5,000 to test."""
+    size, half = (2000, 500) if reduced else (50_000, 5000)
+    x, y = cifar_images(data, "test", 0, 2 * half)
+    return Task(
+        name="cifar10_resnet18",
+        model_fn=lambda config, ratio: resnet18(int(64 * ratio)),
+        kind="class",
+        train=cifar_images(data, "train", 0, size),
+        held=_held((x[:half], y[:half]), (x[half:], y[half:])),
+        lr=(1e-3, 1.0),
+        batch_sizes=(128, 256),
+        optimizer="sgd",
+        num_samples=12 if reduced else GPU_TRIALS,
+        max_t=3 if reduced else 9,
+        reduced=reduced,
+        device="cuda",
+    )
+
+
+def _shakespeare_gpt(data: Path, reduced: bool) -> Task:
+    """The first million characters of tiny shakespeare; a transformer of 6 layers, 384 wide, heads of 16."""
+    tokens, vocabulary = shakespeare_tokens(data)
+    return replace(
+        _shakespeare(data, reduced),
+        name="shakespeare_gpt",
+        model_fn=lambda config, ratio: CharTransformer(vocabulary, int(384 * ratio), layers=6),
+        train=windows(tokens, 0, 1000 if reduced else 31_250),
+        held=_held(windows(tokens, 1_000_000, 1000), windows(tokens, 1_050_000, 1000)),
+        batch_sizes=(64, 128),
+        num_samples=12 if reduced else GPU_TRIALS,
+        device="cuda",
+    )
+
+
 def _turbulence(data: Path, reduced: bool) -> Task:
     """Patches of 32x32 of decaying turbulence; an autoencoder of 32, 64 and 128 channels, to a quarter of the size.
 
@@ -247,4 +293,6 @@ TASKS: dict[str, Callable[[Path, bool], Task]] = {
     "cifar10": _cifar10,
     "shakespeare": _shakespeare,
     "turbulence": _turbulence,
+    "cifar10_resnet18": _cifar10_resnet18,
+    "shakespeare_gpt": _shakespeare_gpt,
 }

@@ -32,21 +32,24 @@ class Seeds:
 
 
 def build(task: Task, config: Config, seeds: Seeds) -> nn.Module:
-    """The full-size model with its initial weights."""
+    """The full-size model with its initial weights, on the task's device."""
     torch.manual_seed(seeds.weights)
-    return task.model_fn(config, 1.0)
+    return task.model_fn(config, 1.0).to(task.device)
 
 
 def train(task: Task, config: Config, seeds: Seeds, model: nn.Module) -> Iterator[dict[str, float]]:
-    """Train epoch by epoch, until the loss is not finite or `max_t` epochs are done; yields `scores` after each."""
+    """Train epoch by epoch, until the loss is not finite or `max_t` epochs are done; yields `scores` after each.
+
+    The task's data are on its device. Scores wait for it, so that times between them are of work that is done.
+    """
     measure = objective(task.kind)
     update = optimizer(model, config)
     rates = [group["lr"] for group in update.param_groups]
     for epoch, shuffle in enumerate(seeds.shuffles):
         model.train()
         order = torch.randperm(len(task.train[0]), generator=torch.Generator().manual_seed(shuffle))
-        chunks = order.split(config["batch_size"])
-        total = torch.zeros(())
+        chunks = order.to(task.device).split(config["batch_size"])
+        total = torch.zeros((), device=task.device)
         for place, chunk in enumerate(chunks):
             factor = lr_factor(config, epoch + place / len(chunks), task.max_t)
             for group, rate in zip(update.param_groups, rates):
@@ -63,7 +66,7 @@ def train(task: Task, config: Config, seeds: Seeds, model: nn.Module) -> Iterato
 
 def scores(task: Task, model: nn.Module, batch_size: int) -> dict[str, float]:
     """`score` and `test` of a model, averaged over the validation and the test examples."""
-    measure, totals = objective(task.kind), torch.zeros(2, dtype=torch.float64)
+    measure, totals = objective(task.kind), torch.zeros(2, dtype=torch.float64, device=task.device)
     model.eval()
     with torch.no_grad():
         for batch in _in_order(task.held, EVAL_BATCH_FACTOR * batch_size):

@@ -13,14 +13,17 @@ import pytest
 import torch
 
 from benchmarks.results_page import claims
-from benchmarks.vs_asha import study
+from benchmarks.transfer_tasks import DEFAULT_DATA
+from benchmarks.vs_asha import NEEDS, study
 from benchmarks.vs_asha_cell import busy, measure, write
 from benchmarks.vs_asha_methods import METHODS, hydro_rasda
-from benchmarks.vs_asha_report import METHOD_NAMES, TARGETS, TASK_NAMES, markdown, read, rows_of
+from benchmarks.vs_asha_report import GPU_TASKS, METHOD_NAMES, TARGETS, TASK_NAMES, markdown, read, rows_of
 from benchmarks.vs_asha_report import write as write_page
 from benchmarks.vs_asha_search import configurations, seeds
 from benchmarks.vs_asha_tasks import TASKS, Task, load_task, objective
 from benchmarks.vs_asha_training import build, scores, train
+from fusion import optimizer
+from surrogate import make_surrogate
 
 NOWHERE = Path("/nowhere")
 KEYS = {"task", "method", "seed", "mode", "score", "reduced", "wall", "apart", "winner", "floor", "settings"}
@@ -125,6 +128,52 @@ def test_turbulence_is_split_by_flow_and_its_autoencoder_gives_fields_back() -> 
     assert ((weights > 0).sum(1) == 1).all()
 
 
+@pytest.mark.parametrize(("name", "shape"), [("cifar10_resnet18", (4, 10)), ("shakespeare_gpt", (4, 32, 65))])
+def test_a_task_for_a_gpu_trains_at_both_widths(name: str, shape: tuple[int, ...]) -> None:
+    """On the CPU, a few of its examples; the GPU itself is what the task asks for."""
+    if not (Path(DEFAULT_DATA) / NEEDS[name]).exists():
+        pytest.skip(f"no {NEEDS[name]} in {DEFAULT_DATA}; HYDRO_RASDA_DATA names the folder")
+    task = load_task(name, Path(DEFAULT_DATA), reduced=True)
+    assert task.device == "cuda"
+    assert task.held[-1].mean(0).tolist() == pytest.approx([1.0, 1.0])
+    task = replace(task, device="cpu")
+    config = {**configurations(task, 0)[0], "lr": task.lr[0]}
+    batch = tuple(part[:4] for part in task.train)
+    narrow = make_surrogate(task.model_fn, config, 1 / 8, example_input=batch[0])
+    full = build(task, config, seeds(task, 0, 0))
+    assert sum(p.numel() for p in narrow.parameters()) < sum(p.numel() for p in full.parameters()) / 30
+    for model in (narrow, full):
+        assert model(batch[0]).shape == shape
+        update, losses = optimizer(model, config), []
+        for _ in range(2):
+            loss = objective(task.kind)(model, batch)["loss"]
+            update.zero_grad()
+            loss.backward()
+            update.step()
+            losses.append(loss.item())
+        assert losses[1] < losses[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_tasks_for_a_gpu_are_left_out_without_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    study(["cifar10_resnet18"], ["tune", "asha"], [0], Path(DEFAULT_DATA), tmp_path / "cells")
+    told = capsys.readouterr().out
+    assert told == "cifar10_resnet18 is left out: it needs a CUDA GPU, and torch finds none here\n"
+    assert not (tmp_path / "cells").exists()
+    page = markdown({}, "vs_asha.png")
+    assert page.count("Not run: no GPU") == len(GPU_TASKS)
+    assert "vs_asha.png" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("method", ["asha", "ray_asha", "tune"])
+def test_a_method_trains_on_the_gpu(method: str) -> None:
+    cell = measure(replace(digits(), device="cuda"), method, 0)
+    check(cell, digits())
+    assert cell["environment"]["gpu"] == torch.cuda.get_device_name()
+
+
 def test_unknown_tasks_and_missing_data_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="task is 'mnist', but must be one of"):
         load_task("mnist", NOWHERE)
@@ -152,6 +201,7 @@ def test_other_work_is_noticed() -> None:
 def test_names_agree() -> None:
     assert {*TASK_NAMES} == {*TASKS} == {*TARGETS}
     assert {*METHOD_NAMES} == {*METHODS}
+    assert {*GPU_TASKS} < {*TASKS}
 
 
 def example(method: str, seed: int, wall: float, test: float, retrained: float) -> dict[str, Any]:
@@ -213,7 +263,8 @@ def test_the_page_says_what_the_cells_say(test: float, verdict: str, tmp_path: P
     rows = rows_of(read(folder), "digits")
     assert [*rows] == ["ray_asha", "asha", "tune"]
     assert rows["tune"].speedup_without_start == (10.0, 10.0, 10.0)
-    speed, without, cost = claims(tmp_path)
+    speed, without, cost, *not_run = claims(tmp_path)
+    assert [(claim.measured, claim.where) for claim in not_run] == [("not run", "no GPU")] * len(GPU_TASKS)
     assert speed.met is (verdict != "no win")
     assert without.measured == "10x without Ray's start-up; 4.00x as fast as ASHA in one process"
     assert cost.met
