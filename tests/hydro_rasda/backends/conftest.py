@@ -37,3 +37,16 @@ def ray8() -> Iterator[None]:
     while processes_of(raylet) and time.monotonic() < until:
         time.sleep(0.2)
     assert processes_of(raylet) == []
+
+
+@pytest.fixture(autouse=True)
+def all_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves held on a module's Ray would keep a later one waiting for ever."""
+    yield
+    if "ray8" not in request.fixturenames:
+        return
+    ray = pytest.importorskip("ray")
+    until = time.monotonic() + 30
+    while ray.available_resources().get("CPU") != 8 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert ray.available_resources().get("CPU") == 8, ray.util.placement_group_table()
