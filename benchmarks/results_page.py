@@ -217,8 +217,8 @@ def _ray(folder: Path) -> list[Claim]:
     result = _read(folder / "ray_overhead.json")
     if result is None:
         return []
-    loads = result["load average, least and most"]
-    where = f"{result['machine']['cores']} cores; {result['date'][:10]}; load {loads[0]:.1f} to {loads[1]:.1f}"
+    cores, load = result["machine"]["cores"], result["load average"]["start"]
+    where = f"{cores} cores; {result['date'][:10]}; load {load:.1f} at the start"
     medians = result["median seconds"]["warm"]
     return [
         Claim(
@@ -227,7 +227,7 @@ def _ray(folder: Path) -> list[Claim]:
             f"{target:g} s",
             medians[what] <= target,
             where,
-            "ray_overhead.json",
+            "ray_overhead.md",
         )
         for what, target in RESIZE_SECONDS.items()
         if what in medians

@@ -275,7 +275,8 @@ def _turbulence(data: Path, reduced: bool) -> Task:
 
 
 def _autoencoder(config: Config, width_ratio: float) -> nn.Module:
-    code, *widths = (int(width * width_ratio) for width in (16, 32, 64, 128))
+    # The code says how much is compressed, as inputs and outputs say what: it is no width.
+    code, widths = 16, [int(width * width_ratio) for width in (32, 64, 128)]
     encoder = [
         layer for i, o in pairwise([1, *widths]) for layer in (nn.Conv2d(i, o, 3, stride=2, padding=1), nn.GELU())
     ]
