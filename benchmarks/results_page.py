@@ -24,7 +24,6 @@ PAGE = Path(__file__).parent / "RESULTS.md"
 QUICK = "quick.json"
 RHO = 0.95
 WEAK_SCALING = 0.84
-RESIZE_SECONDS = {"1->2": 3.0, "2->4": 4.0, "4->8": 6.0, "32 short trials": 4.0}
 
 
 class Claim(NamedTuple):
@@ -229,7 +228,7 @@ def _ray(folder: Path) -> list[Claim]:
             where,
             "ray_overhead.md",
         )
-        for what, target in RESIZE_SECONDS.items()
+        for what, target in result["targets, seconds"].items()
         if what in medians
     ]
 

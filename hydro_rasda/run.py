@@ -51,6 +51,10 @@ class Run:
         """Take in a unit of work that was done elsewhere."""
         return self._taken_in(self.store.record(key, unit))
 
+    def recall(self, key: str) -> Unit:
+        """Take in a unit of work that an earlier process recorded."""
+        return self._taken_in(self.store.units()[key])
+
     def _taken_in(self, unit: Unit) -> Unit:
         for line in unit.lines:
             if line["event"] == "metrics":

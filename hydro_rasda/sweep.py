@@ -138,7 +138,7 @@ class _Sweep:
                 if (finalists := self._halve(*rung)) is not None:
                     return finalists
             elif (key := self._next_recorded()) is not None:
-                self._take_in(key, run.unit(key, lambda: Unit(None)))
+                self._take_in(key, run.recall(key))
             elif ladder.hungry():
                 self._admit()
             elif run.store.done(FINALISTS):  # a time budget ended the sweep in an earlier process

@@ -113,6 +113,7 @@ _CPU = torch.device("cpu")
 
 
 def _moved(value: Any, device: torch.device) -> Any:
+    # Unlike `data.move`, it waits: what was copied to the CPU is read at once.
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
 
 

@@ -43,10 +43,8 @@ def make_scheduler(
     if isinstance(scheduler, TrialScheduler):
         return scheduler
     if not isinstance(scheduler, str):
-        raise TypeError(
-            f"`scheduler` is {scheduler!r}, but must be one of {tuple(_BY_NAME)}, or a TrialScheduler of Ray's"
-        )
-    require(scheduler in _BY_NAME, "scheduler", scheduler, f"one of {tuple(_BY_NAME)}, or a TrialScheduler of Ray's")
+        raise TypeError(f"`scheduler` is {scheduler!r}, but must be {_RULE}")
+    require(scheduler in _BY_NAME, "scheduler", scheduler, _RULE)
     return _BY_NAME[scheduler](settings, worker, space)
 
 

@@ -236,10 +236,9 @@ class FullSize:
 
     def _recall(self) -> None:
         """Take in what earlier processes recorded."""
-        for key, unit in list(self._run.store.units().items()):
+        for key in self._run.store.units():
             if key.startswith("target/trial-"):
-                self._run.unit(key, lambda: Unit(None))
-                self._note(unit)
+                self._note(self._run.recall(key))
 
     def _take_in(self) -> None:
         events = list(self._log.read())
