@@ -5,27 +5,22 @@ A device is what one worker of a full-size trial gets: a GPU, or a group of CPU 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
-
-from fusion import keep_freed_memory
 
 from ..config import require
-from ..fused import Group, GroupOutcome, GroupTask, train_group
-from ..planning import Widths, machine, planned_widths
-from ..problem import Problem, Trial
+from ..fused import Group, GroupOutcome, GroupTask
+from ..planning import Widths
+from ..problem import Trial
 from ..run import Run
 from ..schedulers import worker_slots
 from ..sweep import SWEEP_SHARE, Finished
-from ..train import History, Span, train_target
+from ..train import History, Span
+from .ray_trainer import Trainer
 
 DEATHS = 2
 """A group whose process died this often is halved; a single trial then counts as failed."""
@@ -62,64 +57,6 @@ def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, f
         f"what one of the nodes has: {[dict(node) for node in nodes]}",
     )
     return worker
-
-
-class Trainer:
-    """What a device's actor runs."""
-
-    def __init__(self, problem: Problem, threads: int) -> None:
-        torch.set_num_threads(threads)
-        device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
-        if device.type == "cpu":
-            keep_freed_memory()
-        self._problem = problem.on(device)
-
-    def machine(self) -> str:
-        """Equal for devices that are equally fast."""
-        return machine(self._problem.device)
-
-    def plan(self, trial: Trial, kind: str, count: int) -> Widths:
-        """See `planned_widths`."""
-        return planned_widths(self._problem, trial, kind, count)
-
-    def train(
-        self,
-        trials: Mapping[int, Trial],
-        task: GroupTask,
-        sources: Mapping[str, list[dict[str, Any]]],
-        seconds_left: float,
-    ) -> tuple[GroupOutcome, float]:
-        """Train a group; what it gave, on the CPU, and the seconds that it took."""
-        started = time.monotonic()
-
-        def load(key: str) -> list[dict[str, Any]]:
-            parts: list[dict[str, Any]] = _moved(sources[key], self._problem.device)
-            return parts
-
-        outcome = train_group(self._problem, trials, task, load, _after(seconds_left))
-        return replace(outcome, checkpoint=_moved(outcome.checkpoint, _CPU)), time.monotonic() - started
-
-    def train_target(
-        self, trial: Trial, span: Span, state: Mapping[str, Any] | None, seed: int, seconds_left: float
-    ) -> tuple[dict[str, Any], History]:
-        """Train a full-size trial; its state is on the CPU."""
-        problem = replace(self._problem, seed=seed)
-        state = _moved(state, problem.device)
-        after, history = train_target(problem, trial, span, state, _after(seconds_left))
-        return _moved(after, _CPU), history
-
-
-_CPU = torch.device("cpu")
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    # Unlike `data.move`, it waits: what was copied to the CPU is read at once.
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
-
-
-def _after(seconds: float) -> Callable[[], bool]:
-    deadline = time.monotonic() + seconds
-    return lambda: time.monotonic() >= deadline
 
 
 @dataclass
@@ -180,7 +117,12 @@ class RayDevices:
         return [d for d, device in self._devices.items() if device.task is None and device.arrival is None]
 
     def busy(self) -> bool:
-        return bool(self._again) or any(device.task is not None for device in self._devices.values())
+        """Also where every device's process has died: work goes on once one of them is there again."""
+        devices = self._devices.values()
+        if self._again or any(device.task is not None for device in devices):
+            return True
+        none_there = bool(devices) and all(device.arrival is not None for device in devices)
+        return none_there and not self._run.out_of_time(SWEEP_SHARE)
 
     def speed(self, device: int, kind: str) -> float | None:
         return self._speeds.get((device, kind))

@@ -25,7 +25,8 @@ from tests.hydro_rasda.models import Config, mlp
 
 Quick = Callable[..., TuneResult]
 
-ON_RAY = {"backend": "ray", "resources_per_worker": {"CPU": 2}}
+ON_RAY = {"backend": "ray", "resources_per_worker": {"CPU": 4}}
+FOUR_DEVICES = {"backend": "ray", "resources_per_worker": {"CPU": 2}}
 
 
 def journal(path: Path) -> list[dict[str, Any]]:
@@ -59,7 +60,7 @@ def test_no_cluster_at_the_address(quick: Quick) -> None:
 @pytest.mark.slow
 def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) -> None:
     settings = {"num_samples": 24, "max_t": 9, "reduction_factor": 3, "rasda": RASDAConfig(grace_period=3)}
-    result = quick(**ON_RAY, **settings)
+    result = quick(**FOUR_DEVICES, **settings)
     assert result.cost.surrogate_epochs >= 24 + 2 * 8
     best = next(record for record in result.trials if record.trial == min(result.trials, key=_by_metric).trial)
     full = [line for line in best.history if line["stage"] == "target"]
@@ -71,7 +72,7 @@ def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) ->
     assert batches == [w * finished.config["batch_size"] for w in workers]
     assert result.best_metric == best.metric
     assert isinstance(result.best_model(), nn.Module)
-    again = quick(**ON_RAY, **settings)
+    again = quick(**FOUR_DEVICES, **settings)
     assert again.best_metric == result.best_metric
     assert again.cost.target_epochs == result.cost.target_epochs
 
@@ -80,28 +81,35 @@ def _by_metric(record: Any) -> float:
     return float("inf") if record.metric != record.metric else float(record.metric)
 
 
-class Slow(nn.Module):
-    """An MLP that takes its time."""
+class Straggler(nn.Module):
+    """An MLP that, after some steps, waits for a unit of the journal: a minute, if the unit does not come."""
 
-    def __init__(self, body: nn.Module) -> None:
+    def __init__(self, body: nn.Module, steps: int, path: Path, prefix: str) -> None:
         super().__init__()
-        self.body = body
+        self.body, self.steps, self.path, self.prefix = body, steps, path, prefix
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.02)
+        self.steps -= 1
+        until = time.monotonic() + 60
+        while self.steps == 0 and time.monotonic() < until:
+            if any(key.startswith(self.prefix) for key in units(self.path)):
+                break
+            time.sleep(0.05)
         y: Tensor = self.body(x)
         return y
 
 
-def slow_mlp(config: Config, width_ratio: float = 1.0) -> nn.Module:
-    return Slow(mlp(config, width_ratio))
-
-
 @pytest.mark.slow
 def test_full_size_trials_begin_while_the_sweep_goes_on(ray8: None, quick: Quick, tmp_path: Path) -> None:
+    """The surrogates of the last rung wait for them."""
+
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        steps = 50 if width_ratio < 1 else 0  # more than the 2 epochs to the rung before
+        return Straggler(mlp(config, width_ratio), steps, tmp_path / "run", "target/trial-")
+
     space = SPACE | {"batch_size": 32, "optimizer": "adamw", "activation": "relu"}
-    settings = {"num_samples": 18, "max_t": 27, "reduction_factor": 3, "top_k": 1, "rasda": RASDAConfig(grace_period=1)}
-    result = quick(**ON_RAY, **settings, model_fn=slow_mlp, space=space, time_budget_s=None)
+    settings = {"num_samples": 18, "max_t": 9, "reduction_factor": 3, "top_k": 1, "rasda": RASDAConfig(max_workers=1)}
+    result = quick(**FOUR_DEVICES, **settings, model_fn=model_fn, space=space)
     keys = units(tmp_path / "run")
     first_target = next(i for i, key in enumerate(keys) if key.startswith("target/trial-"))
     last_surrogate = max(i for i, key in enumerate(keys) if "/group-" in key)
@@ -152,13 +160,14 @@ class Deadly(nn.Module):
 
 @pytest.mark.slow
 def test_a_trial_that_kills_its_process_fails_alone(ray8: None, quick: Quick) -> None:
-    driver = os.getpid()
+    """Also where that leaves no device for a while."""
+    driver, one_device = os.getpid(), {"backend": "ray", "resources_per_worker": {"CPU": 8}}
 
     def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
         return Deadly(mlp(config, width_ratio), config["deadly"], driver)
 
     space = {"lr": SPACE["lr"], "deadly": ray.tune.grid_search([0.0, 1.0]), "batch_size": 64}
-    result = quick(**ON_RAY, model_fn=model_fn, space=space, num_samples=2, top_k=1, fusion=1)
+    result = quick(**one_device, model_fn=model_fn, space=space, num_samples=2, top_k=1, fusion=1)
     failed = {record.trial: record.error or "" for record in result.trials if record.status == "failed"}
     assert sorted(failed) == [record.trial for record in result.trials if record.config["deadly"]]
     assert all("died" in error for error in failed.values())
@@ -167,7 +176,7 @@ def test_a_trial_that_kills_its_process_fails_alone(ray8: None, quick: Quick) ->
 @pytest.mark.slow
 def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
     """In the sweep, and among the full-size trials; no epoch is recorded twice."""
-    command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(tmp_path), "run", "4"]
+    command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(tmp_path), "run", "2"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     reached = []
     for point in ("surrogate/to-1/group", "surrogate/to-2/group", "target/trial"):
@@ -211,7 +220,7 @@ def test_arguments_that_do_not_go_together(quick: Quick, arguments: dict[str, An
             "`resources_per_worker` is .*'GPU': 1.*, but must be what one of",
         ),
         ({"resources_per_worker": {"CPU": 9}}, "`resources_per_worker` is .*9"),
-        ({"rasda": RASDAConfig(workers=5)}, "`rasda.workers` is 5, but must be <= 4"),
+        ({"rasda": RASDAConfig(workers=3)}, "`rasda.workers` is 3, but must be <= 2"),
         ({"scheduler": "fifo"}, "`scheduler` is 'fifo', but must be one of"),
         ({"address": "auto"}, "`address` is 'auto', but must be None: this process is connected to Ray already"),
     ],
