@@ -58,8 +58,7 @@ def markdown(results: Row) -> str:
         *_scaling(results),
         *_open_questions(results),
         "## Speed of the simulator",
-        "CPU seconds of one core. An epoch between milestones costs microseconds; a milestone costs a decision, whose "
-        "cost grows with the trials that its rung has seen.",
+        "CPU seconds of one core. An epoch between milestones costs microseconds; a milestone costs a decision.",
         table([{**row, "events_per_s": row["events"] / row["cpu_s"]} for row in results["throughput"]]),
         "![Speed-ups, weak scaling and GPUs held](rasda_paper.png)",
     ]

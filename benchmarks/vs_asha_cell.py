@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # Which torch would import with the first optimizer: no part of a search.
 
 from benchmarks.rasda_report import cpu_model
 from benchmarks.transfer_tasks import DEFAULT_DATA

@@ -7,13 +7,15 @@ from fusion.dry_run import FusionWarning, Obstacle, dry_run
 from fusion.lora import pad_lora, trim_lora
 from fusion.memory import keep_freed_memory
 from fusion.model import FusedModel
-from fusion.optim import FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
+from fusion.optim import OPTIMIZERS, FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
 from fusion.plan import FusionPlan
 from fusion.probe import plan_fusion
-from fusion.schedules import lr_factor
+from fusion.schedules import SCHEDULES, lr_factor
 from fusion.structure import fusion_key
 
 __all__ = [
+    "OPTIMIZERS",
+    "SCHEDULES",
     "FusedAdam",
     "FusedAdamW",
     "FusedModel",

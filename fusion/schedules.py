@@ -80,3 +80,5 @@ _DECAYS: dict[str, Callable[[Mapping[str, Any], int, int], float]] = {
     "step": _step,
     "exponential": _exponential,
 }
+
+SCHEDULES = tuple(_DECAYS)

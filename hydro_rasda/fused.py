@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion import FusedModel, clip_grad_norm_, dry_run, fuse, fused_optimizer, lr_factor
+from fusion import OPTIMIZERS, FusedModel, clip_grad_norm_, dry_run, fuse, fused_optimizer, lr_factor
 from fusion.memory import is_out_of_memory
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 from .data import Batch
 from .problem import Problem, Trial
-from .space import OPTIMIZERS
 from .train import EpochMetrics, History, Span, train_epochs
 
 State = dict[str, Any]

@@ -26,12 +26,12 @@ from ray.tune import (
 from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer, Quantized
 from ray.tune.search.variant_generator import generate_variants
 
+from fusion import OPTIMIZERS, SCHEDULES
+
 from .config import require
 from .seeds import preserved_generators, seed_generators
 
 __all__ = [
-    "OPTIMIZERS",
-    "SCHEDULES",
     "check_config",
     "check_space",
     "choice",
@@ -49,9 +49,7 @@ __all__ = [
 
 Config = dict[str, Any]
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
 DEFAULT_OPTIMIZER = "adamw"
-SCHEDULES = ("constant", "cosine", "step", "exponential")
 
 
 class _Rule(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from fusion import fusion_key
+from fusion import OPTIMIZERS, fusion_key
 
 from .fused import Group, GroupOutcome, GroupTask, multipliers
 from .planning import Widths
@@ -23,7 +23,7 @@ from .problem import Problem, Trial
 from .run import Run, metric_lines
 from .schedulers import Ladder, SuccessiveHalving, milestones, rank
 from .search import Search
-from .space import DEFAULT_OPTIMIZER, OPTIMIZERS
+from .space import DEFAULT_OPTIMIZER
 from .store import Unit
 from .targets import TargetTrainer
 from .train import Span

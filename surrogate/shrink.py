@@ -15,10 +15,7 @@ from surrogate.configs import narrow_by_config
 from surrogate.initial import zero_modules
 from surrogate.multipliers import width_plan
 from surrogate.outputs import record_calls, run_for_shapes
-from surrogate.resize import resize
-from surrogate.sizes import scale_sizes
 from surrogate.slices import fill_from_target
-from surrogate.tracing import trace_sizes
 from surrogate.widths import ParamWidth, compare_shapes, shapes_of
 
 
@@ -57,8 +54,7 @@ def shrink(module: nn.Module, width_ratio: float, example_input: Any, *, zero_re
         return mark_as_target(copy.deepcopy(module))
     narrow = narrow_by_config(module, width_ratio)
     if narrow is None:
-        trace = trace_sizes(module, example_input)
-        narrow = resize(module, trace, scale_sizes(trace, width_ratio))
+        narrow = _resized(module, width_ratio, example_input)
     if shapes_of(narrow) == shapes_of(module):
         raise ValueError(
             f"width_ratio={width_ratio:g} leaves every size of module as it is: heads keep their size, and sizes are "
@@ -83,6 +79,16 @@ def _check_target(module: nn.Module, example_input: Any) -> dict[str, tuple[int,
         return run_for_shapes(module, example_input)
     except Exception as error:
         raise ValueError(f"module cannot run on example_input: {type(error).__name__}: {error}") from error
+
+
+def _resized(module: nn.Module, width_ratio: float, example_input: Any) -> nn.Module:
+    # Symbolic sizes take as long to import as torch itself; a model that takes a width needs none.
+    from surrogate.resize import resize
+    from surrogate.sizes import scale_sizes
+    from surrogate.tracing import trace_sizes
+
+    trace = trace_sizes(module, example_input)
+    return resize(module, trace, scale_sizes(trace, width_ratio))
 
 
 def _check_same_outputs(narrow: nn.Module, shapes: Mapping[str, tuple[int, ...]], example_input: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fusion.members import member_indices, member_vector
 from fusion.model import FusedModel
 from fusion.optim import native, vectorized
-from fusion.optim.hyper import KINDS, Hyperparameters
+from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
 from fusion.optim.runs import Run, runs_of
 from fusion.optim.single import Multipliers, multipliers_of
 
@@ -160,7 +160,7 @@ class FusedOptimizer:
     def _per_parameter(self, multipliers: Multipliers | None) -> Tensor:
         """Multipliers as [P, K], each member's taken from those of its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
-        columns = {kind: multipliers_of(kind, multipliers, known) for kind in KINDS}
+        columns = {kind: multipliers_of(kind, multipliers, known) for kind in OPTIMIZERS}
         rows = [[columns[hp.kind].get(name, 1.0) for hp in self.members] for name in self.names]
         return torch.tensor(rows, dtype=torch.float64)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-KINDS = ("sgd", "adam", "adamw")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Hyperparameters:
     independent_weight_decay: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"optimizer is {self.kind!r}, but must be one of {', '.join(KINDS)}")
+        if self.kind not in OPTIMIZERS:
+            raise ValueError(f"optimizer is {self.kind!r}, but must be one of {', '.join(OPTIMIZERS)}")
         if self.weight_decay is None:
             object.__setattr__(self, "weight_decay", 0.01 if self.kind == "adamw" else 0.0)
         for name in ("lr", "momentum", "weight_decay", "eps"):

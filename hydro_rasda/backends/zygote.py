@@ -168,6 +168,9 @@ def main() -> None:
         os._exit(0)
     os.setsid()
 
+    # Torch imports its compiler with a process's first optimizer: that would take each rank longer than all else.
+    import torch._dynamo  # noqa: F401
+
     import hydro_rasda.backends.worker  # noqa: F401
 
     _Zygote(path, guardian).serve()

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+
+import pytest
 
 import hydro_rasda
 
@@ -36,3 +40,24 @@ def test_every_argument_of_tune_is_documented() -> None:
     assert documented is not None
     for name in inspect.signature(hydro_rasda.tune).parameters:
         assert f"    {name}: " in documented
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(AttributeError, match="module 'hydro_rasda' has no attribute 'tuna'"):
+        hydro_rasda.tuna  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "spared"),
+    [
+        ("hydro_rasda.backends.zygote", ["torch", "ray.tune"]),
+        ("hydro_rasda.backends.full_size", ["ray.tune", "torch._dynamo"]),
+        ("hydro_rasda.backends.ray_trainer", ["ray.tune", "torch._dynamo"]),
+        ("hydro_rasda.backends.ray_scheduler", ["torch"]),
+        ("surrogate", ["torch.fx.experimental.symbolic_shapes"]),
+    ],
+)
+def test_imports_that_processes_of_a_cluster_wait_for(module: str, spared: list[str]) -> None:
+    told = f"import sys, {module}; print(sorted(set({spared}) & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
