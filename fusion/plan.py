@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 # Timings of one machine differ by as much from run to run; less is not worth a wider group.
 TOLERANCE = 0.03
+# A last doubling that would leave out fewer than this share of the trials takes them all.
+STRETCH = 1.25
 # What a wider group may lose before it counts as slower.
 LOSS = 0.1
 
@@ -67,18 +69,21 @@ def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
 
 
 def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = None) -> int | None:
-    """The next width to measure: the double of the last, up to all trials; None when that is no longer worth it.
+    """The next width to measure: the double of the last, or all trials where that is not much more; None when no
+    further one is worth it.
 
     Two doublings in a row that are worse than a narrower group by over 10 % end the search: caches are full by
     then. A smaller loss may be the noise of a busy machine.
 
-    >>> [next_width({}, 32), next_width({2: 1.5}, 32), next_width({2: 1.5, 4: 2.0}, 6)]
-    [2, 4, 6]
+    >>> [next_width({}, 32), next_width({2: 1.5}, 32), next_width({2: 1.5, 4: 2.0}, 6), next_width({16: 5.0}, 36)]
+    [2, 4, 6, 36]
     >>> next_width({2: 1.5, 4: 2.0, 8: 1.6, 16: 1.4}, 32) is None
     True
     """
     measured = sorted(speedup)
-    width = min(2 * measured[-1] if measured else 2, trials)
+    width = 2 * measured[-1] if measured else 2
+    if width >= trials or (width * STRETCH > trials and (limit is None or trials <= limit)):
+        width = trials
     if (measured and width <= measured[-1]) or width < 2 or (limit is not None and width > limit):
         return None
     best_before = max((speedup[K] for K in measured[:-2]), default=0.0)

@@ -202,8 +202,8 @@ def _joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
 
 
 def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]) -> FusedLearner:
-    chosen = [trials[number] for number in members]
-    return FusedLearner([problem.surrogate(trial) for trial in chosen], [t.config for t in chosen], problem)
+    built = {number: problem.surrogate(trials[number]) for number in dict.fromkeys(members)}
+    return FusedLearner([built[n] for n in members], [trials[n].config for n in members], problem)
 
 
 def _resume(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load: Load) -> FusedLearner:
@@ -214,7 +214,9 @@ def _resume(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load
         kept = [number for number in part["members"] if number in task.group.members]
         if not kept:
             continue
-        learner = _start(problem, trials, part["members"])
+        # Those that are dropped again are not built, which can take longer than an epoch: any of their kind holds their
+        # place among the loaded weights.
+        learner = _start(problem, trials, [n if n in kept else kept[0] for n in part["members"]])
         learner.load(part["state"])
         learner.keep([part["members"].index(number) for number in kept])
         order += kept

@@ -42,6 +42,12 @@ def test_widths_stop_growing_at_the_limit_or_after_two_losses() -> None:
     assert next_width({}, trials=1) is None
 
 
+def test_a_last_width_that_is_almost_all_trials_is_all_of_them() -> None:
+    assert next_width({16: 5.0}, trials=36) == 36
+    assert next_width({16: 5.0}, trials=36, limit=33) == 32
+    assert next_width({16: 5.0}, trials=44) == 32
+
+
 def test_memory_line_recovers_a_line() -> None:
     assert memory_line({K: 1000 + 70 * K for K in (2, 4, 8, 16)}) == (1000, 70)
 

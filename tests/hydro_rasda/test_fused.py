@@ -16,7 +16,7 @@ from hydro_rasda.fused import FusedLearner, Group, GroupTask, multipliers, train
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.store import Store
 from hydro_rasda.train import Span
-from tests.hydro_rasda.models import stumbles_in_some
+from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
 
 Pair = tuple[Tensor, Tensor]
 EPOCHS = 3
@@ -153,6 +153,21 @@ def test_regrouping_from_checkpoint_files_equals_unbroken_training(problem: Prob
             weights(problem, last.checkpoint, number),
             weights(problem, unbroken.checkpoint, number),
         )
+
+
+def test_trials_that_were_halved_away_are_not_built_again(problem: Problem) -> None:
+    first = train_group(problem, TRIALS, task((0, 3, 4), 0, 1), no_sources)
+    built: list[Config] = []
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        built.append(config)
+        return mlp(config, width_ratio)
+
+    asked = replace(problem, model_fn=model_fn)
+    train_group(asked, TRIALS, task((4,), 1, 2, ("first",)), lambda key: first.checkpoint)
+    assert TRIALS[4].config in built
+    assert TRIALS[0].config not in built
+    assert TRIALS[3].config not in built
 
 
 def test_initial_weights_do_not_depend_on_company(problem: Problem) -> None:
