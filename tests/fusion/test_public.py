@@ -5,6 +5,8 @@ import fusion
 
 def test_public_names() -> None:
     assert fusion.__all__ == [
+        "OPTIMIZERS",
+        "SCHEDULES",
         "FusedAdam",
         "FusedAdamW",
         "FusedModel",
