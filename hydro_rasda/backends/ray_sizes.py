@@ -91,15 +91,16 @@ class Sizes:
         """Whether a trial could go on from a checkpoint; a trainable that saves none is named."""
         cls = trial.get_trainable_cls()
         if issubclass(cls, FunctionTrainable):
-            able = bool(result.get(SHOULD_CHECKPOINT))
+            able, remedy = bool(result.get(SHOULD_CHECKPOINT)), "Add `checkpoint=` to reports at milestones."
         else:
-            able = cls.save_checkpoint is not Trainable.save_checkpoint
+            saves = cls.save_checkpoint is not Trainable.save_checkpoint
+            able, remedy = saves, "Give it `save_checkpoint` and `load_checkpoint`."
         if not able:
             name = trial.trainable_name
             self._tell(
                 name,
                 f"Trainable {name!r} reported iteration {t} of trial {trial} without a checkpoint, so the trial cannot "
-                f"be paused and goes on with {size_of(trial)} workers. Add `checkpoint=` to reports at milestones.",
+                f"be paused and goes on with {size_of(trial)} workers. {remedy}",
             )
         return able
 

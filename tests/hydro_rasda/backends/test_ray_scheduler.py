@@ -185,7 +185,7 @@ def test_a_trainable_that_never_checkpoints_is_named_and_goes_on(
         results = run(tmp_path, RASDAScheduler(max_t=4), {"x": 0.0, "forgets": True})
     assert [(e.t, e.workers) for e in read_journal(results.experiment_path)][:4] == [(1, 1), (2, 1), (3, 1), (4, 1)]
     assert "Trainable 'curve' reported iteration 1" in caplog.text
-    assert "without a checkpoint" in caplog.text
+    assert "Add `checkpoint=` to reports" in caplog.text
     assert caplog.text.count("without a checkpoint") == 1
 
 
@@ -201,6 +201,7 @@ def test_class_trainables_grow_where_they_save(ray8: None, tmp_path: Path, caplo
         assert [e.workers for e in read_journal(results.experiment_path)][:4] == workers
     assert (results[0].metrics or {})["training_iteration"] == 4
     assert "Trainable 'Unresettable' reported iteration 1" in caplog.text
+    assert "Give it `save_checkpoint` and `load_checkpoint`" in caplog.text
     assert "Trainable 'Counter'" not in caplog.text
 
 
