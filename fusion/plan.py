@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 # Timings of one machine differ by as much from run to run; less is not worth a wider group.
 TOLERANCE = 0.03
-# A last doubling that would leave out fewer than this share of the trials takes them all.
+# How much wider than a doubling a group may be to take all trials.
 STRETCH = 1.25
 # What a wider group may lose before it counts as slower.
 LOSS = 0.1
@@ -69,8 +69,9 @@ def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
 
 
 def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = None) -> int | None:
-    """The next width to measure: the double of the last, or all trials where that is not much more; None when no
-    further one is worth it.
+    """The next width to measure: the double of the last, up to all trials; None when that is no longer worth it.
+
+    All trials are taken at once where they are not many more than the double.
 
     Two doublings in a row that are worse than a narrower group by over 10 % end the search: caches are full by
     then. A smaller loss may be the noise of a busy machine.
@@ -81,8 +82,8 @@ def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = No
     True
     """
     measured = sorted(speedup)
-    width = 2 * measured[-1] if measured else 2
-    if width >= trials or (width * STRETCH > trials and (limit is None or trials <= limit)):
+    width = min(2 * measured[-1] if measured else 2, trials)
+    if trials < width * STRETCH and (limit is None or trials <= limit):
         width = trials
     if (measured and width <= measured[-1]) or width < 2 or (limit is not None and width > limit):
         return None

@@ -188,9 +188,15 @@ def batch_length(batch: Batch) -> int:
     raise TypeError(f"a batch is {type(batch).__name__} without a tensor of one or more dimensions")
 
 
-def move(batch: Batch, device: torch.device) -> Batch:
-    """A batch with all its tensors on a device."""
-    return tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+def move(batch: Batch, device: torch.device, *, wait: bool = False) -> Batch:
+    """A batch, or any nesting of tensors, with all of them on a device.
+
+    Args:
+        batch: What is moved.
+        device: Where to.
+        wait: Whether the copies are there when this returns: what was copied to the CPU can then be read at once.
+    """
+    return tree_map(lambda leaf: leaf.to(device, non_blocking=not wait) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def _rows_of(batch: Batch, rows: slice, length: int) -> Batch:

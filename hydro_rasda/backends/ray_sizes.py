@@ -91,10 +91,11 @@ class Sizes:
         """Whether a trial could go on from a checkpoint; a trainable that saves none is named."""
         cls = trial.get_trainable_cls()
         if issubclass(cls, FunctionTrainable):
-            able, remedy = bool(result.get(SHOULD_CHECKPOINT)), "Add `checkpoint=` to reports at milestones."
+            able = bool(result.get(SHOULD_CHECKPOINT))
+            remedy = "Add `checkpoint=` to reports at milestones."
         else:
-            saves = cls.save_checkpoint is not Trainable.save_checkpoint
-            able, remedy = saves, "Give it `save_checkpoint` and `load_checkpoint`."
+            able = cls.save_checkpoint is not Trainable.save_checkpoint
+            remedy = "Give it `save_checkpoint` and `load_checkpoint`."
         if not able:
             name = trial.trainable_name
             self._tell(

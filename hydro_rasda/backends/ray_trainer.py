@@ -12,11 +12,10 @@ from typing import Any
 
 import ray
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from fusion import keep_freed_memory
 
+from ..data import move
 from ..fused import GroupOutcome, GroupTask, train_group
 from ..planning import Widths, machine, planned_widths
 from ..problem import Problem, Trial
@@ -52,28 +51,23 @@ class Trainer:
         started = time.monotonic()
 
         def load(key: str) -> list[dict[str, Any]]:
-            parts: list[dict[str, Any]] = _moved(sources[key], self._problem.device)
+            parts: list[dict[str, Any]] = move(sources[key], self._problem.device, wait=True)
             return parts
 
         outcome = train_group(self._problem, trials, task, load, _after(seconds_left))
-        return replace(outcome, checkpoint=_moved(outcome.checkpoint, _CPU)), time.monotonic() - started
+        return replace(outcome, checkpoint=move(outcome.checkpoint, _CPU, wait=True)), time.monotonic() - started
 
     def train_target(
         self, trial: Trial, span: Span, state: Mapping[str, Any] | None, seed: int, seconds_left: float
     ) -> tuple[dict[str, Any], History]:
         """Train a full-size trial; its state is on the CPU."""
         problem = replace(self._problem, seed=seed)
-        state = _moved(state, problem.device)
+        state = move(state, problem.device, wait=True)
         after, history = train_target(problem, trial, span, state, _after(seconds_left))
-        return _moved(after, _CPU), history
+        return move(after, _CPU, wait=True), history
 
 
 _CPU = torch.device("cpu")
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    # Unlike `data.move`, it waits: what was copied to the CPU is read at once.
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def _after(seconds: float) -> Callable[[], bool]:

@@ -25,8 +25,10 @@ from tests.hydro_rasda.models import Config, mlp
 
 Quick = Callable[..., TuneResult]
 
-ON_RAY = {"backend": "ray", "resources_per_worker": {"CPU": 4}}
-FOUR_DEVICES = {"backend": "ray", "resources_per_worker": {"CPU": 2}}
+
+def on_devices(count: int) -> dict[str, Any]:
+    """Arguments of `tune`: the 8 CPUs of the module's Ray as so many devices."""
+    return {"backend": "ray", "resources_per_worker": {"CPU": 8 // count}}
 
 
 def journal(path: Path) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ def test_no_cluster_at_the_address(quick: Quick) -> None:
 @pytest.mark.slow
 def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) -> None:
     settings = {"num_samples": 24, "max_t": 9, "reduction_factor": 3, "rasda": RASDAConfig(grace_period=3)}
-    result = quick(**FOUR_DEVICES, **settings)
+    result = quick(**on_devices(4), **settings)
     assert result.cost.surrogate_epochs >= 24 + 2 * 8
     best = next(record for record in result.trials if record.trial == min(result.trials, key=_by_metric).trial)
     full = [line for line in best.history if line["stage"] == "target"]
@@ -72,7 +74,7 @@ def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) ->
     assert batches == [w * finished.config["batch_size"] for w in workers]
     assert result.best_metric == best.metric
     assert isinstance(result.best_model(), nn.Module)
-    again = quick(**FOUR_DEVICES, **settings)
+    again = quick(**on_devices(4), **settings)
     assert again.best_metric == result.best_metric
     assert again.cost.target_epochs == result.cost.target_epochs
 
@@ -109,7 +111,7 @@ def test_full_size_trials_begin_while_the_sweep_goes_on(ray8: None, quick: Quick
 
     space = SPACE | {"batch_size": 32, "optimizer": "adamw", "activation": "relu"}
     settings = {"num_samples": 18, "max_t": 9, "reduction_factor": 3, "top_k": 1, "rasda": RASDAConfig(max_workers=1)}
-    result = quick(**FOUR_DEVICES, **settings, model_fn=model_fn, space=space)
+    result = quick(**on_devices(4), **settings, model_fn=model_fn, space=space)
     keys = units(tmp_path / "run")
     first_target = next(i for i, key in enumerate(keys) if key.startswith("target/trial-"))
     last_surrogate = max(i for i, key in enumerate(keys) if "/group-" in key)
@@ -139,7 +141,7 @@ def _is_driver() -> bool:
 @pytest.mark.slow
 def test_a_device_whose_process_dies_gets_a_new_one(ray8: None, quick: Quick, tmp_path: Path) -> None:
     marker = tmp_path / "died once"
-    result = quick(**ON_RAY, objective=_Deadly(marker), fusion=3)
+    result = quick(**on_devices(2), objective=_Deadly(marker), fusion=3)
     assert marker.exists()
     assert [record.surrogate_epochs > 0 for record in result.trials] == [True] * 9
 
@@ -161,13 +163,13 @@ class Deadly(nn.Module):
 @pytest.mark.slow
 def test_a_trial_that_kills_its_process_fails_alone(ray8: None, quick: Quick) -> None:
     """Also where that leaves no device for a while."""
-    driver, one_device = os.getpid(), {"backend": "ray", "resources_per_worker": {"CPU": 8}}
+    driver = os.getpid()
 
     def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
         return Deadly(mlp(config, width_ratio), config["deadly"], driver)
 
     space = {"lr": SPACE["lr"], "deadly": ray.tune.grid_search([0.0, 1.0]), "batch_size": 64}
-    result = quick(**one_device, model_fn=model_fn, space=space, num_samples=2, top_k=1, fusion=1)
+    result = quick(**on_devices(1), model_fn=model_fn, space=space, num_samples=2, top_k=1, fusion=1)
     failed = {record.trial: record.error or "" for record in result.trials if record.status == "failed"}
     assert sorted(failed) == [record.trial for record in result.trials if record.config["deadly"]]
     assert all("died" in error for error in failed.values())
@@ -227,7 +229,7 @@ def test_arguments_that_do_not_go_together(quick: Quick, arguments: dict[str, An
 )
 def test_what_the_cluster_does_not_have(ray8: None, quick: Quick, arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        quick(**{**ON_RAY, **arguments})
+        quick(**{**on_devices(2), **arguments})
 
 
 def test_a_device_is_what_was_asked_for_or_what_the_nodes_have() -> None:
