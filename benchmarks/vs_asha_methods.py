@@ -96,36 +96,29 @@ def hydro_rasda(task: Task, seed: int, **settings: Any) -> Outcome:
 def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
     """When each epoch of a run was done, from its journal.
 
-    The journal says how long each unit of work took. Counted back from the end, and spread evenly over a unit's epochs,
-    that gives times which are late by what passed between units, and never early.
+    The journal says when each unit of work was done since the run's directory was opened, and how long it took the
+    device. Counted from the end, with a unit's epochs spread evenly over that, times are late by what passed after the
+    last unit, and for units that shared the device, and never early.
 
     Args:
         journal: Its lines, in order: a unit's metrics, then the unit.
         wall: Seconds of the whole run.
     """
     events: list[Event] = []
-    end = wall
-    unit: Mapping[str, Any] = {}
     metrics: list[Mapping[str, Any]] = []
-
-    def add() -> None:
-        if not metrics:
-            return
-        epochs = [line["epoch"] for line in metrics]
-        first, span = min(epochs) - 1, max(epochs) - min(epochs) + 1
-        for line in metrics:
-            at = end - unit["seconds"] * (1 - (line["epoch"] - first) / span)
-            score, test = (math.nan if line[name] is None else line[name] for name in ("val_score", "val_test"))
-            events.append(Event(at, line["trial"], line["stage"] == "target", line["epoch"], score, test))
-
-    for line in reversed(journal):
-        if line["event"] == "unit":
-            add()
-            end -= unit.get("seconds", 0.0)
-            unit, metrics = line, []
-        elif line["event"] == "metrics":
+    units = [line for line in journal if line["event"] == "unit"]
+    late = wall - units[-1]["at"]
+    for line in journal:
+        if line["event"] == "metrics":
             metrics.append(line)
-    add()
+        elif line["event"] == "unit":
+            epochs = [metric["epoch"] for metric in metrics]
+            for metric in metrics:
+                left = (max(epochs) - metric["epoch"]) / (max(epochs) - min(epochs) + 1)
+                at = line["at"] + late - left * line["seconds"]
+                score, test = (math.nan if metric[name] is None else metric[name] for name in ("val_score", "val_test"))
+                events.append(Event(at, metric["trial"], metric["stage"] == "target", metric["epoch"], score, test))
+            metrics = []
     return sorted(events)
 
 

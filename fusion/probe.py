@@ -22,10 +22,11 @@ from fusion.plan import FusionPlan, best_width, memory_limit, memory_line, next_
 Objective = Callable[[Any, Any], Any]
 Step = Callable[[], None]
 
+SHARE_OF_FREE_MEMORY = 0.9
+"""What a prediction may use up: the rest is for what other code allocates meanwhile."""
+
 _WARM_UP_STEPS = 2
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
-# Of the memory that is free, what a prediction may use up: the rest is for what other code allocates meanwhile.
-_SHARE_OF_FREE_MEMORY = 0.9
 
 
 def plan_fusion(
@@ -63,7 +64,7 @@ def plan_fusion(
     device = next(modules[0].parameters()).device
     if memory is None:
         free = available_memory(device)
-        memory = None if free is None else int(_SHARE_OF_FREE_MEMORY * free)
+        memory = None if free is None else int(SHARE_OF_FREE_MEMORY * free)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), _objects_so_far_set_aside():
         parts, alone, peak_1 = _fit_one(modules[0], configs[0], objective, batch, memory)

@@ -15,6 +15,7 @@ from fusion.memory import is_out_of_memory
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 from .data import Batch
+from .forks import evenly
 from .problem import Problem, Trial
 from .train import EpochMetrics, History, Span, train_epochs
 
@@ -34,6 +35,10 @@ class Group:
     kind: str
     members: tuple[int, ...]
     fused: bool
+
+    def of(self, members: Sequence[int]) -> Group:
+        """Some of the members."""
+        return replace(self, members=tuple(members), fused=self.fused and len(members) > 1)
 
 
 class FusedLearner:
@@ -103,17 +108,29 @@ class GroupTask:
 
     Attributes:
         key: Name of the unit in the journal and of the checkpoint that it leaves.
-        group: The trials.
+        groups: The trials; groups are independent of each other.
         sources: Keys of the earlier tasks that trained them; empty at the first rung.
         span: Which epochs.
-        batch_size: Examples per step.
     """
 
     key: str
-    group: Group
+    groups: tuple[Group, ...]
     sources: tuple[str, ...]
     span: Span
-    batch_size: int
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The trials of all groups."""
+        return tuple(number for group in self.groups for number in group.members)
+
+    def parts(self) -> list[GroupTask]:
+        """Each group by itself."""
+        return [replace(self, groups=(group,)) for group in self.groups]
+
+    def halves(self) -> list[GroupTask]:
+        """Of one group of several members, each half of them by itself."""
+        (group,) = self.groups
+        return [replace(self, groups=(group.of(half),)) for half in evenly(group.members, 2)]
 
 
 @dataclass
@@ -131,7 +148,7 @@ class GroupOutcome:
     failures: dict[int, str]
 
 
-Load = Callable[[str], list[dict[str, Any]]]
+Load = Callable[[str], Mapping[str, Any]]
 OnEpoch = Callable[[int, EpochMetrics], None]
 
 
@@ -151,12 +168,13 @@ def train_group(
     Args:
         problem: What is tuned.
         trials: All trials by number.
-        task: The group, where it starts and where it stops.
+        task: One group, where it starts and where it stops.
         load: Gives an earlier task's checkpoint by its key.
         should_stop: Asked after each epoch.
         on_epoch: Told of each epoch.
     """
-    members = task.group.members
+    (group,) = task.groups
+    members = group.members
     try:
         return _train(problem, trials, task, load, should_stop, on_epoch)
     except Exception as error:
@@ -164,10 +182,9 @@ def train_group(
             return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
         size = -(-len(members) // 2) if is_out_of_memory(error) else 1
     # Only here are the failed group's tensors gone: until then the error's traceback holds them.
-    fused = task.group.fused and size > 1
-    parts = (Group(task.group.kind, members[i : i + size], fused) for i in range(0, len(members), size))
-    return _joined(
-        train_group(problem, trials, replace(task, group=part), load, should_stop, on_epoch) for part in parts
+    parts = (group.of(members[i : i + size]) for i in range(0, len(members), size))
+    return joined(
+        train_group(problem, trials, replace(task, groups=(part,)), load, should_stop, on_epoch) for part in parts
     )
 
 
@@ -179,20 +196,22 @@ def _train(
     should_stop: Callable[[], bool],
     on_epoch: OnEpoch,
 ) -> GroupOutcome:
-    members = task.group.members
+    members = task.members
+    batch_size = trials[members[0]].batch_size
     learner = _resume(problem, trials, task, load) if task.sources else _start(problem, trials, members)
-    learner.fused.one_by_one = not task.group.fused
-    dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(task.batch_size, task.span.start)))
+    learner.fused.one_by_one = not task.groups[0].fused
+    dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(batch_size, task.span.start)))
     history: dict[int, History] = {number: [] for number in members}
     seed_parts = ("surrogate", members[0])
-    for epoch, metrics in train_epochs(learner, problem, task.span, task.batch_size, seed_parts, should_stop):
+    for epoch, metrics in train_epochs(learner, problem, task.span, batch_size, seed_parts, should_stop):
         for k, number in enumerate(members):
             history[number].append((epoch, {name: values[k] for name, values in metrics.items()}))
         on_epoch(epoch, metrics)
     return GroupOutcome([{"members": list(members), "state": learner.state()}], history, {})
 
 
-def _joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
+def joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
+    """The outcomes of a group's parts as that of the group."""
     whole = GroupOutcome([], {}, {})
     for outcome in outcomes:
         whole.checkpoint += outcome.checkpoint
@@ -210,8 +229,8 @@ def _resume(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load
     """The fused model of a group whose members were trained in other groups, in the group's order."""
     merged: FusedLearner | None = None
     order: list[int] = []
-    for part in (part for source in task.sources for part in load(source)):
-        kept = [number for number in part["members"] if number in task.group.members]
+    for part in (part for source in task.sources for part in load(source)["parts"]):
+        kept = [number for number in part["members"] if number in task.members]
         if not kept:
             continue
         # Those that are dropped again are not built, which can take longer than an epoch: any of their kind holds their
@@ -225,5 +244,5 @@ def _resume(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load
         else:
             merged.concat(learner)
     assert merged is not None
-    merged.keep([order.index(number) for number in task.group.members])
+    merged.keep([order.index(number) for number in task.members])
     return merged

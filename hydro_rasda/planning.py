@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusion.probe import plan_fusion
+from fusion.memory import available_memory
+from fusion.probe import SHARE_OF_FREE_MEMORY, plan_fusion
 
 from .data import Batch
+from .forks import Died, each
+from .grouping import Widths
 from .problem import Problem, Trial, outline
 from .store import write_atomically
 
@@ -26,19 +29,8 @@ SECONDS_PER_WIDTH = 0.03
 """Time to measure each width, but no less than a few steps: to be small beside what a sweep takes."""
 
 
-@dataclass(frozen=True)
-class Widths:
-    """How to group the trials of one kind.
-
-    Attributes:
-        most: Members of the largest group; 1 where fusing never pays.
-        least: Members from which a group trains faster as one than one after another.
-        rate: Steps of a trial per second, at `most`.
-    """
-
-    most: int
-    least: int = 2
-    rate: float = 1.0
+Example = tuple[Trial, int]
+"""A trial of some kind, and how many of that kind there are."""
 
 
 def cache_file() -> Path:
@@ -47,43 +39,56 @@ def cache_file() -> Path:
     return Path(root) / "hydro_rasda" / "fusion.json"
 
 
-def planned_widths(problem: Problem, trial: Trial, kind: str, count: int) -> Widths:
-    """The width at which a group trains fastest and fits memory, and from which it pays at all.
+def planned_widths(problem: Problem, kinds: Mapping[str, Example], cores: int = 1) -> dict[str, Widths]:
+    """For each kind, the width at which a group trains fastest and fits memory, and from which it pays at all.
 
     Args:
         problem: What is tuned.
-        trial: One of the kind.
-        kind: Digest of what the trials share.
-        count: How many trials of the kind there are.
+        kinds: By digest, an example of the kind, and how many trials of it there are.
+        cores: Of the device, each of which trains a part of a group on one thread; they share the memory.
     """
-    if count == 1:
-        return Widths(1)
-    batch = next(problem.train_data.epoch(trial.batch_size, 0))
-    key = "/".join([kind, outline(batch), machine(problem.device), f"{count} trials"])
+    keys, work = dict[str, str](), dict[str, Callable[[], dict[str, Any]]]()
     known = _read()
-    if key not in known:
-        known = _read() | {key: _measure(problem, trial, batch, count)}
+    for kind, (trial, count) in kinds.items():
+        of_part = -(-count // cores)
+        batch = next(problem.train_data.epoch(trial.batch_size, 0))
+        where = f"{machine(problem.device)} of {cores}"
+        keys[kind] = "/".join([kind, outline(batch), where, f"{of_part} trials"])
+        if of_part > 1 and keys[kind] not in known:
+            work[keys[kind]] = partial(_measure, problem, trial, batch, of_part, cores)
+    measured = dict(zip(work, each(list(work.values()), cores)))
+    if found := {key: value for key, value in measured.items() if not isinstance(value, Died)}:
+        known = _read() | found
         cache_file().parent.mkdir(parents=True, exist_ok=True)
         write_atomically(cache_file(), json.dumps(known, indent=1).encode())
-    return widths_from({int(k): rate for k, rate in known[key]["throughput"].items()}, known[key]["width"])
+    return {kind: _widths(known.get(key)) for kind, key in keys.items()}
+
+
+def _widths(measured: Mapping[str, Any] | None) -> Widths:
+    """Of a kind; where there was nothing to measure, or that cannot be survived, of single trials."""
+    if measured is None:
+        return Widths(1)
+    return widths_from({int(k): rate for k, rate in measured["throughput"].items()}, measured["width"])
 
 
 def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
     """Read widths off measured throughputs (steps of a trial per second by width; at 1: one after another).
 
-    >>> widths_from({1: 100.0, 2: 70.0, 4: 120.0, 8: 240.0}, most=8)
-    Widths(most=8, least=4, rate=240.0)
+    >>> widths_from({1: 100.0, 2: 70.0, 4: 120.0, 8: 240.0}, most=8).least
+    4
     """
     pays = [width for width, rate in throughput.items() if width > 1 and rate > throughput[1]]
-    return Widths(most, min(pays, default=2), throughput[most])
+    return Widths(most, min(pays, default=2), throughput)
 
 
-def _measure(problem: Problem, trial: Trial, batch: Batch, count: int) -> dict[str, Any]:
+def _measure(problem: Problem, trial: Trial, batch: Batch, count: int, cores: int) -> dict[str, Any]:
     def loss(model: nn.Module, part: Batch) -> Tensor:
         return problem.objective(model, part)["loss"]
 
     surrogates = [problem.surrogate(trial)] * count
-    plan = plan_fusion(surrogates, [trial.config] * count, loss, batch, seconds=SECONDS_PER_WIDTH)
+    free = available_memory(problem.device)
+    memory = None if free is None else int(SHARE_OF_FREE_MEMORY * free / cores)
+    plan = plan_fusion(surrogates, [trial.config] * count, loss, batch, memory=memory, seconds=SECONDS_PER_WIDTH)
     return {"width": plan.width, "bytes_per_trial": plan.bytes_per_trial, "throughput": dict(plan.throughput)}
 
 

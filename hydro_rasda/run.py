@@ -81,6 +81,11 @@ class Run:
         value = lines[-1][self.problem.metric]
         return math.nan if value is None else float(value)
 
+    def curve(self, stage: Stage, number: int) -> dict[int, float]:
+        """The metric by epoch; NaN where it was not finite."""
+        values = {line["epoch"]: line[self.problem.metric] for line in self.metrics.get((stage, number), ())}
+        return {epoch: math.nan if value is None else float(value) for epoch, value in values.items()}
+
     def out_of_time(self, share: float) -> bool:
         """Whether a share of the run's time budget is spent, interrupted sessions included."""
         return self.seconds_left(share) <= 0

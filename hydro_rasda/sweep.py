@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 import traceback
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from fusion import OPTIMIZERS, fusion_key
 
-from .fused import Group, GroupOutcome, GroupTask, multipliers
-from .planning import Widths
+from .forks import Died, cores, each, evenly
+from .fused import GroupOutcome, GroupTask, multipliers
+from .grouping import Waiting, Widths, next_groups
+from .planning import Example
 from .problem import Problem, Trial
 from .run import Run, metric_lines
 from .schedulers import Ladder, SuccessiveHalving, milestones, rank
 from .search import Search
 from .space import DEFAULT_OPTIMIZER
-from .store import Unit
+from .store import Line, Unit
 from .targets import TargetTrainer
 from .train import Span
 from .transfer import check_transfer
@@ -51,7 +54,7 @@ class Finished:
 
 
 class Devices(TargetTrainer, Protocol):
-    """The part of a backend that the sweep needs: devices that each train one group at a time."""
+    """The part of a backend that the sweep needs: devices that each train one task at a time."""
 
     def idle(self) -> Sequence[int]:
         """The devices that have nothing to do."""
@@ -69,8 +72,12 @@ class Devices(TargetTrainer, Protocol):
         """Equal for devices that are equally fast."""
         ...
 
-    def plan(self, device: int, trial: Trial, kind: str, count: int) -> Widths:
-        """How a device would best group so many trials of a kind, of which `trial` is one."""
+    def cores(self, device: int) -> int:
+        """How many groups a device trains beside each other."""
+        ...
+
+    def plan(self, device: int, kinds: Mapping[str, Example]) -> Mapping[str, Widths]:
+        """How a device would best group the trials of each kind."""
         ...
 
     def start(self, device: int, task: GroupTask) -> None:
@@ -118,7 +125,6 @@ class _Sweep:
         self._ladder = Ladder(self._halving, settings.num_samples)
         self._kinds: dict[int, str] = {}
         self._sources: dict[int, str] = {}
-        self._widths: dict[tuple[str, str], Widths] = {}
         self._done = 0
         # An earlier process's groups, in the order in which they were finished.
         self._recorded = [key for key in run.store.units() if "/group-" in key]
@@ -176,41 +182,49 @@ class _Sweep:
                 return
             start, stop, numbers = waiting
             task = self._task(device, Span(start, stop), numbers)
-            self._ladder.begin(stop, task.group.members)
+            self._ladder.begin(stop, task.members)
             self._devices.start(device, task)
 
     def _task(self, device: int, span: Span, numbers: Sequence[int]) -> GroupTask:
-        trials = self._run.trials
+        trials, devices = self._run.trials, self._devices
         # Members of one optimizer side by side: their update is then one slice of each fused parameter.
         order = sorted(numbers, key=lambda n: (OPTIMIZERS.index(_optimizer(trials[n])), n))
-        kind = self._kinds[order[0]]
-        count = Counter(self._kinds[n] for n in order)[kind]
-        idle = self._devices.idle()
-        widths = {d: self._planned(d, kind, order[0], count) for d in idle}
-        measured = {d: speed for d in idle if (speed := self._devices.speed(d, kind)) is not None}
-        speeds = measured if len(measured) == len(idle) else {d: widths[d].rate for d in idle}
-        group = next_group(self._kinds, order, widths[device], speeds[device] / sum(speeds.values()))
+        of_kind: dict[str, list[int]] = {}
+        for n in order:
+            of_kind.setdefault(self._kinds[n], []).append(n)
+        kind = next(iter(of_kind))
+        idle = devices.idle()
+        widths = {d: self._planned(d, of_kind) for d in idle}
+        measured = {d: speed for d in idle if (speed := devices.speed(d, kind)) is not None}
+        speeds = measured if len(measured) == len(idle) else {d: widths[d][kind].rate for d in idle}
+        waiting = {kind: Waiting(of, widths[device][kind], self._steps(of[0])) for kind, of in of_kind.items()}
+        groups = next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
+        members = {n for group in groups for n in group.members}
         return GroupTask(
-            key=f"surrogate/to-{span.stop}/group-{min(group.members)}",
-            group=group,
-            sources=tuple(sorted({self._sources[n] for n in group.members if n in self._sources})),
+            key=f"surrogate/to-{span.stop}/group-{min(members)}",
+            groups=tuple(groups),
+            sources=tuple(sorted({self._sources[n] for n in members if n in self._sources})),
             span=span,
-            batch_size=trials[group.members[0]].batch_size,
         )
 
-    def _planned(self, device: int, kind: str, number: int, count: int) -> Widths:
-        """How to group the trials of a kind on a device."""
-        run, width = self._run, self._run.settings.fusion
-        if width != "auto":
-            return Widths(width)
-        machine = self._devices.machine(device)
-        if (kind, machine) not in self._widths:
-            plan = run.store.once(
-                f"surrogate/widths-of-{kind} on {machine}",
-                lambda: asdict(self._devices.plan(device, run.trials[number], kind, count)),
-            )
-            self._widths[kind, machine] = Widths(**plan.value)
-        return self._widths[kind, machine]
+    def _steps(self, number: int) -> float:
+        """Of an epoch; 1 where the data have no length."""
+        return self._run.problem.train_data.steps(self._run.trials[number].batch_size) or 1.0
+
+    def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
+        """For each kind of trials, how to group them on a device."""
+        run, devices = self._run, self._devices
+        if run.settings.fusion != "auto":
+            return dict.fromkeys(of_kind, Widths(run.settings.fusion))
+        names = {kind: f"surrogate/widths-of-{kind} on {devices.machine(device)}" for kind in of_kind}
+        examples = {kind: (run.trials[numbers[0]], len(numbers)) for kind, numbers in of_kind.items()}
+        if asked := {kind: example for kind, example in examples.items() if not run.store.done(names[kind])}:
+            started = time.perf_counter()
+            planned = devices.plan(device, asked)
+            seconds = (time.perf_counter() - started) / len(asked)
+            for kind in asked:
+                run.record(names[kind], Unit(asdict(planned[kind]), [], seconds))
+        return {kind: _widths(run.store.units()[name].value) for kind, name in names.items()}
 
     def _record(self, finished: Finished) -> None:
         """Keep what a device has done: first the checkpoint, then the journal's lines."""
@@ -218,7 +232,7 @@ class _Sweep:
         run.store.save(task.key, {"parts": outcome.checkpoint})
         lines = [line for n, history in outcome.history.items() for line in metric_lines("surrogate", n, history)]
         lines += [{"event": "failed", "trial": number, "error": error} for number, error in outcome.failures.items()]
-        value = {"members": list(task.group.members), "stop": task.span.stop}
+        value = {"members": list(task.members), "stop": task.span.stop}
         self._take_in(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
 
     def _next_recorded(self) -> str | None:
@@ -287,39 +301,41 @@ def _optimizer(trial: Trial) -> str:
 
 def _kinds(problem: Problem, trials: Sequence[Trial]) -> Unit:
     """Digest of each trial's fusion key and batch size: what it must share with those that it is fused with."""
-    kinds: dict[int, str] = {}
-    lines = []
+    free = cores(problem.device)
+    parts = evenly(trials, free)
+    found: dict[int, _Kind] = {}
+    for part, given in zip(parts, each([partial(_kinds_of, problem, part) for part in parts], free)):
+        found |= given if not isinstance(given, Died) else {t.number: _Kind(error=given.how) for t in part}
+    lines: list[Line] = []
     for trial in trials:
         lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config)})
-        try:
-            surrogate = problem.surrogate(trial)
-            # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
-            scales = repr(multipliers(surrogate, problem.width_ratio))
-            key = fusion_key(surrogate, trial.batch_size, scales)
-        except Exception:
-            lines.append({"event": "failed", "trial": trial.number, "error": traceback.format_exc()})
-        else:
-            kinds[trial.number] = hashlib.sha256(repr(key).encode()).hexdigest()[:12]
-    return Unit(kinds, lines)
+        if (error := found[trial.number].error) is not None:
+            lines.append({"event": "failed", "trial": trial.number, "error": error})
+    return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
 
 
-def next_group(kinds: Mapping[int, str], waiting: Sequence[int], widths: Widths, share: float = 1.0) -> Group:
-    """The next group to train: the first waiting trial, and others of its kind, in even parts.
+@dataclass(frozen=True)
+class _Kind:
+    digest: str = ""
+    error: str | None = None
 
-    Args:
-        kinds: Each trial's kind; trials of one kind can be fused.
-        waiting: The trials; members keep this order.
-        widths: How many of the first one's kind to train as one.
-        share: Of all that wait, what the group may take at most: the rest is for other free devices.
 
-    >>> kinds = {0: "a", 1: "b", 2: "a", 3: "a"}
-    >>> next_group(kinds, [0, 1, 2, 3], Widths(2)).members, next_group(kinds, [0, 1, 2, 3], Widths(4)).members
-    ((0, 2), (0, 2, 3))
-    >>> next_group(kinds, [0, 1, 2, 3], Widths(4), share=0.5).members
-    (0, 2)
-    """
-    kind = kinds[waiting[0]]
-    of_kind = [number for number in waiting if kinds[number] == kind]
-    parts = -(-len(of_kind) // widths.most)
-    size = min(-(-len(of_kind) // parts), math.ceil(len(waiting) * share))
-    return Group(kind, tuple(of_kind[:size]), fused=size >= widths.least)
+def _kinds_of(problem: Problem, trials: Sequence[Trial]) -> dict[int, _Kind]:
+    return {trial.number: _kind(problem, trial) for trial in trials}
+
+
+def _kind(problem: Problem, trial: Trial) -> _Kind:
+    try:
+        surrogate = problem.surrogate(trial)
+        # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
+        scales = repr(multipliers(surrogate, problem.width_ratio))
+        key = fusion_key(surrogate, trial.batch_size, scales)
+    except Exception:
+        return _Kind(error=traceback.format_exc())
+    return _Kind(hashlib.sha256(repr(key).encode()).hexdigest()[:12])
+
+
+def _widths(value: Mapping[str, Any]) -> Widths:
+    """From the journal, whose keys are strings."""
+    throughput = {int(width): rate for width, rate in value["throughput"].items()}
+    return Widths(value["most"], value["least"], throughput)

@@ -20,7 +20,7 @@ from fusion import lr_factor, optimizer
 
 from .data import ALONE, Batch, Shard, Share
 from .objective import Objective
-from .problem import Problem, Trial
+from .problem import Problem
 from .seeds import derive_seed, seed_generators
 
 EVAL_BATCH_FACTOR = 4
@@ -301,34 +301,3 @@ def _add_over_ranks(parts: Sequence[_Sums]) -> None:
     for sums in parts:
         for name in sorted(sums.totals):
             sums.totals[name] = next(values)
-
-
-def train_target(
-    problem: Problem,
-    trial: Trial,
-    span: Span,
-    state: Mapping[str, Any] | None,
-    should_stop: Callable[[], bool] = lambda: False,
-    on_epoch: Callable[[int, EpochMetrics], None] = lambda epoch, metrics: None,
-) -> tuple[dict[str, Any], History]:
-    """Train one full-size model for a span of epochs.
-
-    Args:
-        problem: What is tuned.
-        trial: Its configuration.
-        span: Which epochs.
-        state: What an earlier span returned; None starts from the trial's initial weights.
-        should_stop: Asked after each epoch.
-        on_epoch: Told of each epoch.
-
-    Returns:
-        The state to go on from, and the history: epochs trained with the metrics after each.
-    """
-    learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.max_t)
-    if state is not None:
-        learner.load(state)
-    history: History = []
-    for epoch, metrics in train_epochs(learner, problem, span, trial.batch_size, ("target", trial.number), should_stop):
-        history.append((epoch, {name: values[0] for name, values in metrics.items()}))
-        on_epoch(epoch, metrics)
-    return learner.state(), history

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +11,7 @@ from surrogate import RankComparison, compare_rankings
 from .config import Mode
 from .run import Run
 from .schedulers import rank
+from .single import TargetOutcome, TargetTask
 from .store import Unit
 from .targets import TargetTrainer
 from .train import Span
@@ -41,9 +41,13 @@ def check_transfer(run: Run, scores: Mapping[int, float], epochs: int, device: T
     if len(chosen) < 4:
         return None
     run.progress.begin("transfer check", epochs * (len(chosen) + 1))
-    seed = run.settings.seed
-    wide = [_score(run, device, number, epochs, "first", seed) for number in chosen]
-    twice = _score(run, device, chosen[0], epochs, "again", seed + 1)
+    seed, span = run.settings.seed, Span(0, epochs)
+    keys = [(f"check/trial-{number}/first", number, seed) for number in chosen]
+    keys.append((f"check/trial-{chosen[0]}/again", chosen[0], seed + 1))
+    tasks = [TargetTask(key, number, span, None, its_seed, len(keys)) for key, number, its_seed in keys]
+    for outcome in device.train_each([task for task in tasks if not run.store.done(task.key)]):
+        run.record(outcome.task.key, _unit(run, outcome))
+    *wide, twice = (_score(run.store.units()[task.key]) for task in tasks)
     run.progress.end()
     comparison = compare_rankings(
         [scores[number] for number in chosen],
@@ -66,14 +70,14 @@ def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
     return [best_first[round(i * (len(best_first) - 1) / max(1, count - 1))] for i in range(count)]
 
 
-def _score(run: Run, device: TargetTrainer, number: int, epochs: int, which: str, seed: int) -> float:
-    def train() -> Unit:
-        try:
-            _, history = device.train_target(number, Span(0, epochs), None, seed)
-        except Exception:
-            return Unit(None, [{"event": "check failed", "trial": number, "error": traceback.format_exc()}])
-        reached, metrics = history[-1]
-        return Unit(metrics[run.problem.metric] if reached == epochs else None)
+def _unit(run: Run, outcome: TargetOutcome) -> Unit:
+    task, history = outcome.task, outcome.history
+    if outcome.error is not None:
+        line = {"event": "check failed", "trial": task.number, "error": outcome.error}
+        return Unit(None, [line], outcome.seconds)
+    reached, metrics = history[-1]
+    return Unit(metrics[run.problem.metric] if reached == task.span.stop else None, [], outcome.seconds)
 
-    value = run.store.once(f"check/trial-{number}/{which}", train).value
-    return math.nan if value is None else float(value)
+
+def _score(unit: Unit) -> float:
+    return math.nan if unit.value is None else float(unit.value)

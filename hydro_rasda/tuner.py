@@ -71,7 +71,7 @@ def tune(
 
     Many configurations are tried on narrow surrogates of the model (muP: Yang et al. 2022; Hydro: Hu et al. 2023),
     fused into few models and halved at each rung. The `top_k` best train at full size, halved at RASDA's milestones
-    (Aach et al. 2024, Sec. 3), the winner for `max_t` epochs.
+    (Aach et al. 2024, Sec. 3) by where their surrogates' curves let expect them to end, the winner for `max_t` epochs.
 
     Args:
         model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
@@ -99,8 +99,9 @@ def tune(
             ranking with the surrogates' (`TuneResult.transfer`).
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
-        backend: "local": everything in this process. "ray": groups of surrogates on all devices of a Ray cluster, then
-            full-size trials under DDP, on `rasda.workers` of them and more at each milestone.
+        backend: "local": everything on this machine; on a CPU (Linux), in as many processes forked of this one as torch
+            has threads: `torch.set_num_threads(1)` keeps all in this one. "ray": groups of surrogates on all devices of
+            a Ray cluster, then full-size trials under DDP, on `rasda.workers` of them and more at each milestone.
         address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
             a GPU where the cluster has any, else all CPUs of a node.

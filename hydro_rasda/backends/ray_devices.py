@@ -5,25 +5,25 @@ A device is what one worker of a full-size trial gets: a GPU, or a group of CPU 
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import ray
 
 from ..config import require
-from ..fused import Group, GroupOutcome, GroupTask
-from ..planning import Widths
-from ..problem import Trial
+from ..fused import GroupOutcome, GroupTask
+from ..grouping import Widths
+from ..planning import Example
 from ..run import Run
 from ..schedulers import worker_slots
+from ..single import TargetOutcome, TargetTask
 from ..sweep import SWEEP_SHARE, Finished
-from ..train import History, Span
-from .ray_trainer import Trainer
-
-DEATHS = 2
-"""A group whose process died this often is halved; a single trial then counts as failed."""
+from .device import DEATHS
+from .ray_trainer import Given, Trainer
 
 _LOOK_S = 0.5
 
@@ -64,6 +64,7 @@ class _Device:
     actor: Any
     arrival: Any  # the future of the actor's first answer; None once it is there
     machine: str = ""
+    cores: int = 1
     task: GroupTask | None = None
     future: Any = None
 
@@ -97,7 +98,7 @@ class RayDevices:
         cpus, gpus = self._worker.get("CPU", 0), self._worker.get("GPU", 0)
         cls = ray.remote(num_cpus=cpus, num_gpus=gpus, resources=other)(Trainer)
         actor = cls.remote(self._problem, max(1, int(cpus)))
-        return _Device(actor, actor.machine.remote())
+        return _Device(actor, actor.describe.remote())
 
     def _meet(self) -> None:
         """Wait, once, until every device is there: the first would else take all work."""
@@ -106,9 +107,12 @@ class RayDevices:
         self._met = True
         for device in self._devices.values():
             try:
-                device.machine, device.arrival = ray.get(device.arrival), None
+                self._greet(device)
             except ray.exceptions.RayActorError as error:
                 raise RuntimeError(f"the process of a device did not start:\n{error}") from None
+
+    def _greet(self, device: _Device) -> None:
+        (device.machine, device.cores), device.arrival = ray.get(device.arrival), None
 
     def idle(self) -> Sequence[int]:
         self._meet()
@@ -130,16 +134,23 @@ class RayDevices:
     def machine(self, device: int) -> str:
         return self._devices[device].machine
 
-    def plan(self, device: int, trial: Trial, kind: str, count: int) -> Widths:
-        found: Widths = ray.get(self._devices[device].actor.plan.remote(trial, kind, count))
+    def cores(self, device: int) -> int:
+        return self._devices[device].cores
+
+    def plan(self, device: int, kinds: Mapping[str, Example]) -> Mapping[str, Widths]:
+        found: Mapping[str, Widths] = ray.get(self._devices[device].actor.plan.remote(kinds))
         return found
 
     def start(self, device: int, task: GroupTask) -> None:
-        run, at = self._run, self._devices[device]
-        sources = {key: run.store.load(key)["parts"] for key in task.sources}
-        needed = {n for parts in sources.values() for part in parts for n in part["members"]} | set(task.group.members)
-        trials = {number: run.trials[number] for number in needed}
-        at.task, at.future = task, at.actor.train.remote(trials, task, sources, run.seconds_left(SWEEP_SHARE))
+        at = self._devices[device]
+        sources = {key: self._run.store.load(key) for key in task.sources}
+        trained = {n for source in sources.values() for part in source["parts"] for n in part["members"]}
+        given = self._given(trained | set(task.members), sources, SWEEP_SHARE)
+        at.task, at.future = task, at.actor.train_groups.remote(task, given)
+
+    def _given(self, numbers: Iterable[int], checkpoints: Mapping[str, Mapping[str, Any]], share: float) -> Given:
+        trials = {number: self._run.trials[number] for number in numbers}
+        return Given(trials, checkpoints, self._run.seconds_left(share))
 
     def finished(self) -> list[Finished]:
         """Groups that are done; after half a second without any, none."""
@@ -156,45 +167,49 @@ class RayDevices:
         task = device.task
         try:
             if task is None:
-                device.machine, device.arrival = ray.get(device.arrival), None
+                self._greet(device)
                 return []
             outcome, seconds = ray.get(device.future)
         except ray.exceptions.RayActorError as death:
             self._devices[number] = self._opened()
             return self._retried(task, death) if task is not None else []
         device.task = device.future = None
-        members, epochs = len(task.group.members), task.span.stop - task.span.start
-        self._speeds[number, task.group.kind] = members * epochs / max(seconds, 1e-9)
-        self._run.progress.advance(members * epochs)
+        epochs = len(task.members) * (task.span.stop - task.span.start)
+        self._speeds |= {(number, group.kind): epochs / max(seconds, 1e-9) for group in task.groups}
+        self._run.progress.advance(epochs)
         return [Finished(task, outcome, seconds)]
 
     def _retried(self, task: GroupTask, death: Exception) -> list[Finished]:
         """Have a group trained again whose process died; a trial that is alone in it fails at last."""
-        members = task.group.members
+        members = task.members
         self._deaths[task.key] += 1
         if self._deaths[task.key] < DEATHS:
             self._again.append(task)
         elif len(members) > 1:
-            for part in (members[: len(members) // 2], members[len(members) // 2 :]):
-                key = f"surrogate/to-{task.span.stop}/group-{min(part)}"
-                group = Group(task.group.kind, part, task.group.fused and len(part) > 1)
+            for part in task.parts() if len(task.groups) > 1 else task.halves():
+                key = f"surrogate/to-{task.span.stop}/group-{min(part.members)}"
                 self._deaths[key] = 0
-                self._again.append(replace(task, key=key, group=group))
+                self._again.append(replace(part, key=key))
         else:
             told = f"the process that trained it died {DEATHS} times: {death}"
             return [Finished(task, GroupOutcome([], {members[0]: []}, {members[0]: told}), 0.0)]
         return []
 
-    def train_target(
-        self, number: int, span: Span, state: Mapping[str, Any] | None, seed: int
-    ) -> tuple[Mapping[str, Any], History]:
-        """Train a full-size trial on the first device."""
+    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+        """Train full-size models on the first device, as many at a time as train beside each other there."""
         self._meet()
-        run, actor = self._run, next(iter(self._devices.values())).actor
-        trained = actor.train_target.remote(run.trials[number], span, state, seed, run.seconds_left(1.0))
-        after, history = ray.get(trained)
-        run.progress.advance(len(history))
-        return after, history
+        run, device = self._run, next(iter(self._devices.values()))
+        tasks = iter(tasks)
+        while together := list(islice(tasks, device.cores)):
+            sources = {task.source: run.store.load(task.source) for task in together if task.source is not None}
+            given = self._given([task.number for task in together], sources, 1.0)
+            try:
+                outcomes = ray.get(device.actor.train_targets.remote(together, given))
+            except ray.exceptions.RayActorError:
+                outcomes = [TargetOutcome(task, None, [], traceback.format_exc(), 0.0) for task in together]
+            for outcome in outcomes:
+                run.progress.advance(len(outcome.history))
+                yield outcome
 
     def retire(self, device: int) -> None:
         """Give an idle device back to the cluster."""

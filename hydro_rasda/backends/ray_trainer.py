@@ -6,20 +6,35 @@ It imports no more than that takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import torch
 
-from fusion import keep_freed_memory
-
 from ..data import move
-from ..fused import GroupOutcome, GroupTask, train_group
-from ..planning import Widths, machine, planned_widths
+from ..fused import GroupOutcome, GroupTask
+from ..grouping import Widths
+from ..planning import Example
 from ..problem import Problem, Trial
-from ..train import History, Span, train_target
+from ..single import TargetOutcome, TargetTask
+from .device import Device, Work
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a device gets with a task.
+
+    Attributes:
+        trials: By number.
+        checkpoints: Of earlier tasks, by key, on the CPU.
+        seconds: That it may take.
+    """
+
+    trials: Mapping[int, Trial]
+    checkpoints: Mapping[str, Mapping[str, Any]]
+    seconds: float
 
 
 class Trainer:
@@ -27,49 +42,35 @@ class Trainer:
 
     def __init__(self, problem: Problem, threads: int) -> None:
         torch.set_num_threads(threads)
-        device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
-        if device.type == "cpu":
-            keep_freed_memory()
-        self._problem = problem.on(device)
+        self._where = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
+        self._device = Device(problem.on(self._where))
 
-    def machine(self) -> str:
-        """Equal for devices that are equally fast."""
-        return machine(self._problem.device)
+    def describe(self) -> tuple[str, int]:
+        """`Device.machine` and `Device.cores`."""
+        return self._device.machine, self._device.cores
 
-    def plan(self, trial: Trial, kind: str, count: int) -> Widths:
-        """See `planned_widths`."""
-        return planned_widths(self._problem, trial, kind, count)
+    def plan(self, kinds: Mapping[str, Example]) -> dict[str, Widths]:
+        """See `Device.plan`."""
+        return self._device.plan(kinds)
 
-    def train(
-        self,
-        trials: Mapping[int, Trial],
-        task: GroupTask,
-        sources: Mapping[str, list[dict[str, Any]]],
-        seconds_left: float,
-    ) -> tuple[GroupOutcome, float]:
-        """Train a group; what it gave, on the CPU, and the seconds that it took."""
+    def train_groups(self, task: GroupTask, given: Given) -> tuple[GroupOutcome, float]:
+        """Train groups; what it gave, on the CPU, and the seconds that it took."""
         started = time.monotonic()
-
-        def load(key: str) -> list[dict[str, Any]]:
-            parts: list[dict[str, Any]] = move(sources[key], self._problem.device, wait=True)
-            return parts
-
-        outcome = train_group(self._problem, trials, task, load, _after(seconds_left))
+        outcome = self._device.train_groups(task, self._work(given))
         return replace(outcome, checkpoint=move(outcome.checkpoint, _CPU, wait=True)), time.monotonic() - started
 
-    def train_target(
-        self, trial: Trial, span: Span, state: Mapping[str, Any] | None, seed: int, seconds_left: float
-    ) -> tuple[dict[str, Any], History]:
-        """Train a full-size trial; its state is on the CPU."""
-        problem = replace(self._problem, seed=seed)
-        state = move(state, problem.device, wait=True)
-        after, history = train_target(problem, trial, span, state, _after(seconds_left))
-        return move(after, _CPU, wait=True), history
+    def train_targets(self, tasks: Sequence[TargetTask], given: Given) -> list[TargetOutcome]:
+        """Train full-size trials beside each other; their states are on the CPU."""
+        outcomes = self._device.train_targets(tasks, self._work(given))
+        return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
+
+    def _work(self, given: Given) -> Work:
+        deadline = time.monotonic() + given.seconds
+
+        def load(key: str) -> Any:
+            return move(given.checkpoints[key], self._where, wait=True)
+
+        return Work(given.trials, load, lambda: time.monotonic() >= deadline, lambda *_: None)
 
 
 _CPU = torch.device("cpu")
-
-
-def _after(seconds: float) -> Callable[[], bool]:
-    deadline = time.monotonic() + seconds
-    return lambda: time.monotonic() >= deadline

@@ -95,7 +95,7 @@ def test_two_draws_give_a_variance() -> None:
 
 
 def test_times_are_counted_back_from_the_end() -> None:
-    """Units of 3, 1 and 4 s before second 10: the first ends at 5, its two epochs at 3.5 and 5."""
+    """The last of units of 3, 1 and 4 s ends 1 s before all does: the first, which ended at 4, counts as of 5."""
 
     def metrics(stage: str, trial: int, epoch: int, score: float | None) -> dict[str, Any]:
         names = {"stage": stage, "trial": trial, "epoch": epoch}
@@ -105,11 +105,11 @@ def test_times_are_counted_back_from_the_end() -> None:
         metrics("surrogate", 0, 1, 0.1),
         metrics("surrogate", 0, 2, 0.2),
         metrics("surrogate", 1, 1, None),
-        {"event": "unit", "key": "surrogate/to-2/group-0", "seconds": 3.0},
-        {"event": "unit", "key": "surrogate/to-2/kept", "seconds": 1.0},
+        {"event": "unit", "key": "surrogate/to-2/group-0", "seconds": 3.0, "at": 4.0},
+        {"event": "unit", "key": "surrogate/to-2/kept", "seconds": 1.0, "at": 5.0},
         metrics("target", 0, 3, 0.3),
         metrics("target", 0, 4, 0.4),
-        {"event": "unit", "key": "target/trial-0/from-2", "seconds": 4.0},
+        {"event": "unit", "key": "target/trial-0/from-2", "seconds": 4.0, "at": 9.0},
     ]
     found = timeline(journal, wall=10.0)
     assert [e for e in found if e.trial == 0] == [

@@ -76,10 +76,10 @@ def alone(problem: Problem, trial: Trial, epochs: int) -> tuple[nn.Module, list[
 
 
 def task(members: tuple[int, ...], start: int, stop: int, sources: tuple[str, ...] = ()) -> GroupTask:
-    return GroupTask(f"to-{stop}/{members[0]}", Group("kind", members, fused=True), sources, Span(start, stop), 32)
+    return GroupTask(f"to-{stop}/{members[0]}", (Group("kind", members, fused=True),), sources, Span(start, stop))
 
 
-def no_sources(key: str) -> list[dict[str, Any]]:
+def no_sources(key: str) -> Mapping[str, Any]:
     raise KeyError(key)
 
 
@@ -132,12 +132,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_regrouping_from_checkpoint_files_equals_unbroken_training(problem: Problem, store: Store) -> None:
     unbroken = train_group(problem, TRIALS, task((0, 1, 2, 3, 4, 5), 0, EPOCHS), no_sources)
 
-    def load(key: str) -> list[dict[str, Any]]:
-        parts: list[dict[str, Any]] = store.load(key)["parts"]
-        return parts
-
     def run(one: GroupTask) -> Any:
-        outcome = train_group(problem, TRIALS, one, load)
+        outcome = train_group(problem, TRIALS, one, store.load)
         store.save(one.key, {"parts": outcome.checkpoint})
         return outcome
 
@@ -164,7 +160,7 @@ def test_trials_that_were_halved_away_are_not_built_again(problem: Problem) -> N
         return mlp(config, width_ratio)
 
     asked = replace(problem, model_fn=model_fn)
-    train_group(asked, TRIALS, task((4,), 1, 2, ("first",)), lambda key: first.checkpoint)
+    train_group(asked, TRIALS, task((4,), 1, 2, ("first",)), lambda key: {"parts": first.checkpoint})
     assert TRIALS[4].config in built
     assert TRIALS[0].config not in built
     assert TRIALS[3].config not in built

@@ -12,14 +12,15 @@ from torch import nn
 
 from hydro_rasda.config import Mode, TuneConfig
 from hydro_rasda.data import make_batches
-from hydro_rasda.fused import Group, GroupOutcome, GroupTask
+from hydro_rasda.fused import GroupOutcome, GroupTask
+from hydro_rasda.grouping import Widths
 from hydro_rasda.objective import supervised
-from hydro_rasda.planning import Widths
+from hydro_rasda.planning import Example
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.progress import Progress
 from hydro_rasda.run import Run
 from hydro_rasda.store import Store
-from hydro_rasda.sweep import AllTrialsFailed, Finished, next_group, sweep
+from hydro_rasda.sweep import AllTrialsFailed, Finished, sweep
 from hydro_rasda.train import History
 from tests.hydro_rasda.models import Config, mlp
 
@@ -51,8 +52,11 @@ class Curves:
     def machine(self, device: int) -> str:
         return "a machine"
 
-    def plan(self, device: int, trial: Trial, kind: str, count: int) -> Widths:
-        return Widths(4)
+    def cores(self, device: int) -> int:
+        return 1
+
+    def plan(self, device: int, kinds: Mapping[str, Example]) -> dict[str, Widths]:
+        return dict.fromkeys(kinds, Widths(4))
 
     def start(self, device: int, task: GroupTask) -> None:
         assert device not in self._under_way
@@ -62,12 +66,12 @@ class Curves:
     def finished(self) -> list[Finished]:
         device = list(self._under_way)[-1 if self.last_first else 0]
         task = self._under_way.pop(device)
-        return [Finished(task, GroupOutcome([], {n: self._history(task, n) for n in task.group.members}, {}), 0.0)]
+        return [Finished(task, GroupOutcome([], {n: self._history(task, n) for n in task.members}, {}), 0.0)]
 
     def told(self, share: float, best: Sequence[int]) -> None:
         self.shares.append(share)
 
-    def train_target(self, *_: Any) -> Any:
+    def train_each(self, tasks: Any) -> Any:
         raise NotImplementedError
 
     def _history(self, task: GroupTask, number: int) -> History:
@@ -124,7 +128,7 @@ def test_halving_is_over_all_trials_of_a_rung(run: Run) -> None:
     backend = Curves(run)
     assert sweep(run, Given([configs(FINALS)]), backend) == [0]
     for stop, left in ((1, 27), (3, 9), (9, 3)):
-        trained = [n for task in backend.tasks if task.span.stop == stop for n in task.group.members]
+        trained = [n for task in backend.tasks if task.span.stop == stop for n in task.members]
         assert sorted(trained) == sorted(BEST_FIRST[:left])
 
 
@@ -192,32 +196,7 @@ def test_surrogates_of_targets_of_different_width_are_not_fused(run: Run) -> Non
     trials = [{"lr": 0.1, "final": float(w), "width": w, "batch_size": 4} for w in (32, 33, 32)]
     assert rounded_width(trials[0], 0.5)[0].weight.shape == rounded_width(trials[1], 0.5)[0].weight.shape  # type: ignore[index]
     sweep(run, Given([trials]), backend)
-    assert [task.group.members for task in backend.tasks if task.span.stop == 1] == [(0, 2), (1,)]
-
-
-def groups_of(kinds: Mapping[int, str], waiting: Sequence[int], widths: Mapping[str, Widths]) -> list[Group]:
-    groups, left = [], list(waiting)
-    while left:
-        groups.append(next_group(kinds, left, widths[kinds[left[0]]]))
-        left = [n for n in left if n not in groups[-1].members]
-    return groups
-
-
-def test_groups_are_of_one_kind_and_even() -> None:
-    kinds = {n: "ab"[n % 2] for n in range(10)}
-    groups = groups_of(kinds, range(10), {"a": Widths(3), "b": Widths(8)})
-    assert [g.members for g in groups] == [(0, 2, 4), (1, 3, 5, 7, 9), (6, 8)]
-    assert [g.kind for g in groups] == ["a", "b", "a"]
-
-
-def test_groups_keep_the_order_that_they_are_given() -> None:
-    groups = groups_of(dict.fromkeys(range(4), "a"), [3, 0, 2, 1], {"a": Widths(4)})
-    assert [g.members for g in groups] == [(3, 0, 2, 1)]
-
-
-def test_small_groups_train_one_by_one() -> None:
-    groups = groups_of(dict.fromkeys(range(5), "a"), range(5), {"a": Widths(4, least=3)})
-    assert [(g.members, g.fused) for g in groups] == [((0, 1, 2), True), ((3, 4), False)]
+    assert [task.members for task in backend.tasks if task.span.stop == 1] == [(0, 2), (1,)]
 
 
 @pytest.mark.parametrize("last_first", [False, True])
@@ -240,4 +219,4 @@ def test_a_faster_device_takes_more(run: Run) -> None:
     devices.speeds = [3.0, 1.0]
     same = [config | {"batch_size": 4} for config in configs(FINALS[:16])]
     assert sweep(wide, Given([same]), devices) == [0]
-    assert [len(task.group.members) for task in devices.tasks[:2]] == [12, 4]
+    assert [len(task.members) for task in devices.tasks[:2]] == [12, 4]

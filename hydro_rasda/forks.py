@@ -1,0 +1,232 @@
+"""Pieces of work beside each other on the cores of this machine, each in a process forked for it.
+
+Threads do little for small models: a step is over before a second thread has begun its part. Processes scale, and
+forked ones start in milliseconds, share the data's memory pages and need nothing pickled on their way in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+Tell = Callable[..., None]
+Piece = Callable[[Tell], Any]
+"""Work that tells how far it is, and returns what it gave."""
+
+_PR_SET_PDEATHSIG = 1
+_WARNING = ("message", "category", "filename", "lineno")
+
+
+@dataclass(frozen=True)
+class Died:
+    """A piece of work whose process ended without an answer.
+
+    Attributes:
+        how: What ended it.
+    """
+
+    how: str
+
+
+def cores(device: torch.device) -> int:
+    """How many pieces can train beside each other in processes of their own; 1 where only this one can.
+
+    As many as torch has threads, which `torch.set_num_threads` and OMP_NUM_THREADS say. Other systems than Linux cannot
+    be relied on to fork a process that has computed, nor can autograd where it keeps a thread for each GPU.
+    """
+    can_fork = sys.platform == "linux" and not torch.accelerator.is_available()
+    return torch.get_num_threads() if device.type == "cpu" and can_fork else 1
+
+
+def beside(pieces: Sequence[Piece], threads: int, tell: Tell) -> Iterator[tuple[int, Any]]:
+    """Do pieces of work, all at once.
+
+    Args:
+        pieces: What to do.
+        threads: Of torch, for each of them.
+        tell: Called here with what a piece tells.
+
+    Yields:
+        As they are done, a piece's position and what it returned, or that it `Died`. Pieces that still run when the
+        caller takes no more are ended.
+    """
+    # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
+
+    running: dict[Connection, tuple[int, int]] = {}
+    warned: dict[Any, Any] = {}
+    try:
+        for i, piece in enumerate(pieces):
+            with _interrupts_put_off():
+                connection, pid = _forked(piece, threads)
+                running[connection] = (i, pid)
+        while running:
+            ready = wait(list(running))
+            for connection in [connection for connection in running if connection in ready]:
+                i, pid = running[connection]
+                kind, content = _received(connection)
+                if kind == "told":
+                    tell(*content)
+                    continue
+                if kind == "warned":
+                    for warning in content:
+                        warnings.warn_explicit(**warning, registry=warned)
+                    continue
+                del running[connection]
+                connection.close()
+                _, status = os.waitpid(pid, 0)
+                yield i, content if kind == "done" else Died(content or _told_of(status))
+    finally:
+        for connection, (_, pid) in running.items():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            connection.close()
+
+
+def each(pieces: Sequence[Callable[[], Any]], cores: int) -> list[Any]:
+    """What the pieces return, or that they `Died`: on one thread each, as many beside each other as there are cores.
+
+    A single piece, and all of them where there is one core, are done in this process.
+    """
+    if cores == 1 or len(pieces) == 1:
+        return [piece() for piece in pieces]
+    results: dict[int, Any] = {}
+    for first in range(0, len(pieces), cores):
+        together = [partial(_silent, piece) for piece in pieces[first : first + cores]]
+        results |= {first + i: result for i, result in beside(together, 1, _tell_nobody)}
+    return [results[i] for i in range(len(pieces))]
+
+
+def _silent(piece: Callable[[], Any], tell: Tell) -> Any:
+    return piece()
+
+
+def _tell_nobody(*told: Any) -> None:
+    """Nobody asked."""
+
+
+def evenly(items: Sequence[T], parts: int) -> list[Sequence[T]]:
+    """In at most so many parts, in their order, none larger than another by more than one.
+
+    >>> evenly([0, 1, 2, 3, 4], 2), evenly([0, 1], 4)
+    ([[0, 1, 2], [3, 4]], [[0], [1]])
+    """
+    parts = min(parts, len(items))
+    bounds = [-(-len(items) * i // parts) for i in range(parts + 1)]
+    return [items[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _received(connection: Connection) -> tuple[str, Any]:
+    try:
+        message: tuple[str, Any] = torch.load(io.BytesIO(connection.recv_bytes()), weights_only=False)
+    except (EOFError, OSError):
+        return "died", ""
+    return message
+
+
+def _told_of(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGKILL:
+        return "SIGKILL, as where memory runs out"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+@contextlib.contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """Ctrl-C takes effect afterwards: Python ignores what is raised by the functions that it calls around a fork."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *given: caught.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught and callable(before):
+        before(*caught[0])
+
+
+def _forked(piece: Piece, threads: int) -> tuple[Connection, int]:
+    receiver, sender = Pipe(duplex=False)
+    parent = os.getpid()
+    # What is buffered would be written twice.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # The process has threads, of which Python warns: torch's, which the child replaces, and the progress bar's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        receiver.close()
+        _become(piece, threads, sender, parent)
+    sender.close()
+    return receiver, pid
+
+
+def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> NoReturn:
+    """Do a piece of work, in the child, and end."""
+
+    def send(kind: str, content: Any) -> None:
+        buffer = io.BytesIO()
+        torch.save((kind, content), buffer)
+        connection.send_bytes(buffer.getbuffer())
+
+    def work() -> None:
+        torch.set_num_threads(threads)
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                result = piece(lambda *content: send("told", content))
+            send("warned", [{name: getattr(w, name) for name in _WARNING} for w in caught])
+            send("done", result)
+        except BaseException:
+            send("died", traceback.format_exc())
+
+    try:
+        _depend_on(parent)
+        # What was there before is left alone by the collector here, so that its pages stay shared.
+        gc.freeze()
+        if threads == 1:
+            work()
+        else:
+            # OpenMP takes the threads that this one had before the fork for living; another one gets its own.
+            worker = threading.Thread(target=work)
+            worker.start()
+            worker.join()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)
+
+
+def _depend_on(parent: int) -> None:
+    """End with the parent, leave Ctrl-C to it, and be what the kernel ends first where memory runs out."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    # Where a progress bar is shown, its process writes around it; this one has nothing to write around.
+    sys.stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+    sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)

@@ -1,0 +1,194 @@
+"""Real processes: forked, killed, left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from hydro_rasda import forks
+from hydro_rasda.forks import Died, Tell, beside, cores, each, evenly
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="processes that have computed are forked on Linux alone"
+)
+
+NOBODY: Tell = lambda *_: None  # noqa: E731
+
+
+def silent(work: Callable[[], Any]) -> forks.Piece:
+    return lambda tell: work()
+
+
+def test_pieces_run_beside_each_other_in_processes_of_their_own() -> None:
+    found = dict(beside([silent(os.getpid)] * 3, 1, NOBODY))
+    assert len({os.getpid(), *found.values()}) == 4
+
+    def meet(own: int, other: int) -> str:
+        os.write(pipes[own][1], b"x")
+        return os.read(pipes[other][0], 1).decode()
+
+    pipes = [os.pipe(), os.pipe()]
+    assert dict(beside([silent(lambda: meet(0, 1)), silent(lambda: meet(1, 0))], 1, NOBODY)) == {0: "x", 1: "x"}
+
+
+def test_tensors_come_back_and_what_is_told_comes_before(capfd: pytest.CaptureFixture[str]) -> None:
+    def piece(tell: Tell) -> dict[str, Any]:
+        print("written once")
+        for epoch in (1, 2):
+            tell(epoch, {"loss": [0.5]})
+        return {"weights": torch.arange(3.0), "epochs": 2}
+
+    told: list[Any] = []
+    print("before", end=" ")
+    ((_, result),) = beside([piece], 1, lambda *content: told.append(content))
+    assert torch.equal(result["weights"], torch.arange(3.0))
+    assert told == [(1, {"loss": [0.5]}), (2, {"loss": [0.5]})]
+    assert capfd.readouterr().out == "before written once\n"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_torch_computes_in_a_fork_of_a_process_that_has_computed(threads: int) -> None:
+    """OpenMP's threads are not forked: a child that waited for them would wait for ever."""
+    a = torch.randn(400, 400)
+    model = torch.nn.Conv2d(8, 8, 3, padding=1)
+    x = torch.randn(16, 8, 32, 32)
+    expected = (a @ a).sum().item(), model(x).square().mean().item()
+
+    def compute() -> tuple[int, float, float]:
+        model(x).square().mean().backward()
+        return torch.get_num_threads(), (a @ a).sum().item(), model(x).square().mean().item()
+
+    for _, (count, *found) in beside([silent(compute)] * 2, threads, NOBODY):
+        assert count == threads
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_piece_that_dies_or_raises_leaves_the_others_alone() -> None:
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fail() -> None:
+        raise ArithmeticError("this cannot be done")
+
+    def leave() -> None:
+        sys.exit("enough")
+
+    found = dict(beside([silent(work) for work in (kill, fail, leave, lambda: "done")], 1, NOBODY))
+    assert found[3] == "done"
+    assert found[0] == Died("SIGKILL, as where memory runs out")
+    assert "ArithmeticError: this cannot be done" in found[1].how
+    assert "SystemExit: enough" in found[2].how
+
+
+def test_warnings_reach_the_caller_once() -> None:
+    def warn() -> None:
+        for _ in range(2):
+            warnings.warn("of the model", UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        list(beside([silent(warn)] * 2, 1, NOBODY))
+    assert [str(w.message) for w in caught] == ["of the model"]
+    assert caught[0].filename == __file__
+
+
+def test_pieces_end_where_nobody_waits_for_them() -> None:
+    def hang(tell: Tell) -> None:
+        tell(os.getpid())
+        time.sleep(600)
+
+    told: list[int] = []
+
+    def interrupt(pid: int) -> None:
+        told.append(pid)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(beside([hang, hang], 1, interrupt))
+    for pid in told:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_pieces_end_with_a_parent_that_is_killed() -> None:
+    script = """
+        import os, time
+        from hydro_rasda.forks import beside
+        def hang(tell):
+            tell(os.getpid())
+            time.sleep(600)
+        list(beside([hang, hang], 1, lambda pid: print(pid, flush=True)))
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}") and not _zombie(pid)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.01)
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_each_keeps_the_order_and_forks_only_where_it_helps() -> None:
+    def sleepy(i: int) -> tuple[int, int]:
+        time.sleep(0.05 * (3 - i))
+        return i, os.getpid()
+
+    pieces = [partial(sleepy, i) for i in range(4)]
+    found = each(pieces, cores=3)
+    assert [i for i, _ in found] == [0, 1, 2, 3]
+    assert len({pid for _, pid in found} | {os.getpid()}) == 5
+    assert {pid for _, pid in each(pieces, cores=1)} == {os.getpid()}
+    assert each([os.getpid], cores=4) == [os.getpid()]
+
+
+def test_cores_are_torch_threads_on_a_cpu() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert cores(torch.device("cpu")) == (1 if torch.accelerator.is_available() else 3)
+        assert cores(torch.device("cuda")) == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 9])
+def test_even_parts(parts: int) -> None:
+    found = evenly(range(7), parts)
+    assert [n for part in found for n in part] == list(range(7))
+    assert len(found) == min(parts, 7)
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_an_interrupt_while_a_process_is_forked_is_not_lost() -> None:
+    """Python calls functions around a fork, and prints what they raise: here Ctrl-C comes in one of them."""
+    script = """
+        import os, signal, time
+        from hydro_rasda.forks import beside
+        parent = os.getpid()
+        os.register_at_fork(before=lambda: os.getpid() == parent and os.kill(parent, signal.SIGINT))
+        list(beside([lambda tell: time.sleep(600)], 1, print))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "KeyboardInterrupt" in done.stderr.strip().splitlines()[-1]
