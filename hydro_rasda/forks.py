@@ -48,14 +48,44 @@ class Died:
     how: str
 
 
-def cores(device: torch.device) -> int:
+def cores(device: torch.device, shared: Any) -> int:
     """How many pieces can train beside each other in processes of their own; 1 where only this one can.
 
     As many as torch has threads, which `torch.set_num_threads` and OMP_NUM_THREADS say. Other systems than Linux cannot
     be relied on to fork a process that has computed, nor can autograd where it keeps a thread for each GPU.
+
+    Args:
+        device: Where they train.
+        shared: What all of them use. An open file has one position for all processes that were forked with it, so that
+            what two of them read is neither's; what holds one, or a connection, is told by that it cannot be pickled.
     """
-    can_fork = sys.platform == "linux" and not torch.accelerator.is_available()
-    return torch.get_num_threads() if device.type == "cpu" and can_fork else 1
+    if device.type != "cpu" or sys.platform != "linux" or torch.accelerator.is_available():
+        return 1
+    return torch.get_num_threads() if can_be_pickled(shared) else 1
+
+
+def can_be_pickled(thing: Any) -> bool:
+    """Whether a thing can be sent to another process; nothing of it is copied to find out."""
+    from ray import cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, part: Any) -> Any:
+            if isinstance(part, torch.Tensor):
+                return int, ()
+            if isinstance(part, io.TextIOWrapper) and part not in (sys.stdout, sys.stderr):
+                raise TypeError("a copy of a text file is sent as what is in it, but is one file for forked processes")
+            return super().reducer_override(part)
+
+    try:
+        Pickler(_Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(thing)
+    except Exception:  # whatever a `__reduce__` raises
+        return False
+    return True
+
+
+class _Nowhere:
+    def write(self, content: Any) -> int:
+        return len(content)
 
 
 def beside(pieces: Sequence[Piece], threads: int, tell: Tell) -> Iterator[tuple[int, Any]]:
@@ -71,6 +101,7 @@ def beside(pieces: Sequence[Piece], threads: int, tell: Tell) -> Iterator[tuple[
         caller takes no more are ended.
     """
     # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
+    import torch._dynamo  # noqa: F401
 
     running: dict[Connection, tuple[int, int]] = {}
     warned: dict[Any, Any] = {}
@@ -161,7 +192,7 @@ def _interrupts_put_off() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
     if caught and callable(before):
         before(*caught[0])
 

@@ -17,6 +17,7 @@ from surrogate import make_surrogate, shrink
 
 from .config import Mode, require
 from .data import Batch, Batches
+from .forks import cores
 from .objective import Objective, check_metrics
 from .seeds import derive_seed, seed_generators
 
@@ -75,6 +76,11 @@ class Problem:
     seed: int
     device: torch.device
     example_input: Any = None
+
+    @property
+    def cores(self) -> int:
+        """How many of its models train beside each other, see `forks.cores`."""
+        return cores(self.device, (self.model_fn, self.objective, self.train_data, self.val_data))
 
     def on(self, device: torch.device) -> Problem:
         """The same problem, its models and batches on another device."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from fusion import OPTIMIZERS, fusion_key
 
-from .forks import Died, cores, each, evenly
+from .forks import Died, each, evenly
 from .fused import GroupOutcome, GroupTask, multipliers
 from .grouping import Waiting, Widths, next_groups
 from .planning import Example
@@ -125,6 +125,7 @@ class _Sweep:
         self._ladder = Ladder(self._halving, settings.num_samples)
         self._kinds: dict[int, str] = {}
         self._sources: dict[int, str] = {}
+        self._cores = run.problem.cores
         self._done = 0
         # An earlier process's groups, in the order in which they were finished.
         self._recorded = [key for key in run.store.units() if "/group-" in key]
@@ -167,7 +168,7 @@ class _Sweep:
             self._ladder.admitted_all()
             return
         run.trials |= {trial.number: trial for trial in trials}
-        unit = run.unit(f"surrogate/kinds-from-{trials[0].number}", lambda: _kinds(run.problem, trials))
+        unit = run.unit(f"surrogate/kinds-from-{trials[0].number}", lambda: _kinds(run.problem, trials, self._cores))
         self._kinds |= {int(number): kind for number, kind in unit.value.items()}
         self._ladder.admit(trial.number for trial in trials)
         self._ladder.reach(first, {trial.number: math.nan for trial in trials if trial.number not in self._kinds})
@@ -299,12 +300,11 @@ def _optimizer(trial: Trial) -> str:
     return str(trial.config.get("optimizer", DEFAULT_OPTIMIZER))
 
 
-def _kinds(problem: Problem, trials: Sequence[Trial]) -> Unit:
+def _kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
     """Digest of each trial's fusion key and batch size: what it must share with those that it is fused with."""
-    free = cores(problem.device)
-    parts = evenly(trials, free)
+    parts = evenly(trials, cores)
     found: dict[int, _Kind] = {}
-    for part, given in zip(parts, each([partial(_kinds_of, problem, part) for part in parts], free)):
+    for part, given in zip(parts, each([partial(_kinds_of, problem, part) for part in parts], cores)):
         found |= given if not isinstance(given, Died) else {t.number: _Kind(error=given.how) for t in part}
     lines: list[Line] = []
     for trial in trials:

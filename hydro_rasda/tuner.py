@@ -80,7 +80,8 @@ def tune(
             `optimizer` (sgd, adam, adamw), `momentum`, `nesterov`, `dampening`, `weight_decay`, `beta1`, `beta2`,
             `eps`, `batch_size`, `grad_clip`, `schedule` (constant, cosine, step, exponential) with `gamma`,
             `step_size` and `warmup_epochs`. All keys reach `model_fn`.
-        train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`.
+        train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. Data that
+            cannot be pickled, as they hold an open file, are read by this process alone.
         val_data: Likewise; trials are compared on it.
         loss_fn: Mean loss of `(output, target)`; with it, batches are `(inputs, target)`.
         objective: In its place, `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch.

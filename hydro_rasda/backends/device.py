@@ -15,7 +15,7 @@ import torch
 
 from fusion import keep_freed_memory
 
-from ..forks import Died, Tell, beside, cores
+from ..forks import Died, Tell, beside
 from ..fused import GroupOutcome, GroupTask, Load, joined, train_group
 from ..grouping import Widths
 from ..planning import Example, machine, planned_widths
@@ -53,7 +53,7 @@ class Device:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self.cores = cores(problem.device)
+        self.cores = problem.cores
         if problem.device.type == "cpu":
             # Page faults on blocks that were freed a step before can take half of a fused step.
             keep_freed_memory()

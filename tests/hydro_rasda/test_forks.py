@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hydro_rasda import forks
-from hydro_rasda.forks import Died, Tell, beside, cores, each, evenly
+from hydro_rasda.forks import Died, Tell, beside, can_be_pickled, cores, each, evenly
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="processes that have computed are forked on Linux alone"
@@ -166,10 +171,26 @@ def test_cores_are_torch_threads_on_a_cpu() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert cores(torch.device("cpu")) == (1 if torch.accelerator.is_available() else 3)
-        assert cores(torch.device("cuda")) == 1
+        on_a_cpu = 1 if torch.accelerator.is_available() else 3
+        assert cores(torch.device("cpu"), None) == on_a_cpu
+        assert cores(torch.device("cuda"), None) == 1
+        with open(__file__) as file:
+            assert cores(torch.device("cpu"), {"data": file}) == 1
+        assert cores(torch.device("cpu"), {"data": torch.ones(3)}) == on_a_cpu
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_can_be_pickled_is_found_out_without_a_copy(tmp_path: Path) -> None:
+    large = {"tensor": torch.zeros(2**26), "array": np.zeros(2**25)}
+    tracemalloc.start()
+    assert can_be_pickled(lambda: large["tensor"])
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    with open(tmp_path / "data", "wb") as file:
+        assert not can_be_pickled(lambda: file.name)
+    assert not can_be_pickled(sqlite3.connect(tmp_path / "database"))
+    assert not can_be_pickled([threading.Lock()])
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 9])
@@ -178,6 +199,21 @@ def test_even_parts(parts: int) -> None:
     assert [n for part in found for n in part] == list(range(7))
     assert len(found) == min(parts, 7)
     assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_children_find_imported_what_torch_imports_late() -> None:
+    script = """
+        import sys
+        from hydro_rasda.forks import beside
+        import torch
+        def optimize(tell):
+            before = set(sys.modules)
+            torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).zero_grad()
+            return len(set(sys.modules) - before)
+        print(dict(beside([optimize], 1, print)))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert int(done.stdout.strip("{}\n").split(":")[1]) < 20, done
 
 
 def test_an_interrupt_while_a_process_is_forked_is_not_lost() -> None:

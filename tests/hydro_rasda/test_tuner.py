@@ -12,7 +12,7 @@ import torch
 from ray.tune.search.optuna import OptunaSearch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from hydro_rasda import (
     AllTrialsFailed,
@@ -151,6 +151,31 @@ def test_forms_of_the_problem(kind: str, quick: Quick, digits: tuple[Pair, Pair]
         result.evaluate(arguments[kind].get("val_data", (vx, vy)))[result.metric.removeprefix("val_")]
         == result.best_metric
     )
+
+
+class Filed(Dataset[Pair]):
+    """Examples in a file that is open: one position, for all who read from it."""
+
+    def __init__(self, x: Tensor, y: Tensor, path: Path) -> None:
+        path.write_bytes(torch.cat([x, y[:, None].float()], 1).numpy().tobytes())
+        self.file, self.length, self.width = open(path, "rb", buffering=0), len(x), x.shape[1] + 1  # noqa: SIM115
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> Pair:
+        self.file.seek(4 * i * self.width)
+        row = torch.frombuffer(bytearray(self.file.read(4 * self.width)), dtype=torch.float32)
+        return row[:-1], row[-1].long()
+
+
+def test_data_in_an_open_file_are_read_by_one_process(quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path) -> None:
+    (x, y), _ = digits
+    one, other = TensorDataset(x, y), Filed(x, y, tmp_path / "examples")
+    in_memory, in_file = (quick(train_data=data, name=name) for data, name in ((one, "one"), (other, "other")))
+    other.file.close()
+    for trial, same in zip(in_file.trials, in_memory.trials, strict=True):
+        assert trial.surrogate_metric == pytest.approx(same.surrogate_metric, rel=1e-3)
 
 
 def test_a_model_without_a_width_is_shrunk(quick: Quick) -> None:
