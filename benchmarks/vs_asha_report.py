@@ -102,8 +102,10 @@ trained full-size model is in hand. Validation and test scores are taken after e
 cost. *Ray Tune, ASHA*: one CPU slot (or one GPU) for each trial, actors used again, data in the object store once,
 checkpoints only of trials that end their training, one of which wins. *ASHA, one after another*: the same rule in one
 process without Ray, on all threads (or the GPU). The others are `tune()` at 1/8 of the width, four finalists, with
-nothing measured before (how wide to fuse is measured in the run); *fusion alone* sweeps the model at its full width,
-*surrogates alone* trains them one by one; without RASDA all finalists train to the end.
+nothing measured before (how wide to fuse is measured in the run), on a CPU a fused group on each core; *fusion alone*
+sweeps the model at its full width, *surrogates alone* trains them one by one, one on each core; without RASDA all
+finalists train to the end. How RASDA's milestones halve, by where a trial's surrogate lets expect it to end, was chosen
+on the curves of earlier runs of these tasks.
 
 Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time over the method's, seed by seed; *without
 start-up*: Ray's time until its first trial began is taken off. *To Ray's score*: seconds until a full-size model's

@@ -101,8 +101,9 @@ def tune(
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
         backend: "local": everything on this machine; on a CPU (Linux), in as many processes forked of this one as torch
-            has threads: `torch.set_num_threads(1)` keeps all in this one. "ray": groups of surrogates on all devices of
-            a Ray cluster, then full-size trials under DDP, on `rasda.workers` of them and more at each milestone.
+            has threads; what `model_fn` and `objective` change there is not seen here. `torch.set_num_threads(1)` keeps
+            all in this one. "ray": groups of surrogates on all devices of a Ray cluster, then full-size trials under
+            DDP, on `rasda.workers` of them and more at each milestone.
         address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
             a GPU where the cluster has any, else all CPUs of a node.
