@@ -56,6 +56,15 @@ def machine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """On one thread, all that `tune` does is done in this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 SPACE: dict[str, Any] = {
     "lr": loguniform(1e-3, 0.3),
     "momentum": uniform(0.5, 0.95),

@@ -208,6 +208,7 @@ def test_tune_with_a_searcher(quick: Quick) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_an_interrupted_run_with_a_seeded_searcher_ends_as_an_unbroken_one(quick: Quick) -> None:
     calls: list[bool] = []
     impatient = counted(calls, interrupted_at=60)

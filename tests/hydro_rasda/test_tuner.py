@@ -90,6 +90,7 @@ def test_globals_are_left_alone_and_do_not_matter(quick: Quick) -> None:
     assert records(quick(name="two", num_samples=3)) == records(one)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_finished_run_called_again_does_not_train(quick: Quick) -> None:
     calls: list[bool] = []
     first = quick(model_fn=counted(calls), num_samples=3)
@@ -108,6 +109,7 @@ def test_runs_without_a_name_are_runs_of_their_own(quick: Quick, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_interrupted_in_process_it_goes_on(quick: Quick) -> None:
     impatient = counted([], interrupted_at=40)
     with pytest.raises(KeyboardInterrupt, match=r"the same call with storage_path=.*, name='run' goes on from"):
@@ -254,6 +256,7 @@ def test_a_time_budget_ends_a_long_run(quick: Quick) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
     full = quick(name="full", num_samples=4, rasda=RASDAConfig(grace_period=1))
     finalists = {record.trial for record in full.trials if record.epochs}
