@@ -51,9 +51,9 @@ def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None
     assert len(trials) == 8
     assert " 1 2 4 4 8 8 8 8" in trials
     assert " 1" in trials
-    best = re.search(r"^best: .*accuracy ([\d.]+) with [48] workers$", done.stdout, re.MULTILINE)
+    best = re.search(r"^best: .*accuracy ([\d.]+) with 8 workers$", done.stdout, re.MULTILINE)
     assert best, done.stdout
-    assert float(best[1]) >= 0.8  # who goes on depends on who comes first to a milestone
+    assert float(best[1]) >= 0.9
 
 
 @pytest.mark.slow
