@@ -22,11 +22,10 @@ from fusion.plan import FusionPlan, best_width, memory_limit, memory_line, next_
 Objective = Callable[[Any, Any], Any]
 Step = Callable[[], None]
 
-SHARE_OF_FREE_MEMORY = 0.9
-"""What a prediction may use up: the rest is for what other code allocates meanwhile."""
-
 _WARM_UP_STEPS = 2
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
+# Of the memory that is free, what a prediction may use up: the rest is for what other code allocates meanwhile.
+_SHARE_OF_FREE_MEMORY = 0.9
 
 
 def plan_fusion(
@@ -63,8 +62,7 @@ def plan_fusion(
     _check(modules, configs, memory, max_width, seconds)
     device = next(modules[0].parameters()).device
     if memory is None:
-        free = available_memory(device)
-        memory = None if free is None else int(SHARE_OF_FREE_MEMORY * free)
+        memory = usable_memory(device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), _objects_so_far_set_aside():
         parts, alone, peak_1 = _fit_one(modules[0], configs[0], objective, batch, memory)
@@ -73,6 +71,12 @@ def plan_fusion(
             return FusionPlan(1, 1, peak_1, 0, {1: rate}, parts)
         trials = min(len(modules), max_width or len(modules))
         return _grow(modules, configs, objective, batch, trials, memory, seconds, alone, peak_1)
+
+
+def usable_memory(device: torch.device, groups: int = 1) -> int | None:
+    """Bytes that a group may take where so many train beside each other; None where the system does not tell."""
+    free = available_memory(device)
+    return None if free is None else int(_SHARE_OF_FREE_MEMORY * free / groups)
 
 
 @contextmanager

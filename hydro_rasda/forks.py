@@ -48,20 +48,14 @@ class Died:
     how: str
 
 
-def cores(device: torch.device, shared: Any) -> int:
+def cores(device: torch.device) -> int:
     """How many pieces can train beside each other in processes of their own; 1 where only this one can.
 
     As many as torch has threads, which `torch.set_num_threads` and OMP_NUM_THREADS say. Other systems than Linux cannot
     be relied on to fork a process that has computed, nor can autograd where it keeps a thread for each GPU.
-
-    Args:
-        device: Where they train.
-        shared: What all of them use. An open file has one position for all processes that were forked with it, so that
-            what two of them read is neither's; what holds one, or a connection, is told by that it cannot be pickled.
     """
-    if device.type != "cpu" or sys.platform != "linux" or torch.accelerator.is_available():
-        return 1
-    return torch.get_num_threads() if can_be_pickled(shared) else 1
+    can_fork = device.type == "cpu" and sys.platform == "linux" and not torch.accelerator.is_available()
+    return torch.get_num_threads() if can_fork else 1
 
 
 def can_be_pickled(thing: Any) -> bool:

@@ -104,7 +104,7 @@ def multipliers(module: nn.Module, width_ratio: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GroupTask:
-    """A unit of work: one group, from the last milestone to the next.
+    """A unit of work: groups that train beside each other, from the last milestone to the next.
 
     Attributes:
         key: Name of the unit in the journal and of the checkpoint that it leaves.
@@ -127,8 +127,10 @@ class GroupTask:
         """Each group by itself."""
         return [replace(self, groups=(group,)) for group in self.groups]
 
-    def halves(self) -> list[GroupTask]:
-        """Of one group of several members, each half of them by itself."""
+    def smaller(self) -> list[GroupTask]:
+        """Its groups by themselves; of a single group, each half of its members."""
+        if len(self.groups) > 1:
+            return self.parts()
         (group,) = self.groups
         return [replace(self, groups=(group.of(half),)) for half in evenly(group.members, 2)]
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.memory import available_memory
-from fusion.probe import SHARE_OF_FREE_MEMORY, plan_fusion
+from fusion.probe import plan_fusion, usable_memory
 
 from .data import Batch
 from .forks import Died, each
@@ -86,8 +85,7 @@ def _measure(problem: Problem, trial: Trial, batch: Batch, count: int, cores: in
         return problem.objective(model, part)["loss"]
 
     surrogates = [problem.surrogate(trial)] * count
-    free = available_memory(problem.device)
-    memory = None if free is None else int(SHARE_OF_FREE_MEMORY * free / cores)
+    memory = usable_memory(problem.device, cores)
     plan = plan_fusion(surrogates, [trial.config] * count, loss, batch, memory=memory, seconds=SECONDS_PER_WIDTH)
     return {"width": plan.width, "bytes_per_trial": plan.bytes_per_trial, "throughput": dict(plan.throughput)}
 

@@ -7,6 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from surrogate import make_surrogate, shrink
 
 from .config import Mode, require
 from .data import Batch, Batches
-from .forks import cores
+from .forks import can_be_pickled, cores
 from .objective import Objective, check_metrics
 from .seeds import derive_seed, seed_generators
 
@@ -79,8 +80,18 @@ class Problem:
 
     @property
     def cores(self) -> int:
-        """How many of its models train beside each other, see `forks.cores`."""
-        return cores(self.device, (self.model_fn, self.objective, self.train_data, self.val_data))
+        """How many of its models train beside each other: as many as the device allows, where what they share does."""
+        free = cores(self.device)
+        return free if free == 1 or self._can_be_shared else 1
+
+    @cached_property
+    def _can_be_shared(self) -> bool:
+        """Whether forked processes can all use it.
+
+        An open file has one position for all of them, so that what two read is neither's; what holds one, or a
+        connection, is told by that it cannot be pickled.
+        """
+        return can_be_pickled((self.model_fn, self.objective, self.train_data, self.val_data))
 
     def on(self, device: torch.device) -> Problem:
         """The same problem, its models and batches on another device."""

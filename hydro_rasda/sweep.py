@@ -1,8 +1,9 @@
 """Stages 1 and 2: many configurations on fused surrogates, halved at each rung.
 
-Whichever device is free takes the next group: of trials of one kind, which train as one fused model, and of a size that
-leaves the other free devices their share. On one device, each rung trains every trial that is left to the same
-milestone, then compares them all at once: who trained first, or beside whom, does not matter.
+Whichever device is free takes the next groups, one for each of its cores: each of trials of one kind, which train as
+one fused model, and together so many that the other free devices have their share. On one device, each rung trains
+every trial that is left to the same milestone, then compares them all at once: who trained first, or beside whom, does
+not matter.
 """
 
 from __future__ import annotations

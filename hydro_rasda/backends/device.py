@@ -93,8 +93,8 @@ class Device:
             return outcome
         deaths, members = deaths + 1, task.members
         if deaths == DEATHS and len(members) == 1:
-            return GroupOutcome([], {members[0]: []}, {members[0]: _told_of(outcome)})
-        tasks = [task] if deaths < DEATHS else task.halves()
+            return GroupOutcome([], {members[0]: []}, {members[0]: told_of_deaths(outcome.how)})
+        tasks = [task] if deaths < DEATHS else task.smaller()
         return joined(
             self._settled(part, self._alone(self._train_part, part, work), work, deaths % DEATHS) for part in tasks
         )
@@ -116,7 +116,11 @@ class Device:
                 yield replace(outcome, seconds=outcome.seconds / len(tasks))
         for task in died:
             outcome = self._alone(self._train_target, task, work)
-            yield TargetOutcome(task, None, [], _told_of(outcome), 0.0) if isinstance(outcome, Died) else outcome
+            yield (
+                TargetOutcome(task, None, [], told_of_deaths(outcome.how), 0.0)
+                if isinstance(outcome, Died)
+                else outcome
+            )
 
     def _train_target(self, task: TargetTask, work: Work, tell: Tell) -> TargetOutcome:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
@@ -135,5 +139,6 @@ class Device:
         return next(outcome for _, outcome in self._beside(train, [task], work, self.cores))
 
 
-def _told_of(death: Died) -> str:
-    return f"the process that trained it died {DEATHS} times: {death.how}"
+def told_of_deaths(how: str) -> str:
+    """Why a trial counts as failed whose process died, the last time like this."""
+    return f"the process that trained it died {DEATHS} times: {how}"

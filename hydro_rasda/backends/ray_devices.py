@@ -22,7 +22,7 @@ from ..run import Run
 from ..schedulers import worker_slots
 from ..single import TargetOutcome, TargetTask
 from ..sweep import SWEEP_SHARE, Finished
-from .device import DEATHS
+from .device import DEATHS, told_of_deaths
 from .ray_trainer import Given, Trainer
 
 _LOOK_S = 0.5
@@ -186,12 +186,12 @@ class RayDevices:
         if self._deaths[task.key] < DEATHS:
             self._again.append(task)
         elif len(members) > 1:
-            for part in task.parts() if len(task.groups) > 1 else task.halves():
+            for part in task.smaller():
                 key = f"surrogate/to-{task.span.stop}/group-{min(part.members)}"
                 self._deaths[key] = 0
                 self._again.append(replace(part, key=key))
         else:
-            told = f"the process that trained it died {DEATHS} times: {death}"
+            told = told_of_deaths(str(death))
             return [Finished(task, GroupOutcome([], {members[0]: []}, {members[0]: told}), 0.0)]
         return []
 

@@ -13,6 +13,7 @@ import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 
 from hydro_rasda import forks
 from hydro_rasda.forks import Died, Tell, beside, can_be_pickled, cores, each, evenly
+from hydro_rasda.problem import Problem
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="processes that have computed are forked on Linux alone"
@@ -167,16 +169,16 @@ def test_each_keeps_the_order_and_forks_only_where_it_helps() -> None:
     assert each([os.getpid], cores=4) == [os.getpid()]
 
 
-def test_cores_are_torch_threads_on_a_cpu() -> None:
+def test_cores_are_torch_threads_on_a_cpu(problem: Problem) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
         on_a_cpu = 1 if torch.accelerator.is_available() else 3
-        assert cores(torch.device("cpu"), None) == on_a_cpu
-        assert cores(torch.device("cuda"), None) == 1
+        assert cores(torch.device("cpu")) == on_a_cpu
+        assert cores(torch.device("cuda")) == 1
         with open(__file__) as file:
-            assert cores(torch.device("cpu"), {"data": file}) == 1
-        assert cores(torch.device("cpu"), {"data": torch.ones(3)}) == on_a_cpu
+            assert replace(problem, model_fn=lambda config: file).cores == 1  # type: ignore[arg-type,return-value]
+        assert problem.cores == on_a_cpu
     finally:
         torch.set_num_threads(before)
 
