@@ -73,10 +73,16 @@ def _vs_asha(folder: Path) -> list[Claim]:
         one_process = vs_asha_row(cells[task]["tune"], cells[task].get("asha", ())).speedup
         if one_process is not None:
             beside += f"; {show(one_process, 'x')} as fast as ASHA in one process"
+        reached = f"{row.reached} of {row.compared} runs"
+        unhalved = rows.get("both")
+        if unhalved is not None and unhalved.speedup is not None:
+            to_the_end = f"{unhalved.reached} of {unhalved.compared} at {show(unhalved.speedup, 'x')}"
+            reached += f"; with all finalists trained to the end, {to_the_end}"
         floors = row.floors.median <= target.floors
         found += [
             Claim(name, measured, "" if reduced else f"{target.speedup:g}x", None if reduced else met, where, source),
             Claim("... the same without what Ray itself takes", beside, "", None, where, source),
+            Claim("... how often it reached the validation score of Ray's winner", reached, "", None, where, source),
             Claim(
                 "... its whole cost, in trainings of the winner",
                 show(row.floors),
@@ -145,8 +151,9 @@ def _transfer(folder: Path) -> list[Claim]:
         where = f"{_machine(result['environment'])}; {len(result['configs'])} configurations"
         ratio, regret = f"1/{1 / row['width_ratio']:.0f}", row["regret"]["3"]
         name = f"Surrogates at {ratio} of the width rank as the full width does: {result['task']}"
-        ceiling = next(row["rho"] for row in result["rows"] if row["scheme"] == "reseed")
-        rho = f"rho {row['rho']:.3f}; other seeds of the full width {ceiling:.3f}"
+        rhos = {(other["scheme"], other["width_ratio"]): other["rho"] for other in result["rows"]}
+        ceiling, plain = rhos["reseed", 1.0], rhos["plain", row["width_ratio"]]
+        rho = f"rho {row['rho']:.3f}; plain narrow models {plain:.3f}; other seeds of the full width {ceiling:.3f}"
         spread = result["seed_spread"]
         source = "transfer_quality.md"
         found += [
@@ -218,11 +225,11 @@ def _ray(folder: Path) -> list[Claim]:
         return []
     cores, load = result["machine"]["cores"], result["load average"]["start"]
     where = f"{cores} cores; {result['date'][:10]}; load {load:.1f} at the start"
-    medians = result["median seconds"]["warm"]
+    medians, plain = result["median seconds"]["warm"], result["median seconds"]["cold"]
     return [
         Claim(
             f"Ray, warm workers: {what.replace('->', ' to ') + ' workers' * ('->' in what)}",
-            f"{medians[what]:.1f} s",
+            f"{medians[what]:.1f} s; plain actors {plain[what]:.1f} s",
             f"{target:g} s",
             medians[what] <= target,
             where,
