@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import socket
 import sys
@@ -34,6 +35,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 _LOOK_S = 0.5
 _LAST_WORDS_S = 3.0
+# What Ray waits for a trial to end before it gives the trial's actor to another, which otherwise fails; 2 s by default,
+# which a busy node exceeds.
+_LEAVE_S = 60
 
 
 def elastic(
@@ -103,6 +107,7 @@ def elastic(
 
 
 def _run_trial(config: dict[str, Any], payload: Any, options: dict[str, Any]) -> None:
+    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", str(_LEAVE_S))
     context = tune.get_context()
     bundles = context.get_trial_resources().bundles
     digest = hashlib.sha256(payload).hexdigest()

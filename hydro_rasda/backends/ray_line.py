@@ -15,19 +15,25 @@ class Line:
 
     def __init__(self) -> None:
         self.overtaken = 0
-        self._arrived: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        self._waits: set[str] = set()
         self._started: dict[str, tuple[float, int]] = {}
         self._took: defaultdict[int, list[float]] = defaultdict(list)
         self._count = 0
 
-    def join(self, trial: Trial) -> None:
-        """The trial waits from now on."""
+    def join(self, trial: Trial, place: int | None = None) -> None:
+        """The trial waits from now on, in a place that it had before or in the last."""
         self._count += 1
-        self._arrived[trial.trial_id] = self._count
+        self._places[trial.trial_id] = self._count if place is None else place
+        self._waits.add(trial.trial_id)
+
+    def place(self, trial: Trial) -> int | None:
+        """Where the trial stands, or stood before it was given workers; None once it is over."""
+        return self._places.get(trial.trial_id)
 
     def start(self, trial: Trial, rung: int) -> None:
         """The trial holds workers from now on."""
-        self._arrived.pop(trial.trial_id, None)
+        self._waits.discard(trial.trial_id)
         self._started[trial.trial_id] = (time.monotonic(), rung)
 
     def started(self, trial: Trial) -> bool:
@@ -43,12 +49,13 @@ class Line:
     def leave(self, trial: Trial) -> None:
         """The trial is over."""
         self.release(trial)
-        self._arrived.pop(trial.trial_id, None)
+        self._waits.discard(trial.trial_id)
+        self._places.pop(trial.trial_id, None)
 
     def waiting(self, live: list[Trial]) -> list[Trial]:
         """Those of ``live`` that wait, in order of arrival. One that still saves its checkpoint does not wait yet."""
-        able = [t for t in live if t.trial_id in self._arrived and t.status in (Trial.PENDING, Trial.PAUSED)]
-        return sorted(able, key=lambda t: self._arrived[t.trial_id])
+        able = [t for t in live if t.trial_id in self._waits and t.status in (Trial.PENDING, Trial.PAUSED)]
+        return sorted(able, key=lambda t: self._places[t.trial_id])
 
     def usual_seconds(self, rung: int) -> float:
         """Median time that trials of a rung held their workers; inf before the first gave them back."""

@@ -7,6 +7,7 @@ times the bundles.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +34,8 @@ from hydro_rasda.schedulers import (
     place,
     worker_slots,
 )
+
+logger = logging.getLogger(__name__)
 
 # What Ray's controller reads as "stage no trial by yourself"; 0 would mean "as many as you like".
 _STAGE_NONE = -1
@@ -188,6 +191,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The trial that starts next; None where all have to wait."""
+        self._clear_stage(_unwrapped(tune_controller))
         live = list(tune_controller.get_live_trials())
         self._call_back(tune_controller, live)
         waiting = self._line.waiting(live)
@@ -280,6 +284,27 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._sizes.fitting(self._waiting(trial).workers)
         self._sizes.resize(trial, workers)
         self._line.start(trial, self._waiting(trial).rung)
+
+    def _clear_stage(self, inner: Any) -> None:
+        """Takes trials that are over off Ray's stage, and has those wait again whose actor was not free in time.
+
+        Ray leaves a trial on its stage that failed while it was given another one's actor, and from then on
+        keeps one actor of that size for it: a trial that needs all workers would wait for ever. And it tells
+        nobody of those that failed only because the last training in that actor took too long to end.
+        """
+        for trial in [trial for trial in inner._staged_trials if trial.is_finished()]:
+            inner._unstage_trial_with_resources(trial)
+            place = self._line.place(trial)
+            if trial.status == Trial.ERROR and place is not None:
+                logger.warning(
+                    f"Trial {trial} starts again: the actor that it was to reuse could not be reset, or not within "
+                    "TUNE_FUNCTION_THREAD_TIMEOUT_S (2 s if not set)."
+                )
+                failed = trial.run_metadata
+                failed.num_failures -= 1
+                failed.error_filename = failed.pickled_error_filename = None
+                inner._requeue_trial(trial)
+                self._line.join(trial, place)
 
     def _call_back(self, controller: Any, live: list[Trial]) -> None:
         """Has trials wait again that were to start with more workers than a lost node left over."""

@@ -26,6 +26,14 @@ def curve(config: dict[str, Any]) -> None:
             tune.report({"loss": config["x"] + 1 / iteration, "workers": workers}, checkpoint=saved)
 
 
+def lingering(config: dict[str, Any]) -> None:
+    """As :func:`curve`, but takes longer to end than Ray waits for before it gives the actor to another trial."""
+    try:
+        curve(config)
+    finally:
+        time.sleep(4)
+
+
 class Unresettable(tune.Trainable):  # type: ignore[misc]
     def step(self) -> dict[str, float]:
         return {"loss": 0.0}
@@ -47,6 +55,13 @@ class Counter(tune.Trainable):  # type: ignore[misc]
     def load_checkpoint(self, checkpoint_dir: str | None) -> None:
         assert checkpoint_dir is not None
         self.done = json.loads(Path(checkpoint_dir, "done.json").read_text())
+
+
+class Raises(Counter):
+    """Cannot be made another trial's."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        raise RuntimeError("not today")
 
 
 class Late(Searcher):  # type: ignore[misc]

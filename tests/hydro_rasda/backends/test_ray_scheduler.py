@@ -16,7 +16,7 @@ from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
 from hydro_rasda.backends.cluster import RASDAScheduler, read_journal
-from tests.hydro_rasda.backends.curves import Counter, Late, Unresettable, Watch, curve
+from tests.hydro_rasda.backends.curves import Counter, Late, Raises, Unresettable, Watch, curve, lingering
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +203,25 @@ def test_class_trainables_grow_where_they_save(ray8: None, tmp_path: Path, caplo
     assert "Trainable 'Unresettable' reported iteration 1" in caplog.text
     assert "Give it `save_checkpoint` and `load_checkpoint`" in caplog.text
     assert "Trainable 'Counter'" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trainable", "lost"), [(lingering, 0), (Raises, 1)])
+def test_an_actor_that_cannot_be_reused_keeps_nobody_waiting(
+    trainable: Any, lost: int, ray8: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two trials run and the third is given the actor of whichever pauses first; survivors need all eight workers.
+
+    One whose reset raises has failed by its own code, one whose actor was merely not free in time has not.
+    """
+    never = tune.CheckpointConfig(checkpoint_at_end=False)
+    space = {"x": 0.0, "i": tune.grid_search([0, 1, 2])}
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        results = run(tmp_path, RASDAScheduler(max_t=2, workers=4), space, trainable, checkpoints=never)
+    assert results.num_errors == lost
+    ended = [r.metrics["training_iteration"] for r in results if r.metrics is not None and not r.error]
+    assert ended == [2] * (3 - lost)
+    assert ("starts again: the actor that it was to reuse" in caplog.text) == (not lost)
 
 
 @pytest.mark.slow
