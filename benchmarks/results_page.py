@@ -189,7 +189,7 @@ def _paper(folder: Path) -> list[Claim]:
     ]
     largest = [row["efficiency"] for row in result["fig4"] if row["GPUs"] == 1024]
     hours = [row["hours"] for row in result["thousand"]]
-    events = max(row["events"] / row["cpu_s"] * 60 for row in result["throughput"])
+    events = sorted(row["events"] / row["cpu_s"] * 60e-6 for row in result["throughput"])
     return [
         *found,
         Claim(
@@ -209,10 +209,10 @@ def _paper(folder: Path) -> list[Claim]:
             source,
         ),
         Claim(
-            "Events of the simulator in a minute",
-            f"{events / 1e6:.1f} million",
+            "Events of the simulator in a minute, from where half are decisions to where few are",
+            " to ".join(f"{million:.1f}" for million in (events[0], events[-1])) + " million",
             "a million",
-            events >= 1e6,
+            events[0] >= 1,
             where,
             source,
         ),

@@ -1,7 +1,6 @@
 """Whole runs in virtual time: by hand where that can be done, by what must hold where it cannot."""
 
 import random
-import time
 from dataclasses import replace
 from itertools import accumulate
 
@@ -216,15 +215,3 @@ def test_bad_input() -> None:
         simulate(asha(4, workers=8), constant(1), Cluster.uniform(4), TEN_SECONDS)
     with pytest.raises(RuntimeError, match=r"hit by 1000 node failures: `mtbf` \(0.1 s\) is too short"):
         simulate(asha(4), constant(1), replace(Cluster.uniform(1), mtbf=0.1), TEN_SECONDS)
-
-
-@pytest.mark.parametrize(
-    ("trials", "epochs", "grace", "gpus"), [(200, 1000, 250, 64), (2000, 81, 1, 256)], ids=["epochs", "decisions"]
-)
-def test_a_million_events_take_less_than_a_minute(trials: int, epochs: int, grace: int, gpus: int) -> None:
-    """Measured on fewer of them, where epochs dominate and where decisions do."""
-    workload = power_law(trials, epochs, seed=0)
-    began = time.process_time()
-    outcome = simulate(Plan(RASDA(epochs, grace, workers=2)), workload, Cluster.uniform(gpus), NOISY)
-    assert outcome.events > 5_000
-    assert (time.process_time() - began) / outcome.events * 1e6 < 60
