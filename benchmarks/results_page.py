@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.fusion_cases import CASES
 from benchmarks.rasda_paper import TOLERANCE
 from benchmarks.rasda_report import RESULTS
-from benchmarks.vs_asha_report import TARGETS, TASK_NAMES, lost, machine, not_run, read, rows_of, show
+from benchmarks.vs_asha_report import TARGETS, TASK_NAMES, how_often, lost, machine, not_run, read, rows_of, show
 from benchmarks.vs_asha_statistics import BASELINE, seed_spread
 from benchmarks.vs_asha_statistics import row as vs_asha_row
 
@@ -73,10 +73,10 @@ def _vs_asha(folder: Path) -> list[Claim]:
         one_process = vs_asha_row(cells[task]["tune"], cells[task].get("asha", ())).speedup
         if one_process is not None:
             beside += f"; {show(one_process, 'x')} as fast as ASHA in one process"
-        reached = f"{row.reached} of {row.compared} runs"
+        reached = f"{how_often(row)} runs"
         unhalved = rows.get("both")
         if unhalved is not None and unhalved.speedup is not None:
-            to_the_end = f"{unhalved.reached} of {unhalved.compared} at {show(unhalved.speedup, 'x')}"
+            to_the_end = f"{how_often(unhalved)} at {show(unhalved.speedup, 'x')}"
             reached += f"; with all finalists trained to the end, {to_the_end}"
         floors = row.floors.median <= target.floors
         found += [

@@ -175,7 +175,7 @@ def _line(name: str, row: Row, between_seeds: float) -> str:
         show(row.speedup, "x"),
         show(row.speedup_without_start, "x"),
         show(row.to_target),
-        f"{row.reached} of {row.compared}" if row.compared else "",
+        how_often(row),
         show(row.target_speedup, "x"),
         show(row.test),
         show(row.gain) + loss,
@@ -185,6 +185,11 @@ def _line(name: str, row: Row, between_seeds: float) -> str:
         show(row.floors),
     ]
     return "| " + " | ".join(map(str, columns)) + " |"
+
+
+def how_often(row: Row) -> str:
+    """In how many runs the baseline's score was reached, as "2 of 5"; "" without a baseline."""
+    return f"{row.reached} of {row.compared}" if row.compared else ""
 
 
 def show(value: Spread | None, unit: str = "") -> str:

@@ -143,7 +143,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             self._begin(tune_controller, trial)
         self._known.add(trial.trial_id)
         self._state = None
-        self._line.release(trial)
         if trial.is_finished():
             return
         # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
@@ -166,7 +165,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         grows = self._sizes.fitting(self._rule.workers_at(t)) > size_of(trial)
         if not grows or not self._sizes.can_pause(trial, result, t):
             return str(TrialScheduler.CONTINUE)
-        self._line.release(trial)
         self._line.join(trial)
         return str(TrialScheduler.PAUSE)
 
@@ -191,7 +189,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The trial that starts next; None where all have to wait."""
-        self._clear_stage(_unwrapped(tune_controller))
+        self._clear_stage(tune_controller)
         live = list(tune_controller.get_live_trials())
         self._call_back(tune_controller, live)
         waiting = self._line.waiting(live)
@@ -285,13 +283,14 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._sizes.resize(trial, workers)
         self._line.start(trial, self._waiting(trial).rung)
 
-    def _clear_stage(self, inner: Any) -> None:
+    def _clear_stage(self, controller: Any) -> None:
         """Takes trials that are over off Ray's stage, and has those wait again whose actor was not free in time.
 
         Ray leaves a trial on its stage that failed while it was given another one's actor, and from then on
         keeps one actor of that size for it: a trial that needs all workers would wait for ever. And it tells
         nobody of those that failed only because the last training in that actor took too long to end.
         """
+        inner = _unwrapped(controller)
         for trial in [trial for trial in inner._staged_trials if trial.is_finished()]:
             inner._unstage_trial_with_resources(trial)
             place = self._line.place(trial)
@@ -315,7 +314,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
                 inner = _unwrapped(controller)
                 inner._unstage_trial_with_resources(trial)
                 inner.pause_trial(trial, should_checkpoint=False)
-                self._line.leave(trial)
                 self._line.join(trial)
 
     def _limit_staging(

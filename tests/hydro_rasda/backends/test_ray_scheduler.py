@@ -92,7 +92,8 @@ def test_forty_trials_on_eight_slots(ray8: None, tmp_path: Path) -> None:
     assert waits, "nobody was promoted"
     print(f"waits of promoted trials: mean {sum(waits) / len(waits):.1f} s, longest {max(waits):.1f} s; overtaken by")
     print(f"{max(watch.overtaken)} new trials at most")
-    # How long they waited is the machine's, mostly; that no queue of new trials goes first is the scheduler's.
+    # The time is the machine's, mostly; that no queue of new trials goes first is the scheduler's.
+    assert max(waits) < 90
     assert max(watch.overtaken) <= 8
     best = results.get_best_result()
     assert best.metrics is not None
