@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -63,9 +64,17 @@ class Run:
                 self.failures[line["trial"]] = line["error"]
         return unit
 
-    def decide(self, key: str, decision: Callable[[], Iterable[int]]) -> list[int]:
-        """Take a decision about trials once in the life of the run."""
-        chosen: list[int] = self.store.once(key, lambda: list(decision())).value
+    def decide(self, key: str, candidates: Iterable[int], decision: Callable[[], Iterable[int]]) -> list[int]:
+        """Take a decision about trials once in the life of the run; over other candidates, it is another decision.
+
+        So a run with more samples or more time decides anew, whereas what it has trained counts.
+
+        Args:
+            key: Names the decision, such as "surrogate/to-3/kept".
+            candidates: The trials that it is taken over, in any order.
+            decision: Takes it: those that go on, best first.
+        """
+        chosen: list[int] = self.store.once(decision_key(key, candidates), lambda: list(decision())).value
         return chosen
 
     def epochs(self, stage: Stage, number: int) -> int:
@@ -102,6 +111,16 @@ class Run:
             return ""
         best = min(finite) if self.problem.mode == "min" else max(finite)
         return f"{self.problem.metric} {best:.4g}"
+
+
+def decision_key(key: str, candidates: Iterable[int]) -> str:
+    """Name in the journal of a decision over these trials, in any order.
+
+    >>> decision_key("surrogate/to-3/kept", [2, 0, 5])
+    'surrogate/to-3/kept/of-3-483537'
+    """
+    among = sorted(candidates)
+    return f"{key}/of-{len(among)}-{hashlib.sha256(repr(among).encode()).hexdigest()[:6]}"
 
 
 def metric_lines(stage: Stage, number: int, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[Line]:

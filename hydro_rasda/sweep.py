@@ -24,7 +24,7 @@ from .fused import GroupOutcome, GroupTask, multipliers
 from .grouping import Waiting, Widths, next_groups
 from .planning import Example
 from .problem import Problem, Trial
-from .run import Run, metric_lines
+from .run import Run, decision_key, metric_lines
 from .schedulers import Ladder, SuccessiveHalving, milestones, rank
 from .search import Search
 from .space import DEFAULT_OPTIMIZER
@@ -137,7 +137,7 @@ class _Sweep:
         self._run.progress.end()
         # The finalists start anew at full size.
         self._run.store.discard(self._sources.values())
-        return self._run.decide(FINALISTS, lambda: found[: self._run.settings.top_k])
+        return self._run.decide(FINALISTS, self._run.trials, lambda: found[: self._run.settings.top_k])
 
     def _climb(self) -> list[int]:
         run, ladder, devices = self._run, self._ladder, self._devices
@@ -149,7 +149,9 @@ class _Sweep:
                 self._take_in(key, run.recall(key))
             elif ladder.hungry():
                 self._admit()
-            elif run.store.done(FINALISTS):  # a time budget ended the sweep in an earlier process
+            elif run.store.done(
+                decision_key(FINALISTS, run.trials)
+            ):  # a time budget ended the sweep in an earlier process
                 return self._deepest()
             else:
                 self._dispatch()
@@ -259,7 +261,7 @@ class _Sweep:
     def _halve(self, stop: int, scores: Mapping[int, float]) -> list[int] | None:
         """Decide a rung over all of its trials, and tell user and searcher; the finalists if it was the last."""
         run = self._run
-        kept = run.decide(f"surrogate/to-{stop}/kept", lambda: self._halving.promote(scores))
+        kept = run.decide(f"surrogate/to-{stop}/kept", scores, lambda: self._halving.promote(scores))
         if not kept:
             raise _all_failed(run, len(scores), stop)
         best = f"best {run.problem.metric} {scores[kept[0]]:.4g} (trial {kept[0]})"

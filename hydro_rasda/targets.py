@@ -44,7 +44,7 @@ def train_targets(run: Run, finalists: Sequence[int], device: TargetTrainer) -> 
             return
         curves = {number: run.curve("surrogate", number) for number in left}
         foreseen = expected(scores, curves, stop)
-        left = run.decide(f"target/to-{stop}/kept", lambda: halving.promote(foreseen))  # noqa: B023 (called at once)
+        left = run.decide(f"target/to-{stop}/kept", left, lambda: halving.promote(foreseen))  # noqa: B023 (called at once)
         if not left:
             return
         if len(scores) > 1 or stop == stops[-1]:

@@ -86,7 +86,7 @@ class RayBackend(RayDevices):
             require(
                 workers <= self._count, "rasda.workers", workers, f"<= {self._count}, the workers of {worker} there are"
             )
-            if not self._run.store.done(FINALISTS) or self._alone():
+            if not any(key.startswith(FINALISTS) for key in self._run.store.units()) or self._alone():
                 self.open(worker, self._count)
             self._worker = worker
         except BaseException:
