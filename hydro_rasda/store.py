@@ -15,15 +15,17 @@ such line when a process is killed does not count and is cut off on resume.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic, perf_counter
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -44,12 +46,14 @@ class Unit:
         lines: The unit's metrics and events, one journal line each.
         seconds: Wall time that it took; units that ran beside each other count in full.
         at: Wall time of the run when it was finished.
+        swept: Of that, what the sweep had taken.
     """
 
     value: Any
     lines: list[Line] = field(default_factory=list)
     seconds: float = 0.0
     at: float = 0.0
+    swept: float = 0.0
 
 
 class RunExists(ValueError):
@@ -65,7 +69,9 @@ class Store:
         self._lock = lock
         self._journal = open(path / "journal.jsonl", "ab")  # noqa: SIM115 (closed in close)
         self._spent = max((unit.at for unit in units.values()), default=0.0)
-        self._opened = time.monotonic()
+        self._swept = max((unit.swept for unit in units.values()), default=0.0)
+        self._opened = monotonic()
+        self._sweeps_since: float | None = None
         self._recorded = len(units)
 
     @classmethod
@@ -84,21 +90,28 @@ class Store:
         """
         require(resume in RESUME, "resume", resume, f"one of {RESUME}")
         spec = path / "run.json"
-        if spec.exists():
-            _refuse_other(path, json.loads(spec.read_text()), _jsonable(asked), resume)
-        elif resume == "must":
-            raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
-        elif path.exists() and any(p.name != ".lock" for p in path.iterdir()):
-            raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
+        if not spec.exists():
+            if resume == "must":
+                raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
+            _refuse_what_is_no_run(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = FileLock(path / ".lock")
         try:
             lock.acquire(blocking=False)
         except Timeout:
             raise RuntimeError(f"another process is working on the run in {path}") from None
-        if not spec.exists():
-            write_atomically(spec, (json.dumps(_jsonable(asked), indent=2) + "\n").encode())
-        return cls(path, _read_units(path / "journal.jsonl"), lock)
+        try:
+            # Only now: before, another process may have been writing.
+            if spec.exists():
+                _refuse_other(path, json.loads(spec.read_text()), _jsonable(asked), resume)
+            else:
+                write_atomically(spec, (json.dumps(_jsonable(asked), indent=2) + "\n").encode())
+            for left in (*path.glob(_TEMPORARY), *(path / "checkpoints").glob(_TEMPORARY)):
+                left.unlink()
+            return cls(path, _read_units(path / "journal.jsonl"), lock)
+        except BaseException:
+            lock.release()
+            raise
 
     def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
         """Do a unit of work, or read what it gave when it was done before.
@@ -108,10 +121,10 @@ class Store:
             work: Does it. Any checkpoint that it writes must be complete before it returns.
         """
         if key not in self._units:
-            started = time.perf_counter()
+            started = perf_counter()
             result = work()
             unit = result if isinstance(result, Unit) else Unit(result)
-            self.record(key, replace(unit, seconds=time.perf_counter() - started))
+            self.record(key, replace(unit, seconds=perf_counter() - started))
         return self._units[key]
 
     def record(self, key: str, unit: Unit) -> Unit:
@@ -121,8 +134,9 @@ class Store:
             ValueError: where a unit of this key is finished already.
         """
         require(key not in self._units, "key", key, "that of a unit which is not recorded yet")
-        unit = Unit(_jsonable(unit.value), _jsonable(unit.lines), round(unit.seconds, 4), round(self.seconds, 4))
-        own = {"event": _UNIT, "key": key, "seconds": unit.seconds, "at": unit.at, "value": unit.value}
+        value, lines, seconds = _jsonable(unit.value), _jsonable(unit.lines), round(unit.seconds, 4)
+        unit = Unit(value, lines, seconds, _rounded_up(self.seconds), _rounded_up(self.swept))
+        own = {"event": _UNIT, "key": key, "seconds": seconds, "at": unit.at, "swept": unit.swept, "value": value}
         self._append([*unit.lines, own])
         self._units[key] = unit
         return unit
@@ -139,7 +153,21 @@ class Store:
     @property
     def seconds(self) -> float:
         """Wall time to the last unit done before this process, plus what has passed in it."""
-        return self._spent + time.monotonic() - self._opened
+        return self._spent + monotonic() - self._opened
+
+    @property
+    def swept(self) -> float:
+        """The part of `seconds` that the sweep has taken."""
+        return self._swept + (monotonic() - self._sweeps_since if self._sweeps_since is not None else 0.0)
+
+    @contextlib.contextmanager
+    def sweeping(self) -> Iterator[None]:
+        """What passes here is the sweep's time."""
+        self._sweeps_since = monotonic()
+        try:
+            yield
+        finally:
+            self._swept, self._sweeps_since = self.swept, None
 
     def units(self) -> Mapping[str, Unit]:
         """All finished units, in the order in which they finished."""
@@ -147,13 +175,8 @@ class Store:
 
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint: it is there whole, or not at all."""
-        target = self.file(name)
-        temporary = target.with_suffix(".tmp")
-        with open(temporary, "wb") as file:
+        with _replacing(self.file(name)) as file:
             torch.save(dict(payload), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
 
     def load(self, name: str, device: torch.device | None = None) -> dict[str, Any]:
         """Read a checkpoint back; nothing in it can run code."""
@@ -218,7 +241,7 @@ def _read_units(journal: Path) -> dict[str, Unit]:
             if line is None:
                 break
             if line["event"] == _UNIT:
-                units[line["key"]] = Unit(line["value"], lines, line["seconds"], line["at"])
+                units[line["key"]] = Unit(line["value"], lines, line["seconds"], line["at"], line["swept"])
                 lines, kept = [], end
             else:
                 lines.append(line)
@@ -227,14 +250,42 @@ def _read_units(journal: Path) -> dict[str, Unit]:
     return units
 
 
+_TEMPORARY = ".*.tmp"
+
+
+def _refuse_what_is_no_run(path: Path) -> None:
+    """Leave a folder alone that holds something else than what a process left that was killed before its run began."""
+    if not path.exists():
+        return
+    strange = [p.name for p in path.iterdir() if p.name not in (".lock", "checkpoints") and not p.match(_TEMPORARY)]
+    if strange or any((path / "checkpoints").glob("*")):
+        raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
+
+
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file: it is there whole, or as it was."""
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
+    """Write a file: it is there whole, or as it was, also where several processes write it at once."""
+    with _replacing(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file of a name of its own, which takes the place of `path` once it is written."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _rounded_up(seconds: float) -> float:
+    """For the journal: what was spent may not seem less than a budget that it exceeded."""
+    return math.ceil(seconds * 1e4) / 1e4
 
 
 def _jsonable(value: Any) -> Any:

@@ -39,7 +39,10 @@ def keys(journal: Path) -> list[str]:
 
 
 def timeless(journal: Path) -> list[str]:
-    kept = [{name: value for name, value in line.items() if name not in ("seconds", "at")} for line in lines(journal)]
+    kept = [
+        {name: value for name, value in line.items() if name not in ("seconds", "at", "swept")}
+        for line in lines(journal)
+    ]
     return [json.dumps(line) for line in kept]
 
 

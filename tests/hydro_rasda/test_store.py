@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hydro_rasda.store import RunExists, Store, Unit
+from hydro_rasda.store import RunExists, Store, Unit, write_atomically
 
 ASKED: dict[str, Any] = {"seed": 0, "space": {"lr": "loguniform"}, "surrogate": 0.125}
 
@@ -178,6 +179,65 @@ def test_a_folder_that_holds_something_else_is_left_alone(path: Path) -> None:
     assert contents(path) == {"thesis.tex": b"years of work"}
 
 
+@pytest.mark.parametrize(
+    "left", [[], [".lock"], [".lock", "checkpoints"], [".lock", "checkpoints", ".run.json.7f.tmp"]]
+)
+def test_a_kill_before_the_run_began_leaves_its_name_free(path: Path, left: list[str]) -> None:
+    path.mkdir(parents=True)
+    for name in left:
+        (path / name).mkdir() if name == "checkpoints" else (path / name).touch()
+    with Store.open(path, ASKED, "auto") as store:
+        store.once("a", lambda: 1)
+    assert not list(path.glob("*.tmp")) + list(path.glob(".*.tmp"))
+    assert store.recorded == 0
+
+
+def test_a_folder_is_locked_before_it_is_judged(path: Path, holder: subprocess.Popen[bytes]) -> None:
+    """The holder may be about to write `run.json`: what is read before the lock is there may be old."""
+    for asked in ({}, ASKED):
+        with pytest.raises(RuntimeError, match="another process is working on the run"):
+            Store.open(path, asked, "auto")
+
+
+def test_half_written_files_of_a_killed_process_are_cleaned_up(path: Path) -> None:
+    three_units(path)
+    before = contents(path)
+    for crumb in (path / ".run.json.1.tmp", path / "checkpoints" / ".unit-0.pt.2.tmp"):
+        crumb.write_bytes(b"half")
+    Store.open(path, ASKED, "auto").close()
+    assert contents(path) == before
+
+
+def test_a_file_can_be_written_by_many_at_once(tmp_path: Path) -> None:
+    """As two runs write the cache of one machine: with one name for what is half written, most of these fail."""
+    target = tmp_path / "cache.json"
+    texts = [str(i).encode() * 50_000 for i in range(4)]
+
+    def write(text: bytes) -> None:
+        for _ in range(10):
+            write_atomically(target, text)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, texts))
+    assert target.read_bytes() in texts
+    assert [p.name for p in tmp_path.iterdir()] == ["cache.json"]
+
+
+def test_the_sweeps_time_is_counted_by_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("hydro_rasda.store.monotonic", lambda: now)
+    for times in (1, 2):
+        with Store.open(path, ASKED, "auto") as store:
+            with store.sweeping():
+                now += 3.0
+                store.record(f"surrogate/{times}", Unit(None))
+                assert store.swept == 3.0 * times
+            now += 5.0
+            store.record(f"target/{times}", Unit(None))
+            assert (store.swept, store.seconds) == (3.0 * times, 8.0 * times)
+        now += 100.0
+
+
 def test_a_checkpoint_is_there_whole_or_not_at_all(path: Path) -> None:
     class Unsavable:
         def __reduce__(self) -> Any:
@@ -188,6 +248,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(path: Path) -> None:
         with pytest.raises(OSError, match="disk full"):
             store.save("a/b", {"x": torch.zeros(3), "y": Unsavable()})
         assert torch.equal(store.load("a/b")["x"], torch.ones(3))
+        assert [p.name for p in (path / "checkpoints").iterdir()] == ["a.b.pt"]
         assert store.has("a/b")
         store.discard(["a/b", "never there"])
         assert not store.has("a/b")
