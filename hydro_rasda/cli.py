@@ -185,8 +185,12 @@ def _study_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--trials", type=int, help="configurations to try; those of the run, repeated where it has less")
     group.add_argument("--max-t", type=int, help="epochs of a full training; at most those of the past run")
     group.add_argument("--grace-period", type=int, help="epochs before the first decision")
-    group.add_argument("--reduction-factor", type=int, help="rf: one in rf trials survives a milestone")
-    group.add_argument("--scaling-factor", type=int, help="sf: a survivor's workers grow by it")
+    group.add_argument(
+        "--reduction-factor", type=int, help="rf: one in rf trials survives a milestone; ASHA's milestones lie rf apart"
+    )
+    group.add_argument(
+        "--scaling-factor", type=int, help="sf: a survivor's workers grow by it; RASDA's milestones lie sf apart"
+    )
     group.add_argument("--workers", type=int, default=1, help="GPUs of a new trial")
     group.add_argument("--max-workers", type=int, help="most GPUs of a trial; none: all")
     group.add_argument("--seeds", type=int, default=5, help="simulations to take the median of")

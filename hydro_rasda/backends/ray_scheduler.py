@@ -44,7 +44,7 @@ _STAGE_NONE = -1
 class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     """Halving in time, doubling in space: a drop-in for Ray Tune's ``ASHAScheduler``.
 
-    Stops trials as ``ASHAScheduler`` does, and trains the survivors of a milestone on ``scaling_factor``
+    At its milestones it stops trials as ``ASHAScheduler`` does, and trains the survivors on ``scaling_factor``
     times their workers. A worker is one bundle of the trial's placement group, so that a trainable learns
     its number of workers from ``len(tune.get_context().get_trial_resources().bundles)``;
     :func:`~hydro_rasda.backends.cluster.elastic` turns a training function into one that uses them.
@@ -57,8 +57,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     Args:
         max_t: Iterations after which a trial is done (``max_I`` in the paper).
         grace_period: First milestone (``min_I``).
-        reduction_factor: ``rf``: one in ``rf`` trials survives a milestone; milestones are that factor apart.
-        scaling_factor: ``sf``: a survivor's workers grow by it.
+        reduction_factor: ``rf``: one in ``rf`` trials survives a milestone.
+        scaling_factor: ``sf``: a survivor's workers grow by it, and so does the time to the next milestone:
+            milestones lie at ``grace_period * sf**k`` (the paper's eq. 3), where ASHA's lie at
+            ``grace_period * rf**k``.
         workers: Workers of a new trial.
         resources_per_worker: In Ray's words; one CPU by default.
         max_workers: No trial gets more; None for what the cluster holds.

@@ -121,6 +121,8 @@ class AsyncSuccessiveHalving:
         grace_period: ``r``: iterations before the first decision.
         reduction_factor: ``eta`` in the paper, ``rf`` in RASDA.
         mode: "min" where a lower score is better, "max" where a higher is.
+        spacing: From one milestone to the next the iterations grow by this factor; None for
+            ``reduction_factor``, as in the paper.
 
     Raises:
         TypeError: a number is no integer.
@@ -131,11 +133,14 @@ class AsyncSuccessiveHalving:
     grace_period: int = 1
     reduction_factor: int = 4
     mode: Mode = "min"
+    spacing: int | None = None
 
     def __post_init__(self) -> None:
         check_int("max_t", self.max_t, at_least=1)
         check_int("grace_period", self.grace_period, at_least=1)
         check_int("reduction_factor", self.reduction_factor, at_least=2)
+        if self.spacing is not None:
+            check_int("spacing", self.spacing, at_least=2)
         check_mode(self.mode)
         if self.grace_period > self.max_t:
             raise ValueError(f"`grace_period` is {self.grace_period}, but must be <= `max_t` ({self.max_t})")
@@ -143,7 +148,11 @@ class AsyncSuccessiveHalving:
     @cached_property
     def milestones(self) -> tuple[int, ...]:
         """The training iterations at which a trial is decided; the last is ``max_t``."""
-        return milestones(self.grace_period, self.max_t, self.reduction_factor)
+        return milestones(self.grace_period, self.max_t, self._factor)
+
+    @property
+    def _factor(self) -> int:
+        return self.reduction_factor if self.spacing is None else self.spacing
 
     def init(self) -> AshaState:
         """The state before the first report."""
@@ -187,7 +196,7 @@ class AsyncSuccessiveHalving:
         # Ray has a rung at max_t only where the multiplication meets it; a last score then goes to no other
         # rung.
         *earlier, last = self.milestones
-        meets = not earlier or earlier[-1] * self.reduction_factor == last
+        meets = not earlier or earlier[-1] * self._factor == last
         return (*earlier, last) if meets else tuple(earlier)
 
     def _falls_short(self, rung: Rung, score: float) -> bool:

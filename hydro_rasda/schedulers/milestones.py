@@ -14,7 +14,8 @@ def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
     Args:
         min_t: First milestone, in training iterations (:math:`min_I` in RASDA's eq. 3).
         max_t: Last milestone, in training iterations (:math:`max_I`).
-        factor: Growth from one milestone to the next.
+        factor: Growth from one milestone to the next: the reduction factor in ASHA, the scaling factor in RASDA
+            (eqs. 2 and 3).
 
     Returns:
         Strictly increasing milestones; ``(max_t,)`` where ``min_t`` equals ``max_t``.

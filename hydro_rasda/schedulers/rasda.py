@@ -3,7 +3,8 @@
 Aach et al., "Resource-Adaptive Successive Doubling for Hyperparameter Optimization", section 3.1.
 
 At each milestone the worse trials stop, as asynchronous successive halving decides, and the survivors get
-``scaling_factor`` times their workers.
+``scaling_factor`` times their workers. That factor also spaces the milestones (eqs. 2 and 3): ``min_I * sf**k``,
+where plain ASHA's lie at ``min_I * rf**k``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class RASDA:
     Attributes:
         max_t: Training iterations after which a trial is done (``max_I``).
         grace_period: First milestone (``min_I``).
-        reduction_factor: ``rf``: one in ``rf`` trials survives a milestone; milestones are that factor apart.
-        scaling_factor: ``sf``: a survivor's workers grow by it.
+        reduction_factor: ``rf``: one in ``rf`` trials survives a milestone.
+        scaling_factor: ``sf``: a survivor's workers grow by it, and so does the time to the next milestone.
         workers: ``base_resources``: workers of a new trial.
         max_workers: No trial gets more; None for no limit.
         mode: "min" where a lower score is better, "max" where a higher is.
@@ -61,7 +62,9 @@ class RASDA:
     @cached_property
     def halving(self) -> AsyncSuccessiveHalving:
         """The half of the rule that stops trials."""
-        return AsyncSuccessiveHalving(self.max_t, self.grace_period, self.reduction_factor, self.mode)
+        return AsyncSuccessiveHalving(
+            self.max_t, self.grace_period, self.reduction_factor, self.mode, spacing=self.scaling_factor
+        )
 
     @property
     def milestones(self) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """``hydro-rasda simulate``, from a run that was really made."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 from hydro_rasda import choice, loguniform, tune
-from hydro_rasda.cli import main
+from hydro_rasda.backends.simulator import read_past_run
+from hydro_rasda.cli import main, plans
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
@@ -51,6 +53,13 @@ def test_one_trial_on_one_gpu_in_closed_form(past: str, capsys: pytest.CaptureFi
     assert rows["ASHA"]["gpu_hours"] == pytest.approx(9.0)
     assert rows["ASHA"]["utilization"] == pytest.approx(1.0)
     assert (rows["ASHA"]["epochs"], rows["ASHA"]["finished"]) == (9, 1)
+
+
+def test_milestones_lie_the_reduction_factor_apart_under_asha_and_the_scaling_factor_under_rasda(past: str) -> None:
+    study = Namespace(max_t=9, grace_period=1, reduction_factor=2, scaling_factor=3, workers=1, max_workers=None)
+    both = plans(read_past_run(past), Namespace(**vars(study), scheduler="both"))
+    assert both["ASHA"].rule.milestones == (1, 2, 4, 8, 9)
+    assert both["RASDA"].rule.milestones == (1, 3, 9)
 
 
 def test_speed_divides_the_epoch_of_the_past_run(past: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from ray.tune.experiment import Experiment
 from ray.tune.schedulers import MedianStoppingRule
 
 from hydro_rasda import RASDAConfig, choice, loguniform, randint, uniform
-from hydro_rasda.backends.cluster import read_journal
+from hydro_rasda.backends.cluster import RASDAScheduler, read_journal
 from hydro_rasda.backends.ray_feed import EventLog, Feed, number_of
 from hydro_rasda.backends.ray_journal import replay
 from hydro_rasda.backends.ray_named import make_scheduler
@@ -30,6 +30,7 @@ from hydro_rasda.backends.ray_targets import FullSize
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run import Run
+from hydro_rasda.schedulers import milestones
 from tests.hydro_rasda.backends import feeding
 from tests.hydro_rasda.backends.test_restore import survivors_reached
 
@@ -250,6 +251,15 @@ def test_pbt_stays_within_the_space() -> None:
     assert pbt._hyperparam_mutations == {"config": {"momentum": space["momentum"], "lr": [0.1, 0.2]}}
     far: dict[str, Any] = {"trial": 3, "config": {"momentum": 1.1, "lr": 0.2, "depth": 4, "optimizer": "sgd"}}
     assert pbt._custom_explore_fn(far)["config"] == {**far["config"], "momentum": math.nextafter(0.95, 0)}
+
+
+def test_rungs_lie_on_ray_where_they_lie_locally() -> None:
+    settings = TuneConfig(max_t=27, rasda=RASDAConfig(grace_period=2, reduction_factor=2, scaling_factor=3))
+    scheduler = make_scheduler("rasda", settings, {"CPU": 1}, SPACE)
+    assert isinstance(scheduler, RASDAScheduler)
+    assert scheduler.rule.milestones == (2, 6, 18, 27)
+    assert scheduler.rule.milestones == milestones(settings.full_grace_period, 27, settings.rasda.scaling_factor)
+    assert make_scheduler("asha", settings, {"CPU": 1}, SPACE)._reduction_factor == 2
 
 
 def test_better_offers_go_first_and_none_twice(tmp_path: Path) -> None:

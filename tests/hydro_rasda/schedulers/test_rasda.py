@@ -13,8 +13,24 @@ def test_figure_7() -> None:
 
 
 def test_time_and_space_have_factors_of_their_own() -> None:
-    rule = RASDA(max_t=27, reduction_factor=3, scaling_factor=4)
-    assert [rule.workers_at(t) for t in (0, 1, 3, 9)] == [1, 4, 16, 64]
+    """Equation 3 spaces the milestones by the scaling factor; Algorithm 1 grows the workers by it."""
+    rule = RASDA(max_t=48, grace_period=3, reduction_factor=3, scaling_factor=4, workers=2)
+    assert rule.milestones == (3, 12, 48)
+    assert [rule.workers_at(t) for t in (0, 2, 3, 11, 12, 48)] == [2, 2, 8, 8, 32, 32]
+    state = rule.init()
+    for trial, score in enumerate([0.6, 0.5, 0.4, 0.3]):
+        state, verdict = rule.report(state, str(trial), 12, score)
+        assert verdict == (Decision.CONTINUE, 32)
+    # 0.4 bounds the best third of the four; 0.375 would bound the best quarter.
+    assert rule.report(state, "new", 12, 0.41)[1].decision is Decision.STOP
+    assert rule.report(state, "new", 12, 0.40)[1].decision is Decision.CONTINUE
+
+
+def test_the_last_score_of_a_trial_goes_to_a_rung_at_max_t_where_the_spacing_meets_it() -> None:
+    meets = RASDA(max_t=16, grace_period=1, reduction_factor=3, scaling_factor=4)
+    assert set(meets.complete(meets.init(), "a", 16, 0.5).rungs) == {16}
+    passes = RASDA(max_t=9, grace_period=1, reduction_factor=3, scaling_factor=4)
+    assert set(passes.complete(passes.init(), "a", 9, 0.5).rungs) == {4}
 
 
 def test_cap() -> None:
