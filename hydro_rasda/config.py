@@ -42,7 +42,7 @@ class RASDAConfig:
         reduction_factor: The paper's rf: one in this many goes on at each milestone.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.
-        workers: Workers of a full-size trial before its first milestone.
+        workers: Workers of a full-size trial before its first milestone; they share the configuration's batch.
         max_workers: No trial gets more; None for as many as the cluster holds.
         lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
             (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" linear for SGD, sqrt for Adam.

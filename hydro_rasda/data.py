@@ -108,13 +108,13 @@ class Batches(Protocol):
         ...
 
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
-        """One rank's part of each batch of `batch_size * shard.world` examples that one process would read.
+        """One rank's part of each batch that one process would read.
 
         All ranks see the same number of shares. In training, no rank gets a single example where `batch_size` is above
-        1 and the batch has more: BatchNorm would refuse it.
+        1 and the batch has more: BatchNorm would refuse it. Where that leaves too few, the last ranks get fillers.
 
         Args:
-            batch_size: Examples per rank.
+            batch_size: Examples of a batch, over all ranks.
             epoch: Which shuffled epoch, to train on; None for all examples once, for evaluation.
             shard: Which rank of how many.
         """
@@ -258,7 +258,7 @@ class _IndexedBatches:
         return _chunks(self._order(epoch), size)
 
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
-        chunks = self._split(batch_size * shard.world, epoch)
+        chunks = self._split(batch_size, epoch)
         parts = [shard.part(len(chunk), _least(batch_size, epoch)) for chunk in chunks]
         loaded = self._load([chunk[part.rows] for chunk, part in zip(chunks, parts)])
         return (Share(batch, part.examples, part.weight) for batch, part in zip(loaded, parts))
@@ -387,7 +387,7 @@ class _LoaderBatches:
 
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
         """Each rank loads whole batches: how a loader makes them, only the loader knows."""
-        for batch in self.epoch(batch_size * shard.world, epoch or 0):
+        for batch in self.epoch(batch_size, epoch or 0):
             length = batch_length(batch)
             part = shard.part(length, _least(batch_size, epoch))
             mine = batch if shard.world == 1 else _rows_of(batch, part.rows, length)

@@ -198,14 +198,14 @@ def train_epochs_on_ranks(
     """The same for one model, of which each rank learns and validates its share.
 
     Every rank calls it; all yield the same metrics, exact means over all examples, and stop together. The model learns
-    as in one process with `world` times the batch size, apart from what depends on a rank's share alone: random numbers
-    of the model, and BatchNorm's statistics, of which those of rank 0 are kept. One rank is `train_epochs`.
+    as in one process with the same batch size, apart from what depends on a rank's share alone: random numbers of the
+    model, and BatchNorm's statistics, of which those of rank 0 are kept. One rank is `train_epochs`.
 
     Args:
         learner: The model, and which rank this is.
         problem: Its data, the same on all ranks.
         span: Which epochs.
-        batch_size: Examples per rank and step.
+        batch_size: Examples per step, over all ranks.
         seed_parts: As for `train_epochs`; each rank derives its own seeds from it.
 
     Yields:
@@ -227,7 +227,7 @@ def _epochs(
     seed_parts: Sequence[int | str],
     shard: Shard,
 ) -> Iterator[tuple[int, EpochMetrics]]:
-    steps = problem.train_data.steps(batch_size * shard.world)
+    steps = problem.train_data.steps(batch_size)
     own_seed = ("rank", shard.rank) if shard.rank else ()
     for epoch in range(span.start, span.stop):
         seed_generators(derive_seed(problem.seed, *seed_parts, epoch, *own_seed))

@@ -20,8 +20,10 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     (epochs trained), `workers`, `global_batch_size` (examples per step over all ranks) and `lr_multiplier`. A
     checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
 
-    The batch of a rank stays when workers are added; the learning rate then follows by the rule, over a warm-up of
-    the configuration's `rescale_warmup_epochs` (default 1; none where the number of steps per epoch is unknown).
+    The configuration's batch is that of the trial's first workers together, as it is that of one process: so many
+    workers train as one would. The batch of a rank stays when workers are added, so that the global batch grows as
+    they do (to the nearest whole example); the learning rate then follows by the rule, over a warm-up of the
+    configuration's `rescale_warmup_epochs` (default 1; none where the number of steps per epoch is unknown).
 
     Args:
         worker: Its `data` is the :class:`~hydro_rasda.problem.Problem`, which may come from a process with another
@@ -37,12 +39,12 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.max_t, shard)
     if worker.checkpoint is not None:
         learner.load(worker.checkpoint)
-    global_batch_size = trial.batch_size * shard.world
+    global_batch_size = max(1, round(trial.batch_size * worker.growth))
     steps = problem.train_data.steps(global_batch_size) or 0
     warmup_epochs = float(trial.config.get("rescale_warmup_epochs", 1))
     worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
     span = Span(worker.iteration, problem.max_t)
-    for epoch, metrics in train_epochs_on_ranks(learner, problem, span, trial.batch_size, ("target", trial.number)):
+    for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, ("target", trial.number)):
         worker.report(
             {name: values[0] for name, values in metrics.items()}
             | {"epoch": epoch, "global_batch_size": global_batch_size},

@@ -1,4 +1,4 @@
-"""Full-size training on ranks against one process that sees the same global batches."""
+"""Full-size training on ranks against one process with the same global batches."""
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "clipped": {**SGD, "grad_clip": 0.2},
     "scheduled": {**SGD, "schedule": "cosine", "warmup_epochs": 1.5},
     "one by one": {**SGD, "batch_size": 1},
+    "uneven": {**SGD, "batch_size": 9},
 }
 
 
@@ -137,9 +138,7 @@ def one_process(
         if state is not None:
             learner.load(state)
         steps = round(warmup * (what.train_data.steps(batch_size) or 0))
-        rescaled = RescaledLR(
-            learner.optimizer, growth / sizes[0][1], "auto", steps, rescaled.state_dict() if rescaled else None
-        )
+        rescaled = RescaledLR(learner.optimizer, growth, "auto", steps, rescaled.state_dict() if rescaled else None)
         for _, metrics in train_epochs(learner, what, span, batch_size, ("target", 5)):
             history.append({name: values[0] for name, values in metrics.items()})
         state = learner.state()
@@ -167,13 +166,15 @@ def assert_same(reports: Reports, history: list[dict[str, float]]) -> None:
         (3, "tensors", "sgd"),  # fewer examples than ranks
     ],
 )
-def test_ranks_train_as_one_process_with_the_global_batch(world: int, train: int, kind: str, config: str) -> None:
+def test_the_first_ranks_train_as_one_process_with_the_batch_that_was_tuned(
+    world: int, train: int, kind: str, config: str
+) -> None:
     what, chosen = problem(train, kind), CONFIGS[config]
     (reports, saved), *others = on_ranks(world, rank_reports, what, chosen, {})
-    history, weights = one_process(what, chosen, [(Span(0, MAX_T), world)])
+    history, weights = one_process(what, chosen, [(Span(0, MAX_T), 1)])
     assert_same(reports, history)
     assert {(r["workers"], r["global_batch_size"], r["lr_multiplier"]) for r in reports} == {
-        (world, world * chosen["batch_size"], 1.0)
+        (world, chosen["batch_size"], 1.0)
     }
     (last,) = saved
     assert last["iteration"] == MAX_T
@@ -191,13 +192,15 @@ def test_one_rank_trains_as_the_local_backend_bit_for_bit() -> None:
     assert all(torch.equal(last["state"]["model"][name], value) for name, value in weights.items())
 
 
-@pytest.mark.parametrize("config", ["sgd", "adamw"])
-def test_growth_goes_on_from_the_checkpoint_with_a_warm_up(config: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("config", "workers"), [("sgd", 1), ("adamw", 2)])
+def test_growth_goes_on_from_the_checkpoint_with_a_warm_up(config: str, workers: int, tmp_path: Path) -> None:
+    """Counted from the trial's first workers, however many they were."""
     what, chosen = problem(), {**CONFIGS[config], "rescale_warmup_epochs": 2}
-    (first, saved) = rank_reports(0, 1, replace(what, max_t=1), chosen, {})
+    (first, saved), *_ = on_ranks(workers, rank_reports, replace(what, max_t=1), chosen, {})
     torch.save(saved[-1], tmp_path / "worker.pt")
-    job = {"workers": 1, "checkpoint": str(tmp_path)}
-    reports, _ = on_ranks(2, rank_reports, what, chosen, job)[0]
+    job = {"workers": workers, "checkpoint": str(tmp_path)}
+    reports, _ = on_ranks(2 * workers, rank_reports, what, chosen, job)[0]
+    assert {(r["workers"], r["global_batch_size"]) for r in reports} == {(2 * workers, 16)}
     history, _ = one_process(what, chosen, [(Span(0, 1), 1), (Span(1, MAX_T), 2)], warmup=2)
     assert_same(first + reports, history)
     target = 2.0 if config == "sgd" else 2**0.5
@@ -259,5 +262,5 @@ def test_another_scheduler_of_rays_keeps_the_trials_own_workers(ray8: None, tmp_
     trainable = tune.with_resources(elastic(train_full_size, scheduler, data=what), resources)
     reports, grid = run_on_ray(scheduler, trainable, tmp_path)
     assert [(r["workers"], r["lr_multiplier"]) for r in reports] == [(2, 1.0)] * MAX_T
-    assert_same(reports, one_process(what, SGD, [(Span(0, MAX_T), 2)])[0])
+    assert_same(reports, one_process(what, SGD, [(Span(0, MAX_T), 1)])[0])
     assert saved_iteration(grid) == MAX_T
