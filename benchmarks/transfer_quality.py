@@ -68,7 +68,7 @@ def run_trial(task: Task, config: Config, width_ratio: float, *, plain: bool, se
     for epoch in range(task.epochs):
         chunks = torch.randperm(len(x), generator=shuffle).split(config["batch_size"])
         for place, chunk in enumerate(chunks):
-            factor = lr_factor(config, epoch + place / len(chunks), task.epochs)
+            factor = lr_factor(config, epoch + place / len(chunks), task.epochs, len(chunks))
             for group, rate in zip(optimizer.param_groups, rates):
                 group["lr"] = rate * factor
             optimizer.zero_grad()

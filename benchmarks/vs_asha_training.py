@@ -51,7 +51,7 @@ def train(task: Task, config: Config, seeds: Seeds, model: nn.Module) -> Iterato
         chunks = order.to(task.device).split(config["batch_size"])
         total = torch.zeros((), device=task.device)
         for place, chunk in enumerate(chunks):
-            factor = lr_factor(config, epoch + place / len(chunks), task.max_t)
+            factor = lr_factor(config, epoch + place / len(chunks), task.max_t, len(chunks))
             for group, rate in zip(update.param_groups, rates):
                 group["lr"] = rate * factor
             loss = measure(model, tuple(part[chunk] for part in task.train))["loss"]

@@ -4,27 +4,33 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fusion.keys import SCHEDULES, read
 
-def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int) -> float:
-    """What to multiply the learning rate with at a point of training.
+__all__ = ["SCHEDULES", "lr_factor"]
+
+
+def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_per_epoch: float = 1) -> float:
+    """What to multiply the learning rate with in the step that begins at a point of training.
 
     With e = floor(epoch), T = max_epochs and w = warmup_epochs, the factor is decay(e) * warm-up(epoch):
 
     | `schedule` | decay(e) | as in torch, stepped once an epoch |
     |---|---|---|
-    | constant (default) | 1 | |
+    | constant | 1 | |
     | cosine | (1 + cos(pi e / T)) / 2 | CosineAnnealingLR(T_max=T) |
     | step | gamma ** (e // step_size) | StepLR |
     | exponential | gamma ** e | ExponentialLR |
 
-    The warm-up rises in a line within the epochs: min(1, epoch / w), so it starts at 0 and is done at epoch
-    w, and 1 where w is 0. From T on, cosine stays at 0.
+    The warm-up rises in a line, step by step: step i of the n = w * steps_per_epoch that it lasts has the factor
+    (i + 1) / n, as LinearLR(start_factor=1 / n, total_iters=n - 1) has; a first step at 0 would be lost. From T on,
+    cosine stays at 0.
 
     Args:
-        config: the keys `schedule`, `gamma` (default 0.1 for step, 0.9 for exponential), `step_size` (epochs,
-            default 30), `warmup_epochs` (default 0; fractions are fine); others are ignored.
-        epoch: epochs done so far, >= 0; 2.5 is the middle of the third.
+        config: the keys `schedule`, `gamma`, `step_size`, `warmup_epochs`, with the defaults of `fusion.keys`; others
+            are ignored.
+        epoch: epochs done before the step, >= 0; 2.5 is the middle of the third.
         max_epochs: epochs in all, >= 1.
+        steps_per_epoch: how often an epoch the factor is set, >= 1.
 
     Raises:
         ValueError: for an unknown schedule or a value out of range.
@@ -33,19 +39,16 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int) -> float
     [1.0, 0.5, 0.0]
     >>> lr_factor({"schedule": "step", "gamma": 0.5, "step_size": 2}, 5, 10)
     0.25
-    >>> lr_factor({"warmup_epochs": 2}, 0.5, 10)
-    0.25
+    >>> [lr_factor({"warmup_epochs": 2}, step / 2, 10, steps_per_epoch=2) for step in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
     """
-    schedule = config.get("schedule", "constant")
-    if schedule not in _DECAYS:
-        raise ValueError(f"schedule is {schedule!r}, but must be one of {', '.join(_DECAYS)}")
     if not epoch >= 0 or max_epochs < 1:
         raise ValueError(f"epoch is {epoch} and max_epochs {max_epochs}, but they must be >= 0 and >= 1")
-    warmup = float(config.get("warmup_epochs", 0.0))
-    if not warmup >= 0:
-        raise ValueError(f"warmup_epochs is {warmup}, but must be >= 0")
-    rise = min(1.0, epoch / warmup) if warmup > 0 else 1.0
-    return rise * _DECAYS[schedule](config, math.floor(epoch), max_epochs)
+    if not steps_per_epoch >= 1:
+        raise ValueError(f"steps_per_epoch is {steps_per_epoch}, but must be >= 1")
+    warmup = read(config, "warmup_epochs")
+    rise = min(1.0, (epoch + 1 / steps_per_epoch) / warmup) if warmup > 0 else 1.0
+    return rise * _DECAYS[read(config, "schedule")](config, math.floor(epoch), max_epochs)
 
 
 def _constant(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:
@@ -57,28 +60,16 @@ def _cosine(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:
 
 
 def _step(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:
-    step_size = int(config.get("step_size", 30))
-    if step_size < 1:
-        raise ValueError(f"step_size is {step_size}, but must be >= 1")
-    return _gamma(config, 0.1) ** (epoch // step_size)
+    gamma: float = read(config, "gamma")
+    factor: float = gamma ** (epoch // read(config, "step_size"))
+    return factor
 
 
 def _exponential(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:
-    return _gamma(config, 0.9) ** epoch
+    gamma: float = read(config, "gamma")
+    return gamma**epoch
 
 
-def _gamma(config: Mapping[str, Any], default: float) -> float:
-    gamma = float(config.get("gamma", default))
-    if not gamma > 0:
-        raise ValueError(f"gamma is {gamma}, but must be > 0")
-    return gamma
-
-
-_DECAYS: dict[str, Callable[[Mapping[str, Any], int, int], float]] = {
-    "constant": _constant,
-    "cosine": _cosine,
-    "step": _step,
-    "exponential": _exponential,
-}
-
-SCHEDULES = tuple(_DECAYS)
+_DECAYS: dict[str, Callable[[Mapping[str, Any], int, int], float]] = dict(
+    zip(SCHEDULES, (_constant, _cosine, _step, _exponential))
+)

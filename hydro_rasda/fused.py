@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion import OPTIMIZERS, FusedModel, clip_grad_norm_, dry_run, fuse, fused_optimizer, lr_factor
+from fusion.keys import read
 from fusion.memory import is_out_of_memory
 from surrogate import lr_multipliers, weight_decay_multipliers
 
@@ -54,13 +56,14 @@ class FusedLearner:
     def train_mode(self, training: bool) -> None:
         self.fused.train(training)
 
-    def step(self, batch: Batch, epoch: float) -> Mapping[str, Tensor]:
-        self.optimizer.set_lr_factor([lr_factor(config, epoch, self._max_t) for config in self._configs])
+    def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
+        self.optimizer.set_lr_factor([lr_factor(config, epoch, self._max_t, steps) for config in self._configs])
         metrics = self.fused.map(self._objective, batch)
         self.optimizer.zero_grad()
         metrics["loss"].sum().backward()
-        if any(config.get("grad_clip") is not None for config in self._configs):
-            clip_grad_norm_(self.fused, [config.get("grad_clip") or float("inf") for config in self._configs])
+        norms = [read(config, "grad_clip") for config in self._configs]
+        if any(norms):
+            clip_grad_norm_(self.fused, [norm or math.inf for norm in norms])
         self.optimizer.step()
         return {name: value.detach() for name, value in metrics.items()}
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fusion.keys import read
 from surrogate import make_surrogate, shrink
 
 from .config import Mode, require
@@ -21,8 +22,6 @@ from .data import Batch, Batches
 from .forks import can_be_pickled, cores
 from .objective import Objective, check_metrics
 from .seeds import derive_seed, seed_generators
-
-DEFAULT_BATCH_SIZE = 64
 
 
 class NoModule(TypeError):
@@ -44,7 +43,8 @@ class Trial:
     @property
     def batch_size(self) -> int:
         """Examples per step."""
-        return int(self.config.get("batch_size", DEFAULT_BATCH_SIZE))
+        size: int = read(self.config, "batch_size")
+        return size
 
 
 @dataclass(frozen=True)

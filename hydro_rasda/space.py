@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ray.tune import (
@@ -26,7 +26,7 @@ from ray.tune import (
 from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer, Quantized
 from ray.tune.search.variant_generator import generate_variants
 
-from fusion import OPTIMIZERS, SCHEDULES
+from fusion.keys import KEYS, check
 
 from .config import require
 from .seeds import preserved_generators, seed_generators
@@ -49,50 +49,6 @@ __all__ = [
 
 Config = dict[str, Any]
 
-DEFAULT_OPTIMIZER = "adamw"
-
-
-class _Rule(NamedTuple):
-    """What values a key that the library reads may take."""
-
-    holds: Callable[[Any], bool]
-    text: str
-
-
-def _number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and holds(value)
-
-    return check
-
-
-def _integer(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-_FRACTION = _Rule(_number(lambda v: 0 <= v < 1), "in [0, 1)")
-_EPOCHS = _Rule(_number(lambda v: 0 <= v < math.inf), "a finite number of epochs >= 0")
-
-RULES: Mapping[str, _Rule] = {
-    "optimizer": _Rule(lambda v: v in OPTIMIZERS, f"one of {OPTIMIZERS}"),
-    "lr": _Rule(_number(lambda v: 0 < v < math.inf), "a finite number > 0"),
-    "momentum": _FRACTION,
-    "dampening": _Rule(_number(lambda v: 0 <= v <= 1), "in [0, 1]"),
-    "nesterov": _Rule(lambda v: isinstance(v, bool), "True or False"),
-    "weight_decay": _Rule(_number(lambda v: 0 <= v < math.inf), "a finite number >= 0"),
-    "beta1": _FRACTION,
-    "beta2": _FRACTION,
-    "eps": _Rule(_number(lambda v: 0 < v < math.inf), "a finite number > 0"),
-    "batch_size": _Rule(_integer(1), "an integer >= 1"),
-    "grad_clip": _Rule(lambda v: v is None or _number(lambda x: x > 0)(v), "None or a norm > 0"),
-    "schedule": _Rule(lambda v: v in SCHEDULES, f"one of {SCHEDULES}"),
-    "gamma": _Rule(_number(lambda v: 0 < v <= 1), "in (0, 1]"),
-    "step_size": _Rule(_integer(1), "a number of epochs >= 1"),
-    "warmup_epochs": _EPOCHS,
-    "rescale_warmup_epochs": _EPOCHS,
-}
-"""The keys of a configuration that the library itself reads. Every key reaches `model_fn`."""
-
 
 def check_space(space: object) -> None:
     """Check a search space before anything is sampled from it.
@@ -108,25 +64,23 @@ def check_space(space: object) -> None:
         raise TypeError(f"`space` is {space!r}, but must be a mapping of names to domains")
     if not any(_is_domain(value) for _, value in _leaves(space)):
         raise ValueError(f"`space` is {dict(space)!r}, but must have a domain, such as loguniform(1e-4, 1), to search")
-    for key, value in space.items():
-        if key in RULES:
-            for reachable in _extremes(value):
-                require(RULES[key].holds(reachable), f"space[{key!r}]", _Shown(value), RULES[key].text)
+    for name in KEYS.keys() & space.keys():
+        if _can_be_read(name, space):
+            for reachable in _extremes(space[name]):
+                require(KEYS[name].holds(reachable), f"space[{name!r}]", _Shown(space[name]), KEYS[name].rule)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Check one sampled configuration (what `sample_from` or a searcher returns is known only now).
 
     Raises:
-        ValueError: where a key that the library reads is missing (`lr`) or breaks its rule, or sgd has `nesterov`
-            without momentum or with dampening.
+        ValueError: where `lr` is missing, or see `fusion.keys.check`.
     """
     require("lr" in config, "space", sorted(config), "a space with the key 'lr', the learning rate")
-    for key in RULES.keys() & config.keys():
-        require(RULES[key].holds(config[key]), f"config[{key!r}]", _Shown(config[key]), RULES[key].text)
-    if config.get("optimizer", DEFAULT_OPTIMIZER) == "sgd" and config.get("nesterov"):
-        looks_ahead = config.get("momentum", 0.0) > 0 and config.get("dampening", 0.0) == 0
-        require(looks_ahead, "config['nesterov']", True, "False where momentum is 0 or dampening is not")
+    try:
+        check(config)
+    except ValueError as error:
+        raise ValueError(f"`space` gives a configuration in which {error}") from None
 
 
 def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config]:
@@ -188,6 +142,15 @@ def _leaves(space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _leaves({f"{key}/{i}": item for i, item in enumerate(value)})
         else:
             yield key, value
+
+
+def _can_be_read(name: str, space: Mapping[str, Any]) -> bool:
+    """Whether the library reads a key in some configuration of the space; where only sampling can tell, it may not."""
+    key = KEYS[name]
+    if key.under is None:
+        return True
+    reachable = _extremes(space[key.under]) if key.under in space else [KEYS[key.under].default]
+    return any(value in tuple(key.defaults) for value in reachable)
 
 
 def _extremes(value: Any) -> Sequence[Any]:

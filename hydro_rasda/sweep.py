@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fusion import OPTIMIZERS, fusion_key
+from fusion.keys import read
 
 from .forks import Died, each, evenly
 from .fused import GroupOutcome, GroupTask, multipliers
@@ -27,7 +28,6 @@ from .problem import Problem, Trial
 from .run import Run, decision_key, metric_lines
 from .schedulers import Ladder, SuccessiveHalving, milestones, rank
 from .search import Search
-from .space import DEFAULT_OPTIMIZER
 from .store import Line, Unit
 from .targets import TargetTrainer
 from .train import Span
@@ -300,7 +300,8 @@ def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
 
 
 def _optimizer(trial: Trial) -> str:
-    return str(trial.config.get("optimizer", DEFAULT_OPTIMIZER))
+    kind: str = read(trial.config, "optimizer")
+    return kind
 
 
 def _kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fusion import lr_factor, optimizer
+from fusion.keys import read
 
 from .data import ALONE, Batch, Shard, Share
 from .objective import Objective
@@ -34,8 +35,11 @@ class Learner(Protocol):
         """Switch dropout, batch statistics and the like."""
         ...
 
-    def step(self, batch: Batch, epoch: float) -> Mapping[str, Tensor]:
-        """Forward, backward, update at a time given in epochs, fractions included; metrics [K] before the update."""
+    def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
+        """Forward, backward, update at a time given in epochs, fractions included; metrics [K] before the update.
+
+        `steps` is how many an epoch has, 1 where that is not known.
+        """
         ...
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -80,15 +84,16 @@ class SingleLearner:
                 dist.broadcast(whole, 0)
                 buffer.copy_(whole)
 
-    def step(self, batch: Batch, epoch: float, weight: float = 1.0) -> Mapping[str, Tensor]:
+    def step(self, batch: Batch, epoch: float, steps: float, weight: float = 1.0) -> Mapping[str, Tensor]:
         """See `Learner`; on several ranks, of this rank's share.
 
         Args:
             batch: What to learn from.
             epoch: The time.
+            steps: How many an epoch has.
             weight: Of the share in the ranks' average, see `data.Part`; alone it is always 1.
         """
-        factor = lr_factor(self._config, epoch, self._max_t)
+        factor = lr_factor(self._config, epoch, self._max_t, steps)
         for group, base in zip(self.optimizer.param_groups, self._base_lrs):
             group["lr"] = base * factor
         if self._joint is None:
@@ -99,7 +104,7 @@ class SingleLearner:
             loss = metrics["loss"] * weight
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        max_norm = self._config.get("grad_clip")
+        max_norm = read(self._config, "grad_clip")
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         self.optimizer.step()
@@ -183,8 +188,8 @@ def train_epochs(
         The number of epochs trained, 1 and up, and the metrics of the last.
     """
 
-    def step(share: Share, epoch: float) -> Mapping[str, Tensor]:
-        return learner.step(share.batch, epoch)
+    def step(share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
+        return learner.step(share.batch, epoch, steps)
 
     for epoch, metrics in _epochs(learner, step, problem, span, batch_size, seed_parts, ALONE):
         yield epoch, metrics
@@ -212,15 +217,15 @@ def train_epochs_on_ranks(
         As `train_epochs`.
     """
 
-    def step(share: Share, epoch: float) -> Mapping[str, Tensor]:
-        return learner.step(share.batch, epoch, share.weight)
+    def step(share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
+        return learner.step(share.batch, epoch, steps, share.weight)
 
     yield from _epochs(learner, step, problem, span, batch_size, seed_parts, learner.shard)
 
 
 def _epochs(
     learner: Learner,
-    step: Callable[[Share, float], Mapping[str, Tensor]],
+    step: Callable[[Share, float, float], Mapping[str, Tensor]],
     problem: Problem,
     span: Span,
     batch_size: int,
@@ -233,7 +238,7 @@ def _epochs(
         seed_generators(derive_seed(problem.seed, *seed_parts, epoch, *own_seed))
         learner.train_mode(True)
         train = _sums(
-            (step(share, epoch + (i / steps if steps else 0.0)), share.examples)
+            (step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)
             for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
         )
         learner.train_mode(False)

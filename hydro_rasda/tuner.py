@@ -77,9 +77,10 @@ def tune(
         model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower.
         space: Maps hyperparameters to Ray Tune domains (see `hydro_rasda.space`). The library reads `lr` (required),
-            `optimizer` (sgd, adam, adamw), `momentum`, `nesterov`, `dampening`, `weight_decay`, `beta1`, `beta2`,
-            `eps`, `batch_size`, `grad_clip`, `schedule` (constant, cosine, step, exponential) with `gamma`,
-            `step_size` and `warmup_epochs`. All keys reach `model_fn`.
+            `optimizer` (sgd, adam, adamw), `momentum`, `nesterov`, `dampening`, `weight_decay`,
+            `independent_weight_decay`, `beta1`, `beta2`, `eps`, `batch_size`, `grad_clip`, `schedule` (constant,
+            cosine, step, exponential) with `gamma`, `step_size` and `warmup_epochs`, and on Ray
+            `rescale_warmup_epochs`; `fusion.keys` says what each may be. All keys reach `model_fn`.
         train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. Data that
             cannot be pickled, as they hold an open file, are read by this process alone.
         val_data: Likewise; trials are compared on it.

@@ -5,24 +5,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
+from fusion.keys import KEYS, OPTIMIZERS, check, default, is_read, read
+
+__all__ = ["OPTIMIZERS", "Hyperparameters"]
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """One member's optimizer; defaults are those of `torch.optim`.
+    """One member's optimizer; ranges and defaults, which are those of `torch.optim`, stand in `fusion.keys`.
 
     Attributes:
         kind: "sgd", "adam" or "adamw".
-        lr: learning rate, >= 0.
-        momentum: of SGD, >= 0.
+        lr: learning rate.
+        momentum: of SGD.
         dampening: of SGD: the gradient enters the momentum times `1 - dampening`.
         nesterov: of SGD; needs momentum > 0 and dampening 0.
-        weight_decay: >= 0; added to the gradient by sgd and adam (coupled), taken off the weights by adamw.
-            None stands for torch's default: 0.01 for adamw, else 0.
-        beta1: of Adam, in [0, 1).
-        beta2: of Adam, in [0, 1).
-        eps: of Adam, >= 0.
+        weight_decay: added to the gradient by sgd and adam (coupled), taken off the weights by adamw. None
+            stands for the optimizer's default.
+        beta1: of Adam.
+        beta2: of Adam.
+        eps: of Adam.
         independent_weight_decay: adamw takes `weight_decay` times the schedule's factor off the weights, not
             times the learning rate, so that the two can be tuned apart (Wortsman et al. 2023,
             arXiv:2309.14322).
@@ -30,31 +32,23 @@ class Hyperparameters:
 
     kind: str
     lr: float
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
+    momentum: float = KEYS["momentum"].defaults["sgd"]
+    dampening: float = KEYS["dampening"].defaults["sgd"]
+    nesterov: bool = KEYS["nesterov"].defaults["sgd"]
     weight_decay: float | None = None
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    independent_weight_decay: bool = False
+    beta1: float = KEYS["beta1"].defaults["adamw"]
+    beta2: float = KEYS["beta2"].defaults["adamw"]
+    eps: float = KEYS["eps"].defaults["adamw"]
+    independent_weight_decay: bool = KEYS["independent_weight_decay"].defaults["adamw"]
 
     def __post_init__(self) -> None:
-        if self.kind not in OPTIMIZERS:
-            raise ValueError(f"optimizer is {self.kind!r}, but must be one of {', '.join(OPTIMIZERS)}")
         if self.weight_decay is None:
-            object.__setattr__(self, "weight_decay", 0.01 if self.kind == "adamw" else 0.0)
-        for name in ("lr", "momentum", "weight_decay", "eps"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be >= 0")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
-        if self.nesterov and not (self.momentum > 0 and self.dampening == 0):
-            given = f"they are {self.momentum} and {self.dampening}"
-            raise ValueError(f"nesterov needs momentum > 0 and dampening 0, but {given}")
-        if self.independent_weight_decay and self.kind != "adamw":
-            raise ValueError(f"independent_weight_decay is for adamw, but optimizer is {self.kind!r}")
+            object.__setattr__(self, "weight_decay", default("weight_decay", {"optimizer": self.kind}))
+        config = {"optimizer": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)[1:]}
+        check(config)
+        for f in fields(self)[1:]:
+            if config[f.name] != f.default and not is_read(f.name, config):
+                raise ValueError(f"{f.name} is {config[f.name]}, but must be left out: {self.kind} does not read it")
 
     @property
     def decay(self) -> float:
@@ -64,22 +58,15 @@ class Hyperparameters:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Hyperparameters":
-        """Read `optimizer` (default adamw) and the fields above from a configuration; other keys are ignored.
+        """Read `optimizer` and, of the fields above, those that this optimizer has; other keys are ignored.
 
         Raises:
-            ValueError: if `lr` is missing, or a value is out of range.
+            ValueError: if `lr` is missing, or a value breaks its rule.
 
         >>> Hyperparameters.from_config({"optimizer": "sgd", "lr": 0.1, "width": 64}).lr
         0.1
         """
         if "lr" not in config:
             raise ValueError("config has no key 'lr', the learning rate")
-        read = {f.name: _number(f.name, config[f.name]) for f in fields(cls)[1:] if f.name in config}
-        return cls(kind=config.get("optimizer", "adamw"), **read)
-
-
-def _number(name: str, value: Any) -> Any:
-    try:
-        return bool(value) if name in ("nesterov", "independent_weight_decay") else float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}, but must be a number") from None
+        given = [f.name for f in fields(cls)[1:] if f.name in config and is_read(f.name, config)]
+        return cls(kind=read(config, "optimizer"), **{name: read(config, name) for name in given})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusion import keep_freed_memory
+from fusion.keys import read
 
 from ..data import Shard
 from ..problem import Problem, Trial
@@ -23,7 +24,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     The configuration's batch is that of the trial's first workers together, as it is that of one process: so many
     workers train as one would. The batch of a rank stays when workers are added, so that the global batch grows as
     they do (to the nearest whole example); the learning rate then follows by the rule, over a warm-up of the
-    configuration's `rescale_warmup_epochs` (default 1; none where the number of steps per epoch is unknown).
+    configuration's `rescale_warmup_epochs` (none where the number of steps per epoch is unknown).
 
     Args:
         worker: Its `data` is the :class:`~hydro_rasda.problem.Problem`, which may come from a process with another
@@ -41,7 +42,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
         learner.load(worker.checkpoint)
     global_batch_size = max(1, round(trial.batch_size * worker.growth))
     steps = problem.train_data.steps(global_batch_size) or 0
-    warmup_epochs = float(trial.config.get("rescale_warmup_epochs", 1))
+    warmup_epochs = read(trial.config, "rescale_warmup_epochs")
     worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
     span = Span(worker.iteration, problem.max_t)
     for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, ("target", trial.number)):

@@ -35,18 +35,19 @@ def test_equal_to_torch(config: dict[str, Any], oracle: Any) -> None:
 
 def test_warmup_rises_in_a_line_and_multiplies_the_decay() -> None:
     config = {"schedule": "exponential", "gamma": 0.5, "warmup_epochs": 2.5}
-    assert lr_factor(config, 0, T) == 0
-    assert lr_factor(config, 0.5, T) == pytest.approx(0.5 / 2.5)
-    assert lr_factor(config, 2.0, T) == pytest.approx(2.0 / 2.5 * 0.5**2)
-    assert lr_factor(config, 2.5, T) == pytest.approx(0.5**2)
+    factors = [lr_factor(config, step / 2, T, steps_per_epoch=2) for step in range(6)]
+    assert factors == pytest.approx([0.2, 0.4, 0.6 * 0.5, 0.8 * 0.5, 0.25, 0.25])
 
 
-def test_warmup_equals_torchs_linear_one_at_whole_epochs() -> None:
-    """`LinearLR` cannot start at 0, so it starts next to it."""
+@pytest.mark.parametrize("steps", [1, 7])
+def test_warmup_equals_torchs_linear_one_at_every_step(steps: int) -> None:
+    n = 3 * steps
     opt = SGD([torch.zeros(1)], lr=1.0)
-    scheduler = LinearLR(opt, start_factor=1e-12, total_iters=4)
-    for epoch in range(8):
-        assert lr_factor({"warmup_epochs": 4}, epoch, T) == pytest.approx(opt.param_groups[0]["lr"], abs=1e-11)
+    scheduler = LinearLR(opt, start_factor=1 / n, total_iters=n - 1)
+    for step in range(n + steps):
+        factor = lr_factor({"warmup_epochs": 3}, step // steps + step % steps / steps, T, steps)
+        assert factor == pytest.approx(opt.param_groups[0]["lr"], abs=1e-12)
+        assert factor > 0
         opt.step()
         scheduler.step()
 
@@ -59,12 +60,21 @@ def test_cosine_stays_at_zero_past_the_end() -> None:
     ("config", "epoch", "match"),
     [
         ({"schedule": "poly"}, 0, "schedule is 'poly', but must be one of constant, cosine, step, exponential"),
-        ({"schedule": "step", "step_size": 0}, 0, "step_size is 0, but must be >= 1"),
-        ({"schedule": "exponential", "gamma": 0.0}, 0, "gamma is 0.0, but must be > 0"),
-        ({"warmup_epochs": -1}, 0, "warmup_epochs is -1.0, but must be >= 0"),
+        ({"schedule": "step", "step_size": 0}, 0, "step_size is 0, but must be a number of epochs >= 1"),
+        ({"schedule": "exponential", "gamma": 0.0}, 0, r"gamma is 0.0, but must be in \(0, 1\]"),
+        ({"warmup_epochs": -1}, 0, "warmup_epochs is -1, but must be a finite number of epochs >= 0"),
         ({}, -1, "epoch is -1"),
     ],
 )
 def test_errors(config: dict[str, Any], epoch: float, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         lr_factor(config, epoch, T)
+
+
+def test_an_epoch_has_at_least_one_step() -> None:
+    with pytest.raises(ValueError, match=r"steps_per_epoch is 0\.5, but must be >= 1"):
+        lr_factor({}, 0, T, 0.5)
+
+
+def test_a_key_that_the_schedule_has_no_use_for_is_the_users_own() -> None:
+    assert lr_factor({"gamma": "rbf", "step_size": None, "schedule": "cosine"}, 0, T) == 1

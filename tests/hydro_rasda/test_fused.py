@@ -61,7 +61,7 @@ def alone(problem: Problem, trial: Trial, epochs: int) -> tuple[nn.Module, list[
         batches = list(problem.train_data.epoch(trial.batch_size, epoch))
         total = 0.0
         for i, (x, y) in enumerate(batches):
-            factor = lr_factor(config, epoch + i / len(batches), problem.max_t)
+            factor = lr_factor(config, epoch + i / len(batches), problem.max_t, len(batches))
             for group, lr in zip(optimizer.param_groups, base):
                 group["lr"] = lr * factor
             loss = nn.functional.cross_entropy(module(x), y)
@@ -208,10 +208,10 @@ def test_out_of_memory_halves_the_group_and_loses_nothing(problem: Problem, monk
     """Memory for two members: six end as twos and ones, with what such groups get that train so from the start."""
     step = FusedLearner.step
 
-    def step_of_two(learner: FusedLearner, batch: Any, epoch: float) -> Mapping[str, Tensor]:
+    def step_of_two(learner: FusedLearner, batch: Any, epoch: float, steps: float) -> Mapping[str, Tensor]:
         if learner.fused.K > 2 and epoch > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(learner, batch, epoch)
+        return step(learner, batch, epoch, steps)
 
     monkeypatch.setattr(FusedLearner, "step", step_of_two)
     outcome = train_group(problem, TRIALS, task(tuple(range(6)), 0, 2), no_sources)
@@ -222,7 +222,7 @@ def test_out_of_memory_halves_the_group_and_loses_nothing(problem: Problem, monk
 
 
 def test_a_single_trial_that_does_not_fit_fails(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_step(learner: FusedLearner, batch: Any, epoch: float) -> Mapping[str, Tensor]:
+    def no_step(learner: FusedLearner, batch: Any, epoch: float, steps: float) -> Mapping[str, Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(FusedLearner, "step", no_step)

@@ -15,8 +15,9 @@ from ray import tune
 from torch import nn
 
 import hydro_rasda
+from fusion.keys import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
-from hydro_rasda.space import RULES, check_config, check_space, describe, sample
+from hydro_rasda.space import check_config, check_space, describe, sample
 
 EVERY_DOMAIN: dict[str, Any] = {
     "lr": loguniform(1e-4, 1.0),
@@ -199,6 +200,8 @@ def test_description_is_the_same_in_every_process() -> None:
         ("nesterov", choice([True, False]), 1),
         ("weight_decay", 0, -1e-4),
         ("weight_decay", uniform(0, 1), math.inf),
+        ("independent_weight_decay", choice([True, False]), "no"),
+        ("independent_weight_decay", np.bool_(True), choice([0, 1])),
         ("beta1", 0.0, 1.0),
         ("beta2", uniform(0.9, 1.0), uniform(0.9, 1.1)),
         ("eps", 1e-8, 0.0),
@@ -216,14 +219,18 @@ def test_description_is_the_same_in_every_process() -> None:
     ],
 )
 def test_each_key_has_a_rule(key: str, good: Any, bad: Any) -> None:
-    check_space({"lr": loguniform(1e-4, 1.0), "x": uniform(0.0, 1.0), key: good})
+    row = KEYS[key]
+    others = {"lr": loguniform(1e-4, 1.0), "x": uniform(0.0, 1.0)}
+    if row.under is not None:
+        others[row.under] = choice(["constant" if row.under == "schedule" else "adam", *row.defaults])
+    check_space({**others, key: good})
     with pytest.raises(ValueError, match=rf"^`space\['{key}'\]` is .*, but must be "):
-        check_space({"lr": loguniform(1e-4, 1.0), "x": uniform(0.0, 1.0), key: bad})
+        check_space({**others, key: bad})
 
 
 def test_every_rule_is_tested() -> None:
     marks = test_each_key_has_a_rule.pytestmark
-    assert {case[0] for case in marks[0].args[1]} == set(RULES)
+    assert {case[0] for case in marks[0].args[1]} == set(KEYS)
 
 
 def test_a_message_shows_the_domain() -> None:
@@ -255,10 +262,34 @@ def test_a_sampled_configuration_is_checked_too() -> None:
     check_config({"lr": 0.1, "anything": object()})
     with pytest.raises(ValueError, match="a space with the key 'lr'"):
         check_config({"momentum": 0.9})
-    with pytest.raises(ValueError, match=r"`config\['lr'\]` is -1, but must be a finite number > 0"):
+    with pytest.raises(ValueError, match="in which lr is -1, but must be a finite number > 0"):
         check_config({"lr": -1})
-    with pytest.raises(ValueError, match=r"`config\['momentum'\]` is 1.0, but must be in \[0, 1\)"):
-        check_config({"lr": 0.1, "momentum": 1.0})
+    with pytest.raises(ValueError, match=r"momentum is 1.0, but must be in \[0, 1\)"):
+        check_config({"lr": 0.1, "optimizer": "sgd", "momentum": 1.0})
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"gamma": choice(["scale", "auto"])},
+        {"gamma": uniform(0, 9), "schedule": choice(["constant", "cosine"])},
+        {"step_size": 0.5, "schedule": "exponential"},
+        {"momentum": choice([0.1, None]), "optimizer": choice(["adam", "adamw"])},
+        {"beta1": 2.0, "optimizer": grid_search(["sgd"])},
+    ],
+)
+def test_a_key_that_the_library_does_not_read_is_the_users_own(own: dict[str, Any]) -> None:
+    space = {"lr": loguniform(1e-4, 1.0), **own}
+    check_space(space)
+    for config in sample(space, 3, 0):
+        check_config(config)
+
+
+def test_where_only_sampling_tells_what_is_read_the_sample_is_checked() -> None:
+    space = {"lr": loguniform(1e-4, 1.0), "schedule": sample_from(lambda _: "step"), "gamma": 7}
+    check_space(space)
+    with pytest.raises(ValueError, match=r"gamma is 7, but must be in \(0, 1\]"):
+        check_config(sample(space, 1, 0)[0])
 
 
 def test_nesterov_needs_momentum() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hydro_rasda.problem import DEFAULT_BATCH_SIZE
+from fusion.keys import read
 
 from .workload import Floats, Workload
 
@@ -153,7 +153,7 @@ def _epoch_seconds(lines: Iterable[Mapping[str, Any]]) -> dict[int, float]:
 def _steps(train_data: str, lines: Iterable[Mapping[str, Any]]) -> float | None:
     """Steps of an epoch over "tensors (256, 8) float32, ..." or "MyDataset of 256"."""
     length = re.match(r"tensors \((\d+)", train_data) or re.search(r" of (\d+)$", train_data)
-    sizes = [int(line["config"].get("batch_size", DEFAULT_BATCH_SIZE)) for line in lines if line["event"] == "trial"]
+    sizes = [read(line["config"], "batch_size") for line in lines if line["event"] == "trial"]
     return max(1.0, int(length[1]) / median(sizes)) if length and sizes else None
 
 

@@ -41,12 +41,15 @@ def test_numbers_of_other_types() -> None:
     [
         ({}, "config has no key 'lr'"),
         ({"lr": 0.1, "optimizer": "lion"}, "optimizer is 'lion', but must be one of sgd, adam, adamw"),
-        ({"lr": -0.1}, "lr is -0.1, but must be >= 0"),
-        ({"lr": float("nan")}, "lr is nan, but must be >= 0"),
+        ({"lr": -0.1}, "lr is -0.1, but must be a finite number > 0"),
+        ({"lr": float("nan")}, "lr is nan, but must be a finite number > 0"),
         ({"lr": 0.1, "beta2": 1.0}, r"beta2 is 1.0, but must be in \[0, 1\)"),
-        ({"lr": 0.1, "weight_decay": -1}, "weight_decay is -1.0, but must be >= 0"),
+        ({"lr": 0.1, "weight_decay": -1}, "weight_decay is -1, but must be a finite number >= 0"),
         ({"lr": 0.1, "optimizer": "sgd", "nesterov": True}, "nesterov needs momentum > 0 and dampening 0"),
-        ({"lr": 0.1, "optimizer": "adam", "independent_weight_decay": True}, "is for adamw"),
+        ({"lr": 0.1, "independent_weight_decay": "no"}, "independent_weight_decay is 'no', but must be True or False"),
+        ({"lr": 0.1, "optimizer": "sgd", "nesterov": 1}, "nesterov is 1, but must be True or False"),
+        ({"lr": "high"}, "lr is 'high', but must be a finite number"),
+        ({"lr": torch.ones(2)}, r"lr is tensor\(\[1., 1.\]\), but must be"),
     ],
 )
 def test_values_out_of_range(config: dict[str, Any], match: str) -> None:
@@ -54,6 +57,13 @@ def test_values_out_of_range(config: dict[str, Any], match: str) -> None:
         Hyperparameters.from_config(config)
 
 
-def test_values_that_are_no_numbers() -> None:
-    with pytest.raises(TypeError, match="lr is 'high', but must be a number"):
-        Hyperparameters.from_config({"lr": "high"})
+def test_what_another_optimizer_reads_is_ignored_in_a_configuration() -> None:
+    config = {"optimizer": "adam", "lr": 0.1, "momentum": 7, "nesterov": "?", "independent_weight_decay": "no"}
+    assert Hyperparameters.from_config(config) == Hyperparameters("adam", 0.1)
+    assert Hyperparameters.from_config({"optimizer": "sgd", "lr": 0.1, "beta1": 2}) == Hyperparameters("sgd", 0.1)
+
+
+def test_what_another_optimizer_reads_is_refused_by_hand() -> None:
+    told = "independent_weight_decay is True, but must be left out: adam does not read it"
+    with pytest.raises(ValueError, match=told):
+        Hyperparameters("adam", 0.1, independent_weight_decay=True)

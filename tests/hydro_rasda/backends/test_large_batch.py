@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from fusion import lr_factor as schedule_factor
 from hydro_rasda.backends.large_batch import RescaledLR, lr_factor
 
 
@@ -94,3 +95,14 @@ def test_bad_input() -> None:
         lr_factor(2, "auto", torch.optim.LBFGS(parameter()))
     with pytest.raises(ValueError, match="`warmup_steps` is -1, but must be >= 0"):
         RescaledLR(Adam(parameter()), 2, warmup_steps=-1)
+
+
+def test_the_warmup_is_that_of_schedules() -> None:
+    """Step for step, where the rate falls from 1 to 0 instead of rising."""
+    steps = 4
+    opt = SGD([torch.zeros(1)], lr=1.0)
+    grown = RescaledLR(opt, growth=0.0, rule="linear", warmup_steps=2 * steps)
+    for step in range(3 * steps):
+        fallen = 1 - grown.multiplier
+        assert schedule_factor({"warmup_epochs": 2}, step / steps, 12, steps) == pytest.approx(fallen)
+        opt.step()

@@ -1,0 +1,155 @@
+"""The keys of a configuration that training reads: what each may be, what it is where it is left out, who reads it and
+when."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine", "step", "exponential")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One row of the table.
+
+    Attributes:
+        kind: type of its values.
+        holds: whether a plain Python value is allowed.
+        rule: the same in words.
+        reader: who reads it.
+        default: where it is left out; None for `lr`, which cannot be.
+        under: another key on whose value it depends; None for a key that is always read.
+        defaults: by that key's values, those under which this one is read.
+    """
+
+    kind: type
+    holds: Callable[[Any], bool]
+    rule: str
+    reader: str
+    default: Any = None
+    under: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _norm(value: Any) -> bool:
+    return value is None or _number(lambda norm: norm > 0)(value)
+
+
+def _of_optimizer(
+    kind: type, holds: Callable[[Any], bool], rule: str, sgd: Any = None, adam: Any = None, adamw: Any = None
+) -> Key:
+    """A key that the optimizers read for which a default is given."""
+    given = {"sgd": sgd, "adam": adam, "adamw": adamw}
+    defaults = {name: value for name, value in given.items() if value is not None}
+    return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
+
+
+_finite = _number(lambda value: 0 <= value < math.inf)
+_positive = _number(lambda value: 0 < value < math.inf)
+_fraction = _number(lambda value: 0 <= value < 1)
+_EPOCHS = "a finite number of epochs >= 0"
+
+KEYS: Mapping[str, Key] = {
+    "optimizer": Key(str, OPTIMIZERS.__contains__, f"one of {', '.join(OPTIMIZERS)}", "optimizer", "adamw"),
+    "lr": Key(float, _positive, "a finite number > 0", "optimizer"),
+    "momentum": _of_optimizer(float, _fraction, "in [0, 1)", sgd=0.0),
+    "nesterov": _of_optimizer(bool, _flag, "True or False", sgd=False),
+    "dampening": _of_optimizer(float, _number(lambda value: 0 <= value <= 1), "in [0, 1]", sgd=0.0),
+    "weight_decay": _of_optimizer(float, _finite, "a finite number >= 0", sgd=0.0, adam=0.0, adamw=0.01),
+    "independent_weight_decay": _of_optimizer(bool, _flag, "True or False", adamw=False),
+    "beta1": _of_optimizer(float, _fraction, "in [0, 1)", adam=0.9, adamw=0.9),
+    "beta2": _of_optimizer(float, _fraction, "in [0, 1)", adam=0.999, adamw=0.999),
+    "eps": _of_optimizer(float, _positive, "a finite number > 0", adam=1e-8, adamw=1e-8),
+    "batch_size": Key(int, _count, "an integer >= 1", "training loop", 64),
+    "grad_clip": Key(float, _norm, "None or a norm > 0", "training loop"),
+    "schedule": Key(str, SCHEDULES.__contains__, f"one of {', '.join(SCHEDULES)}", "schedule", "constant"),
+    "gamma": Key(
+        float,
+        _number(lambda value: 0 < value <= 1),
+        "in (0, 1]",
+        "schedule",
+        under="schedule",
+        defaults={"step": 0.1, "exponential": 0.9},
+    ),
+    "step_size": Key(int, _count, "a number of epochs >= 1", "schedule", under="schedule", defaults={"step": 30}),
+    "warmup_epochs": Key(float, _finite, _EPOCHS, "schedule", 0.0),
+    "rescale_warmup_epochs": Key(float, _finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
+}
+"""All of them; the defaults of optimizers and of the step schedule are those of torch."""
+
+
+def is_read(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a key of the table is read in a configuration; otherwise it is the user's own, whatever it holds.
+
+    >>> is_read("gamma", {"schedule": "step"}), is_read("gamma", {"schedule": "cosine"})
+    (True, False)
+    """
+    under = KEYS[name].under
+    return under is None or read(config, under) in KEYS[name].defaults
+
+
+def default(name: str, config: Mapping[str, Any]) -> Any:
+    """What a key is where a configuration, in which it is read, leaves it out.
+
+    >>> default("weight_decay", {}), default("weight_decay", {"optimizer": "sgd"})
+    (0.01, 0.0)
+    """
+    key = KEYS[name]
+    return key.default if key.under is None else key.defaults[read(config, key.under)]
+
+
+def read(config: Mapping[str, Any], name: str) -> Any:
+    """The value of a key in a configuration in which it is read: a plain Python value of the key's type.
+
+    Raises:
+        ValueError: where it breaks the key's rule.
+
+    >>> read({}, "batch_size"), read({"batch_size": 16}, "batch_size")
+    (64, 16)
+    """
+    if name not in config:
+        return default(name, config)
+    key, value = KEYS[name], _plain(config[name])
+    if not key.holds(value):
+        raise ValueError(f"{name} is {value!r}, but must be {key.rule}")
+    return value if value is None else key.kind(value)
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Check every key that is read in a configuration.
+
+    Raises:
+        ValueError: where one breaks its rule, or sgd has `nesterov` without momentum or with dampening.
+    """
+    for name in KEYS:
+        if name in config and is_read(name, config):
+            read(config, name)
+    if is_read("nesterov", config) and read(config, "nesterov"):
+        momentum, dampening = read(config, "momentum"), read(config, "dampening")
+        if not (momentum > 0 and dampening == 0):
+            given = f"they are {momentum} and {dampening}"
+            raise ValueError(f"nesterov needs momentum > 0 and dampening 0, but {given}")
+
+
+def _plain(value: Any) -> Any:
+    """Python's own number in place of NumPy's, or of a tensor's only one."""
+    if not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except (RuntimeError, TypeError, ValueError):  # of several numbers
+        return value
