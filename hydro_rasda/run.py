@@ -48,9 +48,9 @@ class Run:
         """Do a unit of work once in the life of the run, and take in what it says of its trials."""
         return self._taken_in(self.store.once(key, work))
 
-    def record(self, key: str, unit: Unit) -> Unit:
-        """Take in a unit of work that was done elsewhere."""
-        return self._taken_in(self.store.record(key, unit))
+    def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
+        """Take in a unit of work that was done elsewhere; see `Store.record`."""
+        return self._taken_in(self.store.record(key, unit, again))
 
     def recall(self, key: str) -> Unit:
         """Take in a unit of work that an earlier process recorded."""
@@ -59,7 +59,11 @@ class Run:
     def _taken_in(self, unit: Unit) -> Unit:
         for line in unit.lines:
             if line["event"] == "metrics":
-                self.metrics.setdefault((line["stage"], line["trial"]), []).append(line)
+                known = self.metrics.setdefault((line["stage"], line["trial"]), [])
+                # Epochs that were trained again, from a checkpoint before them, count as they went the last time.
+                while known and known[-1]["epoch"] >= line["epoch"]:
+                    known.pop()
+                known.append(line)
             elif line["event"] == "failed":
                 self.failures[line["trial"]] = line["error"]
         return unit
@@ -84,11 +88,15 @@ class Run:
 
     def score(self, stage: Stage, number: int) -> float:
         """The metric after a trial's last epoch; NaN where it diverged, failed or never began."""
-        lines = self.metrics.get((stage, number))
-        if not lines or number in self.failures or lines[-1]["train_loss"] is None:
-            return math.nan
-        value = lines[-1][self.problem.metric]
-        return math.nan if value is None else float(value)
+        return math.nan if number in self.failures else self.score_at(stage, number, self.epochs(stage, number))
+
+    def score_at(self, stage: Stage, number: int, epoch: int) -> float:
+        """The metric after an epoch; NaN where the trial had diverged, or has none there."""
+        for line in self.metrics.get((stage, number), ()):
+            if line["epoch"] == epoch and line["train_loss"] is not None:
+                value = line[self.problem.metric]
+                return math.nan if value is None else float(value)
+        return math.nan
 
     def curve(self, stage: Stage, number: int) -> dict[int, float]:
         """The metric by epoch; NaN where it was not finite."""

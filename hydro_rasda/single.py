@@ -17,10 +17,10 @@ class TargetTask:
     """A unit of work: one full-size model, for a span of epochs.
 
     Attributes:
-        key: Name of the unit in the journal, and of the checkpoint that it leaves.
+        key: Tells it from all others of the run.
         number: The trial.
         span: Which epochs.
-        source: Key of the earlier task that trained it; None starts from the trial's initial weights.
+        source: Name of the checkpoint to go on from; None starts from the trial's initial weights.
         seed: Determines those, and dropout.
         beside: How many trials share the device with it, itself included: as many as are trained to this milestone.
     """

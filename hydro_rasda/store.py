@@ -127,17 +127,23 @@ class Store:
             self.record(key, replace(unit, seconds=perf_counter() - started))
         return self._units[key]
 
-    def record(self, key: str, unit: Unit) -> Unit:
+    def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
         """Keep a unit of work that was done elsewhere, as the journal would give it back.
 
+        Args:
+            key: Its name.
+            unit: What it gave.
+            again: Whether it may have been done before; then this one counts, in its own place.
+
         Raises:
-            ValueError: where a unit of this key is finished already.
+            ValueError: where a unit of this key is finished already, and `again` is not said.
         """
-        require(key not in self._units, "key", key, "that of a unit which is not recorded yet")
+        require(again or key not in self._units, "key", key, "that of a unit which is not recorded yet")
         value, lines, seconds = _jsonable(unit.value), _jsonable(unit.lines), round(unit.seconds, 4)
         unit = Unit(value, lines, seconds, _rounded_up(self.seconds), _rounded_up(self.swept))
         own = {"event": _UNIT, "key": key, "seconds": seconds, "at": unit.at, "swept": unit.swept, "value": value}
         self._append([*unit.lines, own])
+        self._units.pop(key, None)
         self._units[key] = unit
         return unit
 
@@ -241,6 +247,7 @@ def _read_units(journal: Path) -> dict[str, Unit]:
             if line is None:
                 break
             if line["event"] == _UNIT:
+                units.pop(line["key"], None)
                 units[line["key"]] = Unit(line["value"], lines, line["seconds"], line["at"], line["swept"])
                 lines, kept = [], end
             else:

@@ -1,16 +1,29 @@
-"""Stages 3 and 4 on one device: the finalists at full size, halved at RASDA's milestones."""
+"""Stages 3 and 4 on one device: the finalists at full size, halved at RASDA's milestones.
+
+What is trained at full size is recorded alike on every backend, so that each goes on with what another began:
+
+- `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` of what training
+  can go on from after this epoch; None where nothing was saved.
+- `target/trial-{n}/failed-after-{epoch}`: its traceback.
+- `target/done`: the stage is over, for the finalists that it names.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from .run import Run, metric_lines
 from .schedulers import SuccessiveHalving, milestones
 from .single import TargetOutcome, TargetTask
-from .store import Unit
+from .store import Line, Unit
 from .train import Span
+
+DONE = "target/done"
+
+_UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after)-(?P<epoch>\d+)")
 
 
 class TargetTrainer(Protocol):
@@ -29,28 +42,36 @@ class TargetTrainer(Protocol):
 
 
 def train_targets(run: Run, finalists: Sequence[int], device: TargetTrainer) -> None:
-    """Train the full-size models, halving them at RASDA's milestones by where each is expected to end."""
+    """Train the full-size models, halving them at RASDA's milestones by where each is expected to end.
+
+    What earlier processes trained counts, on whichever backend; a stage that is over trains nothing.
+    """
+    recall_targets(run)
+    if targets_over(run, finalists):
+        return
+    forget_unsaved(run)
     settings = run.settings
     stops = milestones(settings.full_grace_period, settings.max_t, settings.rasda.scaling_factor)
     halving = SuccessiveHalving(stops, settings.rasda.reduction_factor, settings.mode)
     left = list(finalists)
     for stop in stops:
-        run.progress.begin("full size", sum(stop - run.epochs("target", n) for n in left))
+        run.progress.begin("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))
         _train_to(stop, run, left, device)
         run.progress.end()
-        scores = {number: run.score("target", number) for number in left}
-        if any(run.epochs("target", n) < stop and not _ended_early(run, n) for n in left):
+        if any(_goes_on(run, n, stop) for n in left):
             run.progress.say("`time_budget_s` is spent: the same call with more goes on from here")
             return
+        scores = {number: run.score_at("target", number, stop) for number in left}
         curves = {number: run.curve("surrogate", number) for number in left}
         foreseen = expected(scores, curves, stop)
         left = run.decide(f"target/to-{stop}/kept", left, lambda: halving.promote(foreseen))  # noqa: B023 (called at once)
         if not left:
-            return
+            break
         if len(scores) > 1 or stop == stops[-1]:
             kept = f"{len(left)} of {len(scores)} go on" if stop < stops[-1] else "done"
             best = f"best {run.problem.metric} {scores[left[0]]:.4g} (trial {left[0]})"
             run.progress.say(f"full size at epoch {stop}: {kept}, {best}")
+    end_targets(run, finalists)
 
 
 def expected(scores: Mapping[int, float], curves: Mapping[int, Mapping[int, float]], epoch: int) -> dict[int, float]:
@@ -75,6 +96,73 @@ def expected(scores: Mapping[int, float], curves: Mapping[int, Mapping[int, floa
     return {n: score + changes[n] if math.isfinite(changes[n]) else score for n, score in scores.items()}
 
 
+def recall_targets(run: Run) -> None:
+    """Take in what was recorded of the full-size stage, by whichever backend; once or again."""
+    for key in run.store.units():
+        if (name := _UNIT.fullmatch(key)) is not None:
+            unit = run.recall(key)
+            if name["what"] == "to":
+                _went_on(run, int(name["trial"]), unit)
+
+
+def forget_unsaved(run: Run) -> None:
+    """Have trials that can still go on count as far as their last checkpoints: the rest will be trained again."""
+    for stage, number in list(run.metrics):
+        if stage == "target" and not _ended_early(run, number):
+            saved = saved_epochs(run, number)
+            kept = [line for line in run.metrics.pop((stage, number)) if line["epoch"] <= saved]
+            run.metrics |= {(stage, number): kept} if kept else {}
+
+
+def saved_epochs(run: Run, number: int) -> int:
+    """Epochs after which a trial's last checkpoint was taken; 0 where it has none."""
+    name = _UNIT.fullmatch(run.checkpoints.get(number, ""))
+    return int(name["epoch"]) if name else 0
+
+
+def record_epochs(
+    run: Run,
+    number: int,
+    lines: Sequence[Line],
+    state: Mapping[str, Any] | None,
+    seconds: float = 0.0,
+    **more: Any,
+) -> None:
+    """Keep epochs of a full-size trial: first the checkpoint, then the journal's lines.
+
+    Args:
+        run: It is taken in there, too.
+        number: The trial.
+        lines: Its metrics since the last that was recorded, or from an earlier epoch on where it went back; the last
+            line's epoch is the one that was reached.
+        state: To go on from there; None leaves the checkpoint before.
+        seconds: Wall time that they took.
+        more: What else the unit's value says: plain values.
+    """
+    key = f"target/trial-{number}/to-{lines[-1]['epoch']}"
+    if state is not None:
+        run.store.save(key, state)
+    value = {"checkpoint": key if state is not None else None, **more}
+    _went_on(run, number, run.record(key, Unit(value, list(lines), seconds), again=True))
+
+
+def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> None:
+    """Keep that a full-size trial raised: its traceback."""
+    line = {"event": "failed", "trial": number, "error": error}
+    key = f"target/trial-{number}/failed-after-{run.epochs('target', number)}"
+    run.record(key, Unit(None, [line], seconds), again=True)
+
+
+def targets_over(run: Run, finalists: Iterable[int]) -> bool:
+    """Whether the stage has come to its end with these finalists."""
+    return run.store.done(DONE) and run.store.units()[DONE].value == sorted(finalists)
+
+
+def end_targets(run: Run, finalists: Iterable[int]) -> None:
+    """Keep that the stage has come to its end with these finalists."""
+    run.record(DONE, Unit(sorted(finalists)), again=True)
+
+
 def _ended_early(run: Run, number: int) -> bool:
     """Whether a full-size trial cannot go on, time or no time: it raised, or it diverged."""
     began = run.epochs("target", number) > 0
@@ -83,7 +171,7 @@ def _ended_early(run: Run, number: int) -> bool:
 
 def _train_to(stop: int, run: Run, numbers: Sequence[int], device: TargetTrainer) -> None:
     """Train finalists to a milestone, in spans that end where a checkpoint is due, or as far as time goes."""
-    while tasks := [task for n in numbers if (task := _next_task(run, n, stop, len(numbers))) is not None]:
+    while tasks := [_next_task(run, n, stop, len(numbers)) for n in numbers if _goes_on(run, n, stop)]:
         began = False
         # Those that were interrupted last time catch up first.
         tasks.sort(key=lambda task: task.span.start)
@@ -94,18 +182,17 @@ def _train_to(stop: int, run: Run, numbers: Sequence[int], device: TargetTrainer
             return
 
 
-def _next_task(run: Run, number: int, stop: int, beside: int) -> TargetTask | None:
-    """What is left to do for a finalist before the milestone, once what an earlier process recorded is taken in."""
-    every = run.settings.checkpoint_every or stop
-    while (start := run.epochs("target", number)) < stop and not _ended_early(run, number):
-        key = f"target/trial-{number}/from-{start}"
-        span = Span(start, min(stop, start - start % every + every))
-        if not run.store.done(key):
-            return TargetTask(key, number, span, run.checkpoints.get(number), run.settings.seed, beside)
-        run.recall(key)
-        if number not in run.failures:
-            _go_on_from(run, number, key)
-    return None
+def _goes_on(run: Run, number: int, stop: int) -> bool:
+    """Whether a full-size trial has epochs to train before a milestone, and can."""
+    return run.epochs("target", number) < stop and not _ended_early(run, number)
+
+
+def _next_task(run: Run, number: int, stop: int, beside: int) -> TargetTask:
+    """What is left to do for a finalist before the milestone."""
+    start, every = run.epochs("target", number), run.settings.checkpoint_every or stop
+    span = Span(start, min(stop, start - start % every + every))
+    key = f"target/trial-{number}/to-{span.stop}"
+    return TargetTask(key, number, span, run.checkpoints.get(number), run.settings.seed, beside)
 
 
 def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
@@ -119,19 +206,20 @@ def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
 
 
 def _record(run: Run, outcome: TargetOutcome) -> None:
-    """Keep what was trained: first the checkpoint, then the journal's lines."""
-    task = outcome.task
+    number = outcome.task.number
     if outcome.error is not None:
-        line = {"event": "failed", "trial": task.number, "error": outcome.error}
-        run.record(task.key, Unit(None, [line], outcome.seconds))
-        return
-    assert outcome.state is not None
-    run.store.save(task.key, outcome.state)
-    run.record(task.key, Unit(None, metric_lines("target", task.number, outcome.history), outcome.seconds))
-    _go_on_from(run, task.number, task.key)
+        record_failure(run, number, outcome.error, outcome.seconds)
+    else:
+        assert outcome.state is not None
+        lines = metric_lines("target", number, outcome.history)
+        record_epochs(run, number, lines, outcome.state, outcome.seconds)
 
 
-def _go_on_from(run: Run, number: int, key: str) -> None:
-    before, run.checkpoints[number] = run.checkpoints.get(number), key
-    if before is not None:
-        run.store.discard([before])
+def _went_on(run: Run, number: int, unit: Unit) -> None:
+    """A trial has trained since it failed, if it did, and may have left a newer checkpoint."""
+    run.failures.pop(number, None)
+    before, name = run.checkpoints.get(number), unit.value["checkpoint"]
+    if name is not None:
+        run.checkpoints[number] = name
+        if before not in (None, name):
+            run.store.discard([before])

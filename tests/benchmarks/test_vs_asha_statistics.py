@@ -109,7 +109,7 @@ def test_times_are_counted_back_from_the_end() -> None:
         {"event": "unit", "key": "surrogate/to-2/kept", "seconds": 1.0, "at": 5.0},
         metrics("target", 0, 3, 0.3),
         metrics("target", 0, 4, 0.4),
-        {"event": "unit", "key": "target/trial-0/from-2", "seconds": 4.0, "at": 9.0},
+        {"event": "unit", "key": "target/trial-0/to-4", "seconds": 4.0, "at": 9.0},
     ]
     found = timeline(journal, wall=10.0)
     assert [e for e in found if e.trial == 0] == [

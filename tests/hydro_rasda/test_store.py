@@ -285,3 +285,12 @@ def test_units_done_elsewhere_count_beside_each_other_but_the_clock_once(path: P
     with Store.open(path, ASKED, "auto") as store:
         assert [unit.seconds for unit in store.units().values()] == [100.0, 100.0]
         assert store.seconds < 100
+
+
+def test_a_unit_done_again_counts_in_its_own_place(path: Path) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        for key, value in (("a", 1), ("b", 2), ("a", 3)):
+            store.record(key, Unit(value), again=True)
+        given = [(key, unit.value) for key, unit in store.units().items()]
+    with Store.open(path, ASKED, "auto") as store:
+        assert given == [("b", 2), ("a", 3)] == [(key, unit.value) for key, unit in store.units().items()]

@@ -1,8 +1,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-from hydro_rasda.targets import expected
+import pytest
+
+from hydro_rasda import RASDAConfig
+from hydro_rasda.problem import Problem
+from hydro_rasda.run import Run
+from hydro_rasda.targets import (
+    expected,
+    forget_unsaved,
+    recall_targets,
+    record_epochs,
+    record_failure,
+    saved_epochs,
+    train_targets,
+)
+from tests.hydro_rasda.scripted import Scripted, curves, open_run
 
 
 def test_a_trial_changes_as_its_surrogate_did() -> None:
@@ -27,3 +44,139 @@ def test_what_is_not_finite_stays_so_and_curves_do_not_spread_it() -> None:
     found = expected({0: 0.4, 1: math.nan}, curves, epoch=1)
     assert found[0] == 0.4
     assert math.isnan(found[1])
+
+
+# A race of up to four trials over milestones 1, 2 and 4, of which half goes on.
+RACE: dict[str, Any] = {"max_t": 4, "rasda": RASDAConfig(grace_period=1)}
+
+
+@pytest.fixture
+def open_race(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Opens the same run once more, as the next process would."""
+    opened: list[Run] = []
+
+    def call(number: int = 4, **settings: Any) -> Run:
+        for run in opened:
+            run.store.close()
+        opened.append(open_run(tmp_path / "run", problem, number, **{**RACE, **settings}))
+        return opened[-1]
+
+    yield call
+    opened[-1].store.close()
+
+
+def epochs(run: Run) -> dict[int, list[int]]:
+    return {n: [line["epoch"] for line in lines] for (stage, n), lines in run.metrics.items() if stage == "target"}
+
+
+SCORES = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.8, 0.7, 0.6, 0.5], 2: [0.7, 0.6, 0.5, 0.4], 3: [0.6, 0.5, 0.4, 0.3]}
+
+
+def test_who_is_behind_but_foreseen_to_win_is_kept(open_race: Callable[..., Run]) -> None:
+    run = open_race(2)
+    run.record("surrogate/to-4/group-0", curves("surrogate", {0: [0.9, 0.9, 0.9, 0.8], 1: [0.9, 0.8, 0.6, 0.2]}))
+    device = Scripted({0: [0.5, 0.5, 0.5, 0.5], 1: [0.6, 0.5, 0.4, 0.1]})
+    train_targets(run, [0, 1], device)
+    assert epochs(run) == {0: [1], 1: [1, 2, 3, 4]}
+
+
+def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[..., Run]) -> None:
+    run = open_race(checkpoint_every=3)
+    train_targets(run, [3, 2, 1, 0], Scripted({**SCORES, 2: [0.7], 1: [math.inf]}))
+    units = run.store.units()
+    trials = {key: unit.value for key, unit in units.items() if key.startswith("target/trial-")}
+    names = ["3/to-1", "2/to-1", "1/to-1", "0/to-1", "3/to-2", "3/to-3", "3/to-4"]
+    keys = [f"target/trial-{name}" for name in names]
+    failure = "target/trial-2/failed-after-1"
+    assert trials == {key: {"checkpoint": key} for key in keys} | {failure: None}
+    assert run.failures == {2: "trial 2 raised in epoch 2"}
+    assert units["target/done"].value == [0, 1, 2, 3]
+    assert run.checkpoints == {n: f"target/trial-{n}/to-{epoch}" for n, epoch in ((0, 1), (1, 1), (2, 1), (3, 4))}
+    assert {path.name for path in (run.store.path / "checkpoints").iterdir()} == {
+        run.store.file(name).name for name in run.checkpoints.values()
+    }
+
+
+@pytest.mark.parametrize("epochs_a_process", [1, 2, 5])
+def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
+    open_race: Callable[..., Run], problem: Problem, tmp_path: Path, epochs_a_process: int
+) -> None:
+    scores = {**SCORES, 1: [0.8, math.nan], 3: [0.6, 0.5, 0.9, 0.9]}
+    unbroken = open_run(tmp_path / "unbroken", problem, 4, **RACE)
+    train_targets(unbroken, [0, 1, 2, 3], Scripted(scores))
+    trained: list[tuple[int, int]] = []
+    while not (run := open_race()).store.done("target/done"):
+        device = Scripted(scores, epochs_a_process)
+        train_targets(run, [0, 1, 2, 3], device)
+        trained += device.trained
+    recall_targets(run)
+    assert sorted(trained) == sorted((n, epoch) for n, seen in epochs(unbroken).items() for epoch in seen)
+    assert (run.metrics, run.checkpoints, run.failures) == (unbroken.metrics, unbroken.checkpoints, unbroken.failures)
+    unbroken.store.close()
+
+
+def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race(open_race: Callable[..., Run]) -> None:
+    train_targets(open_race(), [0, 1], first := Scripted(SCORES))
+    assert first.trained == [(0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
+    train_targets(run := open_race(), [1, 0], again := Scripted(SCORES))
+    assert again.trained == []
+    assert epochs(run) == {0: [1], 1: [1, 2, 3, 4]}
+    train_targets(run := open_race(), [1, 2], more := Scripted(SCORES))
+    assert more.trained == [(2, 1), (2, 2), (2, 3), (2, 4)]
+    assert epochs(run) == {0: [1], 1: [1, 2, 3, 4], 2: [1, 2, 3, 4]}
+    train_targets(open_race(), [1, 2], last := Scripted(SCORES))
+    assert last.trained == []
+
+
+def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[..., Run]) -> None:
+    """Of what another backend trained, one trial is ahead of the milestone at which it would have been stopped."""
+    run = open_race(2)
+    unit = curves("target", {0: [0.5, 0.1]})
+    record_epochs(run, 0, unit.lines, {"model": {}})
+    train_targets(run, [0, 1], Scripted({0: [], 1: [0.4, 0.4, 0.4, 0.4]}))
+    assert epochs(run) == {0: [1, 2], 1: [1, 2, 3, 4]}
+    assert not run.failures
+
+
+def test_epochs_past_the_last_checkpoint_are_trained_again(open_race: Callable[..., Run]) -> None:
+    """A backend may record epochs before the checkpoint after them, and be killed in between."""
+    run = open_race(1)
+    lines = curves("target", {0: SCORES[0]}).lines
+    record_epochs(run, 0, lines[:1], None)
+    record_epochs(run, 0, lines[1:2], {"model": {}})
+    record_epochs(run, 0, lines[2:3], None)
+    assert epochs(run) == {0: [1, 2, 3]}
+    recall_targets(run := open_race(1))
+    assert epochs(run) == {0: [1, 2, 3]}
+    train_targets(run, [0], device := Scripted(SCORES, epochs=1))
+    assert device.trained == [(0, 3)]
+    train_targets(run := open_race(1), [0], device := Scripted(SCORES))
+    assert device.trained == [(0, 4)]
+    assert [line["val_loss"] for line in run.metrics["target", 0]] == SCORES[0]
+
+
+def test_epochs_that_were_trained_again_count_as_they_went_the_last_time(open_race: Callable[..., Run]) -> None:
+    run = open_race(1)
+    record_epochs(run, 0, curves("target", {0: [0.5, 0.4]}).lines, None)
+    record_epochs(run, 0, curves("target", {0: [0.3]}).lines, {"model": {}})
+    assert run.curve("target", 0) == {1: 0.3}
+    recall_targets(run := open_race(1))
+    assert run.curve("target", 0) == {1: 0.3}
+    assert saved_epochs(run, 0) == 1
+
+
+def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race: Callable[..., Run]) -> None:
+    run = open_race(3)
+    for number, score in ((0, 0.5), (1, math.nan), (2, 0.5)):
+        record_epochs(run, number, curves("target", {number: [score]}).lines, None)
+    record_failure(run, 0, "it raised")
+    record_failure(run, 2, "its machine died")
+    record_epochs(run, 2, curves("target", {2: SCORES[2]}).lines, {"model": {}})
+    for again in (run, open_race(3)):
+        recall_targets(again)
+        forget_unsaved(again)
+        assert again.failures == {0: "it raised"}
+        assert epochs(again) == {0: [1], 1: [1], 2: [1, 2, 3, 4]}
+    train_targets(again, [0, 1, 2], device := Scripted({}))
+    assert device.trained == []
+    assert again.store.done("target/done")

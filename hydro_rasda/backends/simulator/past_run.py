@@ -22,7 +22,7 @@ from .workload import Floats, Workload
 
 BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}
 
-_TARGET_UNIT = re.compile(r"target/trial-(\d+)/from-\d+")
+_TARGET_UNIT = re.compile(r"target/trial-(\d+)/to-\d+")
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_reads_what_the_store_wrote(record: Callable[..., Path]) -> None:
         ("surrogate/kinds-from-0", [trial(0, 64), trial(1, 64), trial(2, 16)]),
         ("surrogate/to-1/group-0", [metrics("surrogate", n, 1, 3.0 - n) for n in range(3)]),
         ("surrogate/to-4/group-0", [metrics("surrogate", 2, t, 1.0 - t / 10) for t in (2, 3, 4)]),
-        ("target/trial-2/from-0", [metrics("target", 2, t, 0.9) for t in (1, 2)]),
+        ("target/trial-2/to-2", [metrics("target", 2, t, 0.9) for t in (1, 2)]),
     )
     run = read_past_run(path)
     assert run.workload.scores[:, 0].tolist() == [3.0, 2.0, 1.0]
@@ -84,13 +84,13 @@ def test_reads_what_the_store_wrote(record: Callable[..., Path]) -> None:
 
 def test_epoch_times_are_those_of_full_size_units(tmp_path: Path, record: Callable[..., Path]) -> None:
     path = record(
-        ("target/trial-0/from-0", [metrics("target", 0, t, 0.5) for t in (1, 2)]),
-        ("target/trial-1/from-0", [metrics("target", 1, t, 0.4) for t in (1, 2)]),
-        ("target/trial-1/from-2", [metrics("target", 1, t, 0.3) for t in (3, 4)]),
+        ("target/trial-0/to-2", [metrics("target", 0, t, 0.5) for t in (1, 2)]),
+        ("target/trial-1/to-2", [metrics("target", 1, t, 0.4) for t in (1, 2)]),
+        ("target/trial-1/to-4", [metrics("target", 1, t, 0.3) for t in (3, 4)]),
     )
     journal = path / "journal.jsonl"
     lines = journal.read_text().splitlines()
-    spent = {"target/trial-0/from-0": 6.0, "target/trial-1/from-0": 1.0, "target/trial-1/from-2": 3.0}
+    spent = {"target/trial-0/to-2": 6.0, "target/trial-1/to-2": 1.0, "target/trial-1/to-4": 3.0}
     for i, line in enumerate(lines):
         for key, seconds in spent.items():
             if f'"key": "{key}"' in line:

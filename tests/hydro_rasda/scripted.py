@@ -1,0 +1,67 @@
+"""Full-size training by script: epochs cost nothing, and score what they are told to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.progress import Progress
+from hydro_rasda.run import Run, Stage, metric_lines
+from hydro_rasda.single import TargetOutcome, TargetTask
+from hydro_rasda.store import Store, Unit
+from hydro_rasda.train import History
+
+Scores = Mapping[int, Sequence[float]]
+"""Of each trial, the metric after each epoch."""
+
+
+class Scripted:
+    """Trains by script; `trained` says which epochs of which trial.
+
+    Args:
+        scores: What each epoch gives; a trial raises where they end, and diverges where they are infinite.
+        epochs: It stops after so many, as when time is up.
+    """
+
+    def __init__(self, scores: Scores, epochs: float = math.inf) -> None:
+        self.scores, self.left = scores, epochs
+        self.trained: list[tuple[int, int]] = []
+
+    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+        for task in tasks:
+            if not self.left:
+                return
+            yield self._train(task)
+
+    def _train(self, task: TargetTask) -> TargetOutcome:
+        history: History = []
+        for epoch in range(task.span.start + 1, task.span.stop + 1):
+            if epoch > len(self.scores[task.number]):
+                return TargetOutcome(task, None, [], f"trial {task.number} raised in epoch {epoch}", 1.0)
+            score = self.scores[task.number][epoch - 1]
+            history.append((epoch, {"train_loss": score, "val_loss": score}))
+            self.trained.append((task.number, epoch))
+            self.left -= 1
+            if not (self.left and math.isfinite(score)):
+                break
+        return TargetOutcome(task, {"model": {}, "epoch": history[-1][0]}, history, None, 1.0)
+
+
+def open_run(path: Path, problem: Problem, number: int, **settings: Any) -> Run:
+    """A run with so many trials, in one process after another."""
+    trials = {n: Trial(n, {"lr": 0.1}) for n in range(number)}
+    return Run(problem, TuneConfig(**settings), Store.open(path, {}, "auto"), Progress(silent=True), trials)
+
+
+def curves(stage: Stage, scores: Scores) -> Unit:
+    """A unit that holds what trials scored in a stage."""
+    lines = [
+        line
+        for n, values in scores.items()
+        for line in metric_lines(stage, n, [(t, {"train_loss": v, "val_loss": v}) for t, v in enumerate(values, 1)])
+    ]
+    return Unit(None, lines)
