@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,42 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 """`loss_fn(output [N, ...], target [N, ...]) -> scalar`, such as those of `torch.nn.functional`."""
 
 
-def supervised(loss_fn: LossFn = F.cross_entropy) -> Objective:
+@dataclass(frozen=True)
+class Supervised:
+    """The objective for batches `(inputs, target)`; see `supervised`.
+
+    Attributes:
+        loss_fn: Mean loss of a batch.
+        checked: Whether to look at the targets' values first, which takes a model and a batch at a time.
+    """
+
+    loss_fn: LossFn = F.cross_entropy
+    checked: bool = False
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        inputs, target = _pair(batch)
+        output = model(inputs)
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"the model returns a {type(output).__name__}, but `loss_fn` needs a tensor; give "
+                "`objective=`, a function of (model, batch) that returns a dict with the loss"
+            )
+        if target.is_floating_point() and output.shape != target.shape:
+            raise ValueError(
+                f"target of shape {tuple(target.shape)} for a model output of shape {tuple(output.shape)}: a "
+                "floating-point target must have the output's shape"
+            )
+        if self.checked and self.loss_fn is F.cross_entropy:
+            _check_classes(output, target)
+        metrics = {"loss": self.loss_fn(output, target)}
+        if target.is_floating_point():
+            metrics["mae"] = (output - target).abs().mean()
+        elif output.ndim == target.ndim + 1:
+            metrics["accuracy"] = (output.argmax(1) == target).float().mean()
+        return metrics
+
+
+def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
     """The objective for batches `(inputs, target)`.
 
     Classification (an integer target [N, ...] and an output with one more dimension, the classes [N, C, ...]) also
@@ -34,28 +70,39 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Objective:
         The objective. It raises ValueError where a floating-point target [N, ...] has another shape than the output:
         broadcasting one against the other would train on nonsense.
     """
+    return Supervised(loss_fn)
 
-    def objective(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        inputs, target = _pair(batch)
-        output = model(inputs)
-        if not isinstance(output, Tensor):
-            raise TypeError(
-                f"the model returns a {type(output).__name__}, but `loss_fn` needs a tensor; give "
-                "`objective=`, a function of (model, batch) that returns a dict with the loss"
-            )
-        if target.is_floating_point():
-            if output.shape != target.shape:
-                raise ValueError(
-                    f"target of shape {tuple(target.shape)} for a model output of shape {tuple(output.shape)}: a "
-                    "floating-point target must have the output's shape"
-                )
-            return {"loss": loss_fn(output, target), "mae": (output - target).abs().mean()}
-        metrics = {"loss": loss_fn(output, target)}
-        if output.ndim == target.ndim + 1:
-            metrics["accuracy"] = (output.argmax(1) == target).float().mean()
-        return metrics
 
-    return objective
+def checked(objective: Objective) -> Objective:
+    """The objective for a dry run: one that also looks at the values of targets, where it knows what they must be."""
+    return replace(objective, checked=True) if isinstance(objective, Supervised) else objective
+
+
+IGNORED = -100
+"""Cross-entropy leaves out examples of this target."""
+
+
+def _check_classes(output: Tensor, target: Tensor) -> None:
+    """Check that cross-entropy measures something: of one class it is always 0, and torch says nothing.
+
+    Raises:
+        ValueError: where the output has one class, or the target is no class and no probabilities of classes.
+    """
+    told = "`loss_fn` is cross_entropy (the default), but "
+    regression = "give loss_fn=F.mse_loss for regression"
+    if output.ndim < 2 or output.shape[1] == 1:
+        fault = f"an output of shape {tuple(output.shape)} has one class, of which it is always 0; "
+        binary = "for two classes, two outputs, or F.binary_cross_entropy_with_logits and a floating-point target"
+        raise ValueError(f"{told}{fault}{regression}; {binary}")
+    if target.is_floating_point():
+        off = (target.sum(1) - 1).abs().max()
+        if bool((target < 0).any()) or not bool(off < 0.01):  # half precision rounds
+            raise ValueError(f"{told}the rows of the floating-point target are no probabilities; {regression}")
+        return
+    wrong = target[((target < 0) | (target >= output.shape[1])) & (target != IGNORED)]
+    if len(wrong):
+        classes = f"the output's {output.shape[1]} classes, from 0 to {output.shape[1] - 1}"
+        raise ValueError(f"{told}a target is {int(wrong[0])}, none of {classes}")
 
 
 def _pair(batch: Batch) -> tuple[object, Tensor]:

@@ -20,7 +20,7 @@ from surrogate import make_surrogate, shrink
 from .config import Mode, require
 from .data import Batch, Batches
 from .forks import can_be_pickled, cores
-from .objective import Objective, check_metrics
+from .objective import Objective, check_metrics, checked
 from .seeds import derive_seed, seed_generators
 
 
@@ -245,7 +245,7 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
         with warnings.catch_warnings():
             # Torch broadcasts one against the other, and only warns of it.
             warnings.filterwarnings("error", "Using a target size")
-            metrics = problem.objective(model, batch)
+            metrics = checked(problem.objective)(model, batch)
     except Exception as error:
         told = f"a batch {outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
         if outputs:

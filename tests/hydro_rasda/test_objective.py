@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydro_rasda.objective import check_metrics, supervised
+from hydro_rasda.objective import check_metrics, checked, supervised
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 LINEAR = nn.Linear(4, 3)
@@ -48,6 +48,45 @@ def test_a_target_that_would_be_broadcast_is_refused() -> None:
         supervised(F.mse_loss)(LINEAR, (X, torch.zeros(6)))
     with pytest.raises(ValueError, match=r"target of shape \(6,\) for a model output of shape \(6, 1\)"):
         supervised(F.mse_loss)(nn.Linear(4, 1), (X, torch.zeros(6)))
+
+
+SOFT = torch.eye(3)[[0, 1, 2, 0, 1, 2]] * 0.9 + 0.1 / 3
+
+
+@pytest.mark.parametrize(
+    ("outputs", "target", "fault"),
+    [
+        (1, torch.randn(6, 1), r"an output of shape \(6, 1\) has one class.* give loss_fn=F.mse_loss for regression"),
+        (1, torch.tensor([0, 1, 0, 1, 0, 1]), r"an output of shape \(6, 1\) has one class.* two outputs"),
+        (1, torch.tensor([[0], [1], [0], [1], [0], [1]]), "has one class"),
+        (3, SOFT - 0.2, "the rows of the floating-point target are no probabilities; give loss_fn=F.mse_loss"),
+        (3, SOFT * 2, "no probabilities"),
+        (3, torch.full((6, 3), torch.nan), "no probabilities"),
+        (3, torch.tensor([0, 1, 2, 3, 1, 2]), "a target is 3, none of the output's 3 classes, from 0 to 2"),
+        (3, torch.tensor([0, 1, 2, -1, 1, 2]), "a target is -1, none of"),
+    ],
+)
+def test_the_default_loss_where_it_measures_nothing(outputs: int, target: Tensor, fault: str) -> None:
+    model = nn.Linear(4, outputs)
+    with pytest.raises(ValueError, match=rf"^`loss_fn` is cross_entropy \(the default\), but .*{fault}"):
+        checked(supervised())(model, (X, target))
+
+
+def test_an_output_without_classes_is_refused() -> None:
+    flat = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    for target in (torch.zeros(6), torch.zeros(6, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"an output of shape \(6,\) has one class"):
+            checked(supervised())(flat, (X, target))
+
+
+@pytest.mark.parametrize("target", [SOFT, SOFT.half().float(), torch.tensor([0, 1, 2, -100, 1, 2])])
+def test_soft_labels_and_left_out_ones_are_classes(target: Tensor) -> None:
+    metrics = checked(supervised())(LINEAR, (X, target))
+    torch.testing.assert_close(metrics, supervised()(LINEAR, (X, target)))
+
+
+def test_another_loss_knows_itself_what_it_takes() -> None:
+    assert checked(supervised(F.mse_loss))(nn.Linear(4, 1), (X, torch.randn(6, 1)))["loss"] > 0
 
 
 @pytest.mark.parametrize("batch", [X, (X,), (X, X, X), {"x": X}, (X, [1, 2])])

@@ -51,6 +51,12 @@ def test_batch_size_has_a_default() -> None:
     assert [Trial(0, {"batch_size": 7}).batch_size, Trial(0, {}).batch_size] == [7, 64]
 
 
+@pytest.mark.parametrize("target", [X[:, :1], LABELS % 2])
+def test_a_forgotten_loss_is_found_in_the_dry_run(target: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"is cross_entropy \(the default\), but an output of shape \(4, 1\)"):
+        dry_run(problem(regressor, (X, target)), trials())
+
+
 @pytest.mark.parametrize("of", ["target", "surrogate"])
 def test_initial_weights_depend_on_seed_and_number_alone(of: str) -> None:
     one = getattr(problem(), of)(Trial(3, {}))
