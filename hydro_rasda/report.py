@@ -48,13 +48,13 @@ def _varied(result: TuneResult) -> list[str]:
 
 
 def best_first(result: TuneResult) -> list[TrialRecord]:
-    """Records by full-size score, then by how far their surrogates went and how well they did."""
+    """Records by how far their full-size models went and how well they did, then their surrogates likewise."""
     sign = 1.0 if result.mode == "min" else -1.0
 
     def key(record: TrialRecord) -> tuple[float, ...]:
         full, narrow = record.metric, record.surrogate_metric
         return (
-            *((0.0, sign * full) if math.isfinite(full) else (1.0, 0.0)),
+            *((0.0, -record.epochs, sign * full) if math.isfinite(full) else (1.0, 0.0, 0.0)),
             -record.surrogate_epochs,
             *((0.0, sign * narrow) if math.isfinite(narrow) else (1.0, 0.0)),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -92,7 +92,8 @@ class TuneResult:
     """The outcome of `tune`.
 
     Attributes:
-        best_config: The configuration whose full-size model ended with the best metric.
+        best_config: Of the configurations whose full-size models trained to the end, to `max_t` unless the time budget
+            ended all before, the one with the best metric.
         best_metric: That metric, after its last epoch.
         trials: A record for each configuration, in the order of sampling.
         metric: Name of the metric.
@@ -185,14 +186,14 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
     Raises:
         AllTrialsFailed: where no finalist has a finite metric.
     """
-    scores = [run.score("target", number) for number in finalists]
-    best = finalists[rank(scores, run.settings.mode)[0]]
-    if not math.isfinite(run.score("target", best)):
+    longest = _longest_trained(run, finalists)
+    if not longest:
         errors = "\n\n".join(run.failures[n] for n in finalists if n in run.failures)
         raise AllTrialsFailed(
             f"all {len(finalists)} finalists diverged or failed at full size; their records are in "
             f"{run.store.path / 'journal.jsonl'}\n{errors}"
         )
+    best = longest[rank([run.score("target", number) for number in longest], run.settings.mode)[0]]
     return TuneResult(
         best_config=copy.deepcopy(dict(run.trials[best].config)),
         best_metric=run.score("target", best),
@@ -206,6 +207,14 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
         _problem=run.problem,
     )
+
+
+def _longest_trained(run: Run, finalists: Sequence[int]) -> list[int]:
+    """Of the finalists that trained with success, those that came furthest: a better score of one that was stopped
+    earlier is no promise, as it says nothing of what it would have come to."""
+    scored = [n for n in finalists if math.isfinite(run.score("target", n))]
+    last = max((run.epochs("target", n) for n in scored), default=0)
+    return [n for n in scored if run.epochs("target", n) == last]
 
 
 def _record(run: Run, number: int, finalists: list[int]) -> TrialRecord:
@@ -232,8 +241,7 @@ def _status(run: Run, number: int, finalists: list[int]) -> Status:
     stage: Literal["surrogate", "target"] = "target" if run.epochs("target", number) else "surrogate"
     if run.epochs(stage, number) and not math.isfinite(run.score(stage, number)):
         return "diverged"
-    longest = max(run.epochs("target", n) for n in finalists)
-    return "finished" if stage == "target" and run.epochs("target", number) == longest else "stopped"
+    return "finished" if number in _longest_trained(run, finalists) else "stopped"
 
 
 def _cost(run: Run) -> Cost:

@@ -41,15 +41,22 @@ class TargetTrainer(Protocol):
         ...
 
 
-def train_targets(run: Run, finalists: Sequence[int], device: TargetTrainer) -> None:
+def train_targets(run: Run, finalists: Sequence[int], device: TargetTrainer) -> list[int]:
     """Train the full-size models, halving them at RASDA's milestones by where each is expected to end.
 
     What earlier processes trained counts, on whichever backend; a stage that is over trains nothing.
+
+    Returns:
+        All that were trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
     """
     recall_targets(run)
-    if targets_over(run, finalists):
-        return
-    forget_unsaved(run)
+    if not targets_over(run, finalists):
+        forget_unsaved(run)
+        _race(run, finalists, device)
+    return [*finalists, *sorted({n for stage, n in run.metrics if stage == "target"} - set(finalists))]
+
+
+def _race(run: Run, finalists: Sequence[int], device: TargetTrainer) -> None:
     settings = run.settings
     stops = milestones(settings.full_grace_period, settings.max_t, settings.rasda.scaling_factor)
     halving = SuccessiveHalving(stops, settings.rasda.reduction_factor, settings.mode)

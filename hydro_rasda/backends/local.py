@@ -79,8 +79,7 @@ class LocalBackend:
 
     def train_targets(self, finalists: Sequence[int]) -> list[int]:
         """Train the full-size models, halving them at RASDA's milestones; all that were begun."""
-        train_targets(self._run, finalists, self)
-        return list(finalists)
+        return train_targets(self._run, finalists, self)
 
     def __enter__(self) -> LocalBackend:
         return self

@@ -117,8 +117,7 @@ class RayBackend(RayDevices):
     def train_targets(self, finalists: Sequence[int]) -> list[int]:
         """Train the full-size models, also those begun early; all that were begun."""
         if self._alone():
-            train_targets(self._run, finalists, self)
-            return list(finalists)
+            return train_targets(self._run, finalists, self)
         self.retire_all()
         stage = self._full_size()
         stage.hold(0)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +11,14 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydro_rasda import Cost, TuneResult, choice, loguniform, tune
+from hydro_rasda import AllTrialsFailed, Cost, RASDAConfig, TuneResult, choice, loguniform, tune
+from hydro_rasda.problem import Problem
 from hydro_rasda.progress import Progress
 from hydro_rasda.report import best_first, show
+from hydro_rasda.result import make_result
+from hydro_rasda.targets import train_targets
 from tests.hydro_rasda.models import mlp
+from tests.hydro_rasda.scripted import Scores, Scripted, open_run
 
 Pair = tuple[Tensor, Tensor]
 
@@ -118,7 +122,61 @@ def test_best_first(result: TuneResult) -> None:
     depths = [record.surrogate_epochs for record in ordered[2:]]
     assert depths == sorted(depths, reverse=True)
     mirrored = best_first(replace(result, mode="max"))
-    assert mirrored[:2] == ordered[1::-1]
+    assert mirrored[:2] == ordered[:2], "how far they came counts first"
+    level = replace(result, trials=tuple(replace(record, epochs=4) for record in result.trials if record.epochs))
+    assert best_first(level) == best_first(replace(level, mode="max"))[::-1]
+
+
+@pytest.fixture
+def race(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., TuneResult]]:
+    """A result of full-size trials by script, in milestones of 1, 2 and 4 epochs of which half goes on."""
+    opened = []
+
+    def call(scores: Scores, epochs: float = math.inf, finalists: Sequence[int] | None = None) -> TuneResult:
+        rasda = RASDAConfig(grace_period=1)
+        run = open_run(tmp_path / f"run-{len(opened)}", problem, len(scores), max_t=4, rasda=rasda)
+        opened.append(run)
+        return make_result(run, train_targets(run, finalists or sorted(scores), Scripted(scores, epochs)))
+
+    yield call
+    for run in opened:
+        run.store.close()
+
+
+def outcome(result: TuneResult) -> list[tuple[str, int, float]]:
+    return [(record.status, record.epochs, record.metric) for record in result.trials]
+
+
+def test_the_winner_trained_to_the_end(race: Callable[..., TuneResult]) -> None:
+    """It overfits, and ends with a worse score than that with which the other was stopped."""
+    result = race({0: [0.3], 1: [0.2, 0.4, 0.8, 0.9]})
+    assert outcome(result) == [("stopped", 1, 0.3), ("finished", 4, 0.9)]
+    assert (result.best_config, result.best_metric) == (result.trials[1].config, 0.9)
+    assert [record.trial for record in best_first(result)] == [1, 0]
+
+
+def test_of_those_that_trained_to_the_end_the_best_wins(problem: Problem, tmp_path: Path) -> None:
+    run = open_run(tmp_path / "run", problem, 3, max_t=2, rasda=RASDAConfig(grace_period=2))
+    result = make_result(run, train_targets(run, [0, 1, 2], Scripted({0: [0.1, 0.5], 1: [0.9, 0.3], 2: [0.3, 0.4]})))
+    assert outcome(result) == [("finished", 2, 0.5), ("finished", 2, 0.3), ("finished", 2, 0.4)]
+    assert result.best_metric == 0.3
+    run.store.close()
+
+
+def test_where_who_went_on_diverges_or_fails_the_longest_of_the_others_wins(race: Callable[..., TuneResult]) -> None:
+    rest = {0: [0.3], 1: [0.4], 3: [0.25, 0.5]}
+    diverged, failed = race({**rest, 2: [0.2, 0.2, math.inf]}), race({**rest, 2: [0.2, 0.2]})
+    assert [status for status, _, _ in outcome(diverged)] == ["stopped", "stopped", "diverged", "finished"]
+    assert [status for status, _, _ in outcome(failed)] == ["stopped", "stopped", "failed", "finished"]
+    assert diverged.best_metric == failed.best_metric == 0.5
+    with pytest.raises(AllTrialsFailed, match=r"all 2 finalists diverged or failed at full size(?s:.*)trial 1 raised"):
+        race({0: [math.inf], 1: []})
+
+
+def test_where_time_is_up_the_best_of_those_that_came_furthest_wins(race: Callable[..., TuneResult]) -> None:
+    result = race({0: [0.4, 0.1], 1: [0.3, 0.9], 2: [0.2, 0.8], 3: [0.1, 0.7]}, epochs=3)
+    assert outcome(result)[:3] == [("finished", 1, 0.4), ("finished", 1, 0.3), ("finished", 1, 0.2)]
+    assert result.best_metric == 0.2
 
 
 def test_table_leaves_out_what_all_trials_share(result: TuneResult) -> None:

@@ -121,7 +121,7 @@ def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race
     train_targets(run := open_race(), [1, 0], again := Scripted(SCORES))
     assert again.trained == []
     assert epochs(run) == {0: [1], 1: [1, 2, 3, 4]}
-    train_targets(run := open_race(), [1, 2], more := Scripted(SCORES))
+    assert train_targets(run := open_race(), [1, 2], more := Scripted(SCORES)) == [1, 2, 0]
     assert more.trained == [(2, 1), (2, 2), (2, 3), (2, 4)]
     assert epochs(run) == {0: [1], 1: [1, 2, 3, 4], 2: [1, 2, 3, 4]}
     train_targets(open_race(), [1, 2], last := Scripted(SCORES))
