@@ -138,6 +138,11 @@ class GroupTask:
         return [replace(self, groups=(group.of(half),)) for half in evenly(group.members, 2)]
 
 
+def group_key(span: Span, members: Iterable[int]) -> str:
+    """Name of the unit that trains these trials for a span: no trial begins the same span twice."""
+    return f"surrogate/to-{span.stop}/from-{span.start}/group-{min(members)}"
+
+
 @dataclass
 class GroupOutcome:
     """What training a group gave.

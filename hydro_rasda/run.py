@@ -17,6 +17,9 @@ from .store import Line, Store, Unit
 
 Stage = Literal["surrogate", "target"]
 
+SWEEP_SHARE = 0.5
+"""Of a time budget, what the sweep may spend; the rest trains the finalists."""
+
 
 @dataclass
 class Run:
@@ -30,6 +33,8 @@ class Run:
         trials: All configurations so far, by number.
         metrics: Of each stage and trial, the journal's lines, one an epoch.
         failures: Of each trial that raised, the traceback.
+        sources: Of each trial that the sweep may go on with, the name of the checkpoint that holds it; once the sweep
+            is done, of the finalists whose full-size training can begin there (`surrogate=1`).
         checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
         transfer: How far the surrogates' ranking can be trusted, where that was asked for.
     """
@@ -41,6 +46,7 @@ class Run:
     trials: dict[int, Trial] = field(default_factory=dict)
     metrics: dict[tuple[Stage, int], list[Line]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
     transfer: RankComparison | None = None
 
@@ -98,19 +104,36 @@ class Run:
                 return math.nan if value is None else float(value)
         return math.nan
 
+    def passed(self, stage: Stage, number: int, epoch: int) -> bool:
+        """Whether a trial is through with an epoch: it trained it, or diverged or failed before."""
+        trained = any(line["epoch"] == epoch for line in self.metrics.get((stage, number), ()))
+        began = self.epochs(stage, number) > 0
+        return trained or number in self.failures or (began and math.isnan(self.score(stage, number)))
+
     def curve(self, stage: Stage, number: int) -> dict[int, float]:
         """The metric by epoch; NaN where it was not finite."""
         values = {line["epoch"]: line[self.problem.metric] for line in self.metrics.get((stage, number), ())}
         return {epoch: math.nan if value is None else float(value) for epoch, value in values.items()}
 
-    def out_of_time(self, share: float) -> bool:
-        """Whether a share of the run's time budget is spent, interrupted sessions included."""
-        return self.seconds_left(share) <= 0
+    def out_of_time(self, stage: Stage) -> bool:
+        """Whether a stage may begin no more work: the time budget is spent, or the sweep's share of it."""
+        return self.seconds_left(stage) <= 0
 
-    def seconds_left(self, share: float) -> float:
-        """What is left of a share of the run's time budget; infinite without one."""
+    def seconds_left(self, stage: Stage) -> float:
+        """What a stage has left of the time budget, interrupted sessions included; infinite without one.
+
+        The sweep's share counts what the sweep took: full-size training does not eat it up, so that the same call with
+        more time goes on with the sweep, too.
+        """
         budget = self.settings.time_budget_s
-        return math.inf if budget is None else share * budget - self.store.seconds
+        if budget is None:
+            return math.inf
+        left = budget - self.store.seconds
+        return left if stage == "target" else min(left, SWEEP_SHARE * budget - self.store.swept)
+
+    def end_by_time(self, stage: Stage) -> None:
+        """Put down that a stage's time is spent, so that the same call finds it spent, and trains nothing more."""
+        self.store.once(f"{stage}/ended-by-{self.settings.time_budget_s}s", lambda: None)
 
     def note(self, metrics: Mapping[str, Iterable[float]]) -> str:
         """An epoch in a few words: the best value of the metric among those that trained together."""

@@ -8,35 +8,33 @@ not matter.
 
 from __future__ import annotations
 
-import hashlib
 import math
+import re
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from fusion import OPTIMIZERS, fusion_key
+from fusion import OPTIMIZERS
 from fusion.keys import read
 
-from .forks import Died, each, evenly
-from .fused import GroupOutcome, GroupTask, multipliers
+from .fused import GroupOutcome, GroupTask, group_key
 from .grouping import Waiting, Widths, next_groups
+from .kinds import find_kinds
 from .planning import Example
-from .problem import Problem, Trial
-from .run import Run, decision_key, metric_lines
+from .problem import Trial
+from .run import Run, metric_lines
 from .schedulers import Ladder, SuccessiveHalving, milestones, rank
 from .search import Search
-from .store import Line, Unit
+from .store import Unit
 from .targets import TargetTrainer
 from .train import Span
 from .transfer import check_transfer
 
-SWEEP_SHARE = 0.5
-"""Of a time budget, what the sweep may spend; the rest trains the finalists."""
-
 FINALISTS = "surrogate/finalists"
+
+_KEPT = re.compile(r"surrogate/to-(\d+)/kept")
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def sweep(run: Run, search: Search, devices: Devices) -> list[int]:
 
 
 class _Sweep:
-    """Where a sweep stands: which trials can be fused, how far each is, and which checkpoint it would go on from."""
+    """Where a sweep stands: which trials can be fused, and how far each is."""
 
     def __init__(self, run: Run, search: Search, devices: Devices) -> None:
         settings = run.settings
@@ -125,19 +123,22 @@ class _Sweep:
         self._halving = SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k)
         self._ladder = Ladder(self._halving, settings.num_samples)
         self._kinds: dict[int, str] = {}
-        self._sources: dict[int, str] = {}
         self._cores = run.problem.cores
         self._done = 0
         # An earlier process's groups, in the order in which they were finished.
         self._recorded = [key for key in run.store.units() if "/group-" in key]
+        # By milestone, those whom an earlier decision let go on, perhaps over fewer trials.
+        self._chosen: dict[int, set[int]] = {stop: set() for stop in stops}
+        for key, unit in run.store.units().items():
+            if (kept := _KEPT.match(key)) is not None:
+                self._chosen[int(kept[1])] |= set(unit.value)
 
     def finalists(self) -> list[int]:
         self._show()
-        found = self._climb()
+        with self._run.store.sweeping():
+            found = self._climb()
         self._run.progress.end()
-        # The finalists start anew at full size.
-        self._run.store.discard(self._sources.values())
-        return self._run.decide(FINALISTS, self._run.trials, lambda: found[: self._run.settings.top_k])
+        return found
 
     def _climb(self) -> list[int]:
         run, ladder, devices = self._run, self._ladder, self._devices
@@ -149,13 +150,10 @@ class _Sweep:
                 self._take_in(key, run.recall(key))
             elif ladder.hungry():
                 self._admit()
-            elif run.store.done(
-                decision_key(FINALISTS, run.trials)
-            ):  # a time budget ended the sweep in an earlier process
-                return self._deepest()
             else:
                 self._dispatch()
                 if not devices.busy():
+                    run.end_by_time("surrogate")
                     run.progress.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
                     return self._deepest()
                 for finished in devices.finished():
@@ -165,29 +163,46 @@ class _Sweep:
         self._run.progress.begin("surrogates", self._ladder.epochs - self._done)
 
     def _admit(self) -> None:
-        """Build each trial's surrogate, to see with whom it can be fused; a trial whose model fails, fails alone."""
         run, first = self._run, self._halving.milestones[0]
         if not (trials := self._search.next_trials()):
             self._ladder.admitted_all()
             return
         run.trials |= {trial.number: trial for trial in trials}
-        unit = run.unit(f"surrogate/kinds-from-{trials[0].number}", lambda: _kinds(run.problem, trials, self._cores))
-        self._kinds |= {int(number): kind for number, kind in unit.value.items()}
+        # A run that was given more samples has built the first of them before.
+        unseen = trials
+        while unseen:
+            unit = run.unit(
+                f"surrogate/kinds-from-{unseen[0].number}", partial(find_kinds, run.problem, unseen, self._cores)
+            )
+            self._kinds |= {int(number): kind for number, kind in unit.value.items()}
+            seen = {line["trial"] for line in unit.lines}
+            unseen = [trial for trial in unseen if trial.number not in seen]
         self._ladder.admit(trial.number for trial in trials)
         self._ladder.reach(first, {trial.number: math.nan for trial in trials if trial.number not in self._kinds})
 
     def _dispatch(self) -> None:
-        for device in self._devices.idle():
-            nothing_yet = not any(stage == "surrogate" for stage, _ in self._run.metrics) and not self._devices.busy()
-            if self._run.out_of_time(SWEEP_SHARE) and not nothing_yet:
-                return
-            waiting = self._ladder.waiting()
-            if waiting is None:
-                return
-            start, stop, numbers = waiting
-            task = self._task(device, Span(start, stop), numbers)
-            self._ladder.begin(stop, task.members)
-            self._devices.start(device, task)
+        while self._may_begin() and (idle := self._devices.idle()) and (waiting := self._waiting()) is not None:
+            task = self._task(idle[0], *waiting)
+            self._ladder.begin(task.span.stop, task.members)
+            self._devices.start(idle[0], task)
+
+    def _may_begin(self) -> bool:
+        """Whether there is time; the first group of all begins without."""
+        nothing_yet = not any(stage == "surrogate" for stage, _ in self._run.metrics) and not self._devices.busy()
+        return nothing_yet or not self._run.out_of_time("surrogate")
+
+    def _waiting(self) -> tuple[Span, list[int]] | None:
+        """What a device may begin: trials that go on from the same epoch, those behind first."""
+        while (waiting := self._ladder.waiting()) is not None:
+            _, stop, numbers = waiting
+            if known := self._scores(stop, numbers):  # promoted early now, and trained before
+                self._ladder.reach(stop, known)
+                continue
+            there = {key for key in {self._run.sources.get(n) for n in numbers} if key and self._run.store.has(key)}
+            starts = {n: self._run.epochs("surrogate", n) if self._run.sources.get(n) in there else 0 for n in numbers}
+            start = min(starts.values())
+            return Span(start, stop), [n for n in numbers if starts[n] == start]
+        return None
 
     def _task(self, device: int, span: Span, numbers: Sequence[int]) -> GroupTask:
         trials, devices = self._run.trials, self._devices
@@ -205,9 +220,9 @@ class _Sweep:
         groups = next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
         members = {n for group in groups for n in group.members}
         return GroupTask(
-            key=f"surrogate/to-{span.stop}/group-{min(members)}",
+            key=group_key(span, members),
             groups=tuple(groups),
-            sources=tuple(sorted({self._sources[n] for n in members if n in self._sources})),
+            sources=tuple(sorted({self._run.sources[n] for n in members})) if span.start else (),
             span=span,
         )
 
@@ -234,7 +249,9 @@ class _Sweep:
         """Keep what a device has done: first the checkpoint, then the journal's lines."""
         run, task, outcome = self._run, finished.task, finished.outcome
         run.store.save(task.key, {"parts": outcome.checkpoint})
-        lines = [line for n, history in outcome.history.items() for line in metric_lines("surrogate", n, history)]
+        # A trial that came back to the race after its checkpoint was gone has trained its first epochs again.
+        fresh = {n: [at for at in h if at[0] > run.epochs("surrogate", n)] for n, h in outcome.history.items()}
+        lines = [line for n, history in fresh.items() for line in metric_lines("surrogate", n, history)]
         lines += [{"event": "failed", "trial": number, "error": error} for number, error in outcome.failures.items()]
         value = {"members": list(task.members), "stop": task.span.stop}
         self._take_in(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
@@ -247,16 +264,41 @@ class _Sweep:
 
     def _take_in(self, key: str, unit: Unit) -> None:
         run, stop, members = self._run, unit.value["stop"], unit.value["members"]
-        scores = {n: run.score("surrogate", n) for n in members}
-        # The time budget may have ended the group before its milestone.
-        there = {n: score for n, score in scores.items() if run.epochs("surrogate", n) >= stop or math.isnan(score)}
-        self._ladder.begin(stop, members)
+        self._go_on_from(key, members, {line["trial"] for line in unit.lines if line["event"] == "failed"})
+        # Whom an earlier decision over fewer trials let go on, this one may not.
+        entered, below = self._ladder.entered(stop), self._below(stop)
+        takes_part = [n for n in members if n in entered or below is None or n not in self._chosen[below]]
+        there = self._scores(stop, takes_part)
         self._ladder.reach(stop, there)
-        self._sources |= dict.fromkeys(members, key)
+        self._ladder.wait_again(stop, [n for n in takes_part if n not in there])
         self._done += sum(line["event"] == "metrics" for line in unit.lines)
         for n in members:
-            self._search.tell(n, run.epochs("surrogate", n), scores[n])
+            self._search.tell(n, run.epochs("surrogate", n), run.score("surrogate", n))
         self._devices.told(min(1.0, self._done / self._ladder.epochs), self._ladder.best(run.settings.top_k))
+
+    def _scores(self, stop: int, numbers: Iterable[int]) -> dict[int, float]:
+        """Scores at a milestone, of those that are through with it: the time budget may have ended others before."""
+        run = self._run
+        return {n: run.score_at("surrogate", n, stop) for n in numbers if run.passed("surrogate", n, stop)}
+
+    def _below(self, stop: int) -> int | None:
+        """The milestone before; None below the first."""
+        return max((earlier for earlier in self._halving.milestones if earlier < stop), default=None)
+
+    def _go_on_from(self, key: str, members: Iterable[int], failed: Collection[int]) -> None:
+        """Have trials go on from a checkpoint that is recorded now."""
+        before = {key, *(self._run.sources.pop(n) for n in members if n in self._run.sources)}
+        self._run.sources |= dict.fromkeys((n for n in members if n not in failed), key)
+        self._discard(before)
+
+    def _forget(self, numbers: Iterable[int]) -> None:
+        """Have trials go on no more."""
+        self._discard({self._run.sources.pop(n) for n in list(numbers) if n in self._run.sources})
+
+    def _discard(self, keys: Iterable[str]) -> None:
+        """Remove those checkpoints that no trial will go on from."""
+        needed = set(self._run.sources.values())
+        self._run.store.discard(key for key in keys if key not in needed)
 
     def _halve(self, stop: int, scores: Mapping[int, float]) -> list[int] | None:
         """Decide a rung over all of its trials, and tell user and searcher; the finalists if it was the last."""
@@ -267,12 +309,26 @@ class _Sweep:
         best = f"best {run.problem.metric} {scores[kept[0]]:.4g} (trial {kept[0]})"
         run.progress.say(f"surrogates at epoch {stop}: {len(kept)} of {len(scores)} go on, {best}")
         last = self._ladder.decide(stop, kept)
-        for n in sorted(scores.keys() if last else scores.keys() - self._ladder.above(stop)):
+        out = scores.keys() if last else scores.keys() - self._ladder.above(stop)
+        for n in sorted(out):
             self._search.close(n, run.epochs("surrogate", n), scores[n])
+        if not last:
+            self._forget(out)
+            following = self._halving.next_milestone(stop)
+            assert following is not None
+            self._ladder.reach(following, self._scores(following, kept))
         if run.settings.check_transfer and stop == self._halving.milestones[0]:
             run.transfer = check_transfer(run, scores, stop, self._devices)
             self._show()
-        return kept if last else None
+        return self._transferred(kept) if last else None
+
+    def _transferred(self, kept: Sequence[int]) -> list[int]:
+        """The finalists. A surrogate as wide as the model is the model: its training goes on from where it is."""
+        run = self._run
+        finalists = run.decide(FINALISTS, run.trials, lambda: kept[: run.settings.top_k])
+        go_on = finalists if run.problem.width_ratio == 1 else []
+        self._forget([n for n in run.sources if n not in go_on])
+        return finalists
 
     def _deepest(self) -> list[int]:
         """The finalists where the time budget ended a rung early: who trained longest, then who is best."""
@@ -285,7 +341,7 @@ class _Sweep:
             raise _all_failed(run, len(numbers), self._halving.milestones[0])
         for n in numbers:
             self._search.close(n, run.epochs("surrogate", n), scores[n])
-        return sorted(left, key=lambda n: -run.epochs("surrogate", n))
+        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.top_k]
 
 
 def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
@@ -302,41 +358,6 @@ def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
 def _optimizer(trial: Trial) -> str:
     kind: str = read(trial.config, "optimizer")
     return kind
-
-
-def _kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
-    """Digest of each trial's fusion key and batch size: what it must share with those that it is fused with."""
-    parts = evenly(trials, cores)
-    found: dict[int, _Kind] = {}
-    for part, given in zip(parts, each([partial(_kinds_of, problem, part) for part in parts], cores)):
-        found |= given if not isinstance(given, Died) else {t.number: _Kind(error=given.how) for t in part}
-    lines: list[Line] = []
-    for trial in trials:
-        lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config)})
-        if (error := found[trial.number].error) is not None:
-            lines.append({"event": "failed", "trial": trial.number, "error": error})
-    return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    digest: str = ""
-    error: str | None = None
-
-
-def _kinds_of(problem: Problem, trials: Sequence[Trial]) -> dict[int, _Kind]:
-    return {trial.number: _kind(problem, trial) for trial in trials}
-
-
-def _kind(problem: Problem, trial: Trial) -> _Kind:
-    try:
-        surrogate = problem.surrogate(trial)
-        # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
-        scales = repr(multipliers(surrogate, problem.width_ratio))
-        key = fusion_key(surrogate, trial.batch_size, scales)
-    except Exception:
-        return _Kind(error=traceback.format_exc())
-    return _Kind(hashlib.sha256(repr(key).encode()).hexdigest()[:12])
 
 
 def _widths(value: Mapping[str, Any]) -> Widths:

@@ -66,6 +66,7 @@ def _race(run: Run, finalists: Sequence[int], device: TargetTrainer) -> None:
         _train_to(stop, run, left, device)
         run.progress.end()
         if any(_goes_on(run, n, stop) for n in left):
+            run.end_by_time("target")
             run.progress.say("`time_budget_s` is spent: the same call with more goes on from here")
             return
         scores = {number: run.score_at("target", number, stop) for number in left}
@@ -206,7 +207,7 @@ def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
     """The tasks that the time budget allows to begin; the first of all begins without."""
     began = any(stage == "target" for stage, _ in run.metrics)
     for task in tasks:
-        if began and run.out_of_time(1.0):
+        if began and run.out_of_time("target"):
             return
         began = True
         yield task

@@ -13,9 +13,9 @@ import torch
 from ..fused import GroupTask
 from ..grouping import Widths
 from ..planning import Example
-from ..run import Run
+from ..run import Run, Stage
 from ..single import TargetOutcome, TargetTask
-from ..sweep import SWEEP_SHARE, Finished
+from ..sweep import Finished
 from ..targets import train_targets
 from ..train import EpochMetrics
 from .device import Device, Work
@@ -54,7 +54,7 @@ class LocalBackend:
         task = self._task
         assert task is not None
         started = time.perf_counter()
-        outcome = self._device.train_groups(task, self._work(SWEEP_SHARE))
+        outcome = self._device.train_groups(task, self._work("surrogate"))
         self._task = None
         return [Finished(task, outcome, time.perf_counter() - started)]
 
@@ -64,9 +64,9 @@ class LocalBackend:
     def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
         tasks = iter(tasks)
         while together := list(islice(tasks, self._device.cores)):
-            yield from self._device.train_targets(together, self._work(1.0))
+            yield from self._device.train_targets(together, self._work("target"))
 
-    def _work(self, share: float) -> Work:
+    def _work(self, stage: Stage) -> Work:
         run = self._run
 
         def load(key: str) -> Any:
@@ -75,7 +75,7 @@ class LocalBackend:
         def tell(epochs: int, metrics: EpochMetrics) -> None:
             run.progress.advance(epochs, run.note(metrics))
 
-        return Work(run.trials, load, lambda: run.out_of_time(share), tell)
+        return Work(run.trials, load, lambda: run.out_of_time(stage), tell)
 
     def train_targets(self, finalists: Sequence[int]) -> list[int]:
         """Train the full-size models, halving them at RASDA's milestones; all that were begun."""

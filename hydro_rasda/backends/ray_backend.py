@@ -65,7 +65,6 @@ class RayBackend(RayDevices):
         super().__init__(run)
         self._address, self._asked, self._scheduler, self._space = address, resources_per_worker, scheduler, space
         self._owns_ray = False
-        self._count = 0
         self._share = 0.0
         self._best: Sequence[int] = ()
         self._stage: FullSize | None = None
@@ -86,9 +85,9 @@ class RayBackend(RayDevices):
             require(
                 workers <= self._count, "rasda.workers", workers, f"<= {self._count}, the workers of {worker} there are"
             )
-            if not any(key.startswith(FINALISTS) for key in self._run.store.units()) or self._alone():
-                self.open(worker, self._count)
-            self._worker = worker
+            # A run whose finalists are known may need no devices; one that was given more samples or time does.
+            known = any(key.startswith(FINALISTS) for key in self._run.store.units())
+            self.open(worker, self._count, now=not known or self._alone())
         except BaseException:
             self.__exit__(None, None, None)
             raise

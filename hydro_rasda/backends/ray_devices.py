@@ -15,13 +15,13 @@ from typing import Any
 import ray
 
 from ..config import require
-from ..fused import GroupOutcome, GroupTask
+from ..fused import GroupOutcome, GroupTask, group_key
 from ..grouping import Widths
 from ..planning import Example
-from ..run import Run
+from ..run import Run, Stage
 from ..schedulers import worker_slots
 from ..single import TargetOutcome, TargetTask
-from ..sweep import SWEEP_SHARE, Finished
+from ..sweep import Finished
 from .device import DEATHS, told_of_deaths
 from .ray_trainer import Given, Trainer
 
@@ -86,12 +86,14 @@ class RayDevices:
         self._deaths: Counter[str] = Counter()
         self._worker: Mapping[str, float] = {}
         self._problem: Any = None
+        self._count = 0
         self._met = False
 
-    def open(self, worker: Mapping[str, float], count: int) -> None:
-        """Start so many actors with these resources; returns at once."""
-        self._worker, self._problem = worker, ray.put(self._run.problem)
-        self._devices = {device: self._opened() for device in range(count)}
+    def open(self, worker: Mapping[str, float], count: int, *, now: bool = True) -> None:
+        """Start so many actors with these resources, now, or when they are first asked for; returns at once."""
+        self._worker, self._count, self._problem = worker, count, ray.put(self._run.problem)
+        if now:
+            self._devices = {device: self._opened() for device in range(count)}
 
     def _opened(self) -> _Device:
         other = {name: amount for name, amount in self._worker.items() if name not in ("CPU", "GPU")}
@@ -105,6 +107,8 @@ class RayDevices:
         if self._met:
             return
         self._met = True
+        if not self._devices:
+            self._devices = {device: self._opened() for device in range(self._count)}
         for device in self._devices.values():
             try:
                 self._greet(device)
@@ -126,7 +130,7 @@ class RayDevices:
         if self._again or any(device.task is not None for device in devices):
             return True
         none_there = bool(devices) and all(device.arrival is not None for device in devices)
-        return none_there and not self._run.out_of_time(SWEEP_SHARE)
+        return none_there and not self._run.out_of_time("surrogate")
 
     def speed(self, device: int, kind: str) -> float | None:
         return self._speeds.get((device, kind))
@@ -145,12 +149,12 @@ class RayDevices:
         at = self._devices[device]
         sources = {key: self._run.store.load(key) for key in task.sources}
         trained = {n for source in sources.values() for part in source["parts"] for n in part["members"]}
-        given = self._given(trained | set(task.members), sources, SWEEP_SHARE)
+        given = self._given(trained | set(task.members), sources, "surrogate")
         at.task, at.future = task, at.actor.train_groups.remote(task, given)
 
-    def _given(self, numbers: Iterable[int], checkpoints: Mapping[str, Mapping[str, Any]], share: float) -> Given:
+    def _given(self, numbers: Iterable[int], checkpoints: Mapping[str, Mapping[str, Any]], stage: Stage) -> Given:
         trials = {number: self._run.trials[number] for number in numbers}
-        return Given(trials, checkpoints, self._run.seconds_left(share))
+        return Given(trials, checkpoints, self._run.seconds_left(stage))
 
     def finished(self) -> list[Finished]:
         """Groups that are done; after half a second without any, none."""
@@ -187,7 +191,7 @@ class RayDevices:
             self._again.append(task)
         elif len(members) > 1:
             for part in task.smaller():
-                key = f"surrogate/to-{task.span.stop}/group-{min(part.members)}"
+                key = group_key(part.span, part.members)
                 self._deaths[key] = 0
                 self._again.append(replace(part, key=key))
         else:
@@ -202,7 +206,7 @@ class RayDevices:
         tasks = iter(tasks)
         while together := list(islice(tasks, device.cores)):
             sources = {task.source: run.store.load(task.source) for task in together if task.source is not None}
-            given = self._given([task.number for task in together], sources, 1.0)
+            given = self._given([task.number for task in together], sources, "target")
             try:
                 outcomes = ray.get(device.actor.train_targets.remote(together, given))
             except ray.exceptions.RayActorError:

@@ -134,7 +134,8 @@ class FullSize:
             error, self._error = self._error, None
             self._end()
             raise error
-        if self._thread is not None and self._run.out_of_time(1.0) and self._run.checkpoints:
+        if self._thread is not None and self._run.out_of_time("target") and self._run.checkpoints:
+            self._run.end_by_time("target")
             self._run.progress.say("`time_budget_s` is spent: the same call with more goes on from here")
             self.stop()
 

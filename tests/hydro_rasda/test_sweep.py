@@ -19,7 +19,7 @@ from hydro_rasda.planning import Example
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.progress import Progress
 from hydro_rasda.run import Run
-from hydro_rasda.store import Store
+from hydro_rasda.store import Store, Unit
 from hydro_rasda.sweep import AllTrialsFailed, Finished, sweep
 from hydro_rasda.train import History
 from tests.hydro_rasda.models import Config, mlp
@@ -27,14 +27,25 @@ from tests.hydro_rasda.models import Config, mlp
 X, Y = torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64)
 
 
+class Clock:
+    """Stands still unless it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Curves:
     """Devices that train nothing: a trial's metric is what its configuration says, a little better each epoch.
 
-    Groups are done in the order in which they were begun, or the last first.
+    Groups are done in the order in which they were begun, or the last first. An epoch of a group takes a second, and a
+    group ends where the sweep's time does.
     """
 
-    def __init__(self, run: Run, devices: int = 1, last_first: bool = False, epochs_at_most: int = 10**9) -> None:
-        self.run, self.devices, self.last_first, self.epochs_at_most = run, devices, last_first, epochs_at_most
+    def __init__(self, run: Run, devices: int = 1, last_first: bool = False, clock: Clock | None = None) -> None:
+        self.run, self.devices, self.last_first, self.clock = run, devices, last_first, clock or Clock()
         self.speeds = [1.0] * devices
         self.tasks: list[GroupTask] = []
         self.shares: list[float] = []
@@ -66,17 +77,28 @@ class Curves:
     def finished(self) -> list[Finished]:
         device = list(self._under_way)[-1 if self.last_first else 0]
         task = self._under_way.pop(device)
-        return [Finished(task, GroupOutcome([], {n: self._history(task, n) for n in task.members}, {}), 0.0)]
+        reached = task.span.start
+        while reached < task.span.stop and (reached == task.span.start or not self.run.out_of_time("surrogate")):
+            reached += 1
+            self.clock.now += 1.0
+        return [Finished(task, GroupOutcome([], {n: self._history(task, n, reached) for n in task.members}, {}), 0.0)]
 
     def told(self, share: float, best: Sequence[int]) -> None:
         self.shares.append(share)
+        # No more lie there than a trial goes on from, and each is recorded.
+        there = {p.name for p in (self.run.store.path / "checkpoints").iterdir()}
+        needed = set(self.run.sources.values())
+        assert needed <= self.run.store.units().keys()
+        if not self.run.store.recorded:
+            assert there == {self.run.store.file(key).name for key in needed}
+        elif self.tasks:
+            assert there <= {self.run.store.file(key).name for key in needed}
 
     def train_each(self, tasks: Any) -> Any:
         raise NotImplementedError
 
-    def _history(self, task: GroupTask, number: int) -> History:
+    def _history(self, task: GroupTask, number: int, stop: int) -> History:
         sign = 1.0 if self.run.settings.mode == "min" else -1.0
-        stop = min(task.span.stop, self.epochs_at_most)
         final = self.run.trials[number].config["final"]
         values = {epoch: sign * (final - 0.001 * epoch) for epoch in range(task.span.start + 1, stop + 1)}
         return [(epoch, {"train_loss": value, "val_loss": value}) for epoch, value in values.items()]
@@ -105,13 +127,34 @@ class Given:
 
 
 @pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of the run, in place of the real one."""
+    clock = Clock()
+    monkeypatch.setattr("hydro_rasda.store.monotonic", clock)
+    return clock
+
+
+def again(run: Run, **settings: Any) -> Run:
+    """The same run in another process, with other settings."""
+    run.store.close()
+    run.store = Store.open(run.store.path, {}, "must")
+    return Run(run.problem, replace(run.settings, **settings), run.store, run.progress)
+
+
+def epochs(run: Run) -> dict[int, list[int]]:
+    """Of each trial, the epochs in its history."""
+    return {number: [line["epoch"] for line in lines] for (_, number), lines in run.metrics.items()}
+
+
+@pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     cpu = torch.device("cpu")
     data = make_batches((X, Y), "data", cpu, 0)
     problem = Problem(mlp, supervised(), data, data, 0.5, "val_loss", "min", 9, 0, cpu)
     settings = TuneConfig(num_samples=27, max_t=9, reduction_factor=3, top_k=1, fusion=4)
-    with Store.open(tmp_path / "run", {}, "auto") as store:
-        yield Run(problem, settings, store, Progress(silent=True))
+    run = Run(problem, settings, Store.open(tmp_path / "run", {}, "auto"), Progress(silent=True))
+    yield run
+    run.store.close()
 
 
 def configs(finals: Sequence[float]) -> list[Config]:
@@ -174,10 +217,89 @@ def test_a_searcher_is_told_of_each_rung_and_of_each_end(run: Run) -> None:
     assert sorted(search.closed) == list(range(27))
 
 
-def test_a_rung_cut_short_by_time_keeps_the_best_of_the_deepest(run: Run) -> None:
-    short = Run(run.problem, replace(run.settings, top_k=2), run.store, run.progress)
-    assert sweep(short, Given([configs(FINALS)]), Curves(short, epochs_at_most=2)) == [0, 4]
-    assert short.epochs("surrogate", 0) == 2
+def test_a_rung_cut_short_by_time_keeps_the_best_of_the_deepest(run: Run, clock: Clock) -> None:
+    """The first rung is 8 groups of an epoch; of the second's 9 trials, the 4 of the first group train for two more."""
+    short = again(run, top_k=2, time_budget_s=2 * 9.5)
+    assert sweep(short, Given([configs(FINALS)]), Curves(short, clock=clock)) == [0, 4]
+    assert {short.epochs("surrogate", n) for n in range(27)} == {1, 3}
+
+
+def test_the_sweep_takes_half_of_a_time_budget(run: Run, clock: Clock) -> None:
+    for budget, swept in ((4.0, 2.0), (22.0, 11.0), (23.0, 12.0)):
+        timed = again(run, time_budget_s=budget)
+        sweep(timed, Given([configs(FINALS)]), Curves(timed, clock=clock))
+        assert run.store.swept == swept  # an epoch that has begun is trained to its end
+
+
+def test_what_full_size_training_took_is_not_the_sweeps(run: Run, clock: Clock) -> None:
+    short = again(run, time_budget_s=10.0)
+    sweep(short, Given([configs(FINALS)]), Curves(short, clock=clock))
+    clock.now += 6.0
+    run.store.record("target/trial-0/to-2", Unit(None))
+    longer = again(run, time_budget_s=16.0)
+    assert longer.seconds_left("surrogate") == 3.0
+    assert longer.seconds_left("target") == 5.0
+    longest = again(run, time_budget_s=12.0)
+    assert longest.seconds_left("surrogate") == 1.0
+
+
+@pytest.mark.parametrize("budget", [0.1, 5.0, 21.0])
+def test_with_more_time_a_sweep_goes_on_where_it_stood(run: Run, clock: Clock, budget: float) -> None:
+    timed = again(run, time_budget_s=budget)
+    found = sweep(timed, Given([configs(FINALS)]), Curves(timed, clock=clock))
+    before = run.store.swept
+
+    same = again(run, time_budget_s=budget)
+    idle = Curves(same, clock=clock)
+    assert sweep(same, Given([configs(FINALS)]), idle) == found
+    assert not idle.tasks
+
+    longer = again(run)
+    assert sweep(longer, Given([configs(FINALS)]), Curves(longer, clock=clock)) == [0]
+    rungs = {3: [1, 2, 3, 4, 5, 6, 7, 8, 9], 9: [1, 2, 3], 27: [1]}
+    for place, number in enumerate(BEST_FIRST):
+        assert epochs(longer)[number] == next(trained for left, trained in rungs.items() if place < left)
+    if budget == 21.0:  # it ended between the two epochs of a group, which goes on from there
+        assert (before, run.store.swept) == (11, 8 + 3 * 2 + 6)
+
+
+@pytest.mark.parametrize("begin_with", [1, 9, 18])
+def test_a_run_that_is_given_more_samples_ends_as_one_that_had_them_at_first(run: Run, begin_with: int) -> None:
+    few = again(run, num_samples=begin_with)
+    sweep(few, Given([configs(FINALS[:begin_with])]), Curves(few))
+    trained = {number: len(lines) for number, lines in epochs(few).items()}
+    more = again(run)
+    devices = Curves(more)
+    assert sweep(more, Given([configs(FINALS)]), devices) == [0]
+    for place, number in enumerate(BEST_FIRST):
+        reached = next(stop for left, stop in ((3, 9), (9, 3), (27, 1)) if place < left)
+        assert epochs(more)[number] == list(range(1, max(reached, trained.get(number, 0)) + 1))
+    from_their_start = [n for task in devices.tasks if task.span.start == 0 for n in task.members if n in trained]
+    assert len(from_their_start) == len(set(from_their_start))
+    assert all(trained[n] < epochs(more)[n][-1] for n in from_their_start)  # halved away then, in the race now
+    assert from_their_start
+
+
+def test_on_several_devices_a_run_that_is_given_more_samples_goes_on(run: Run) -> None:
+    few = again(run, num_samples=18)
+    sweep(few, Given([configs(FINALS[:18])]), Curves(few, devices=3, last_first=True))
+    more = again(run)
+    assert sweep(more, Given([configs(FINALS)]), Curves(more, devices=3, last_first=True)) == [0]
+    assert all(of == list(range(1, len(of) + 1)) for of in epochs(more).values())
+    resumed = again(run)
+    idle = Curves(resumed, devices=3)
+    assert sweep(resumed, Given([configs(FINALS)]), idle) == [0]
+    assert not idle.tasks
+
+
+def test_finalists_of_surrogates_as_wide_as_the_model_keep_their_checkpoints(run: Run) -> None:
+    run.problem = replace(run.problem, width_ratio=1.0)
+    for _ in range(2):
+        full = again(run, top_k=2)
+        finalists = sweep(full, Given([configs(FINALS)]), Curves(full))
+        assert sorted(full.sources) == sorted(finalists)
+        assert all(full.store.has(key) for key in full.sources.values())
+        assert len(list((run.store.path / "checkpoints").iterdir())) == len(set(full.sources.values()))
 
 
 def test_checkpoints_of_the_sweep_are_gone_after_it(run: Run) -> None:
