@@ -262,8 +262,8 @@ def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
     finalists = {record.trial for record in full.trials if record.epochs}
     assert len(finalists) == 2
 
-    def out_of_time(run: Any, share: float) -> bool:
-        return share == 1.0 and any(stage == "target" for stage, _ in run.metrics)
+    def out_of_time(run: Any, stage: str) -> bool:
+        return stage == "target" and any(of == "target" for of, _ in run.metrics)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hydro_rasda.run.Run.out_of_time", out_of_time)
