@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -26,7 +26,7 @@ from ray.tune import (
 from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer, Quantized
 from ray.tune.search.variant_generator import generate_variants
 
-from fusion.keys import KEYS, check
+from fusion.keys import KEYS, check, read
 
 from .config import require
 from .seeds import preserved_generators, seed_generators
@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "grid_search",
     "loguniform",
+    "longest_warmup",
     "qloguniform",
     "quniform",
     "randint",
@@ -120,6 +121,12 @@ def describe(space: Mapping[str, Any]) -> dict[str, Any]:
 def tuned(space: Mapping[str, Any]) -> list[str]:
     """Names of what is searched: of the domains in the space, not of its constants."""
     return [key for key, value in _leaves(space) if _is_domain(value)]
+
+
+def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> float:
+    """The longest warm-up, in epochs, that a space can reach, or that these configurations of it have."""
+    reachable = _extremes(space["warmup_epochs"]) if "warmup_epochs" in space else []
+    return max([0.0, *map(float, reachable), *(read(config, "warmup_epochs") for config in configs)])
 
 
 def _is_grid(value: object) -> bool:

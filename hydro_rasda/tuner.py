@@ -27,9 +27,10 @@ from .problem import Problem, dry_run
 from .progress import Progress
 from .result import TuneResult, make_result
 from .run import Run
+from .schedulers import first_milestone
 from .search import RandomSearch, Search, SearcherSearch, prepare
 from .seeds import preserved_generators
-from .space import check_space, describe, tuned
+from .space import check_space, describe, longest_warmup, tuned
 from .store import Store
 from .sweep import sweep
 
@@ -90,7 +91,7 @@ def tune(
         mode: "min" or "max".
         num_samples: Configurations to try (for each point of a `grid_search`).
         max_t: Epochs of a full training.
-        grace_period: Epochs of the sweep's first rung.
+        grace_period: Epochs of the sweep's first rung; rungs before the space's longest warm-up is over are left out.
         reduction_factor: One in this many goes on from each rung of the sweep; rungs lie at
             `grace_period * reduction_factor**k` epochs.
         top_k: Configurations that move to the full-size model.
@@ -159,6 +160,8 @@ def tune(
         candidates = RandomSearch(space, num_samples, seed)
         checked = dry_run(problem, candidates.trials)
         problem = replace(problem, example_input=checked.example_input)
+        warmup = longest_warmup(space, (trial.config for trial in candidates.trials))
+        _warn_of_endless(warmup, max_t)
         asked = settings.determining() | {
             "space": describe(space),
             "searcher": type(searcher).__name__ if searcher else None,
@@ -169,7 +172,10 @@ def tune(
         folder = Path(storage_path).expanduser()
         path = folder / (name or _free_name(folder))
         with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
-            run = Run(problem, settings, store, shown)
+            run = Run(problem, _without_rungs_before(warmup, settings), store, shown)
+            if (now := run.settings).grace_period > grace_period or now.full_grace_period > settings.full_grace_period:
+                rungs = f"at epoch {now.grace_period} of the sweep and {now.full_grace_period} at full size"
+                shown.say(f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
             search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
             if store.recorded:
                 shown.say(f"going on with the run in {path}: {store.recorded} units of work are done")
@@ -215,6 +221,23 @@ def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
             "width overfits less; a wider surrogate (`surrogate=1/4`) or `check_transfer=True` makes sure",
             stacklevel=3,
         )
+
+
+def _warn_of_endless(warmup: float, max_t: int) -> None:
+    if warmup >= max_t:
+        warnings.warn(
+            f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
+            "rung lies before a warm-up is over; shorten the warm-ups",
+            stacklevel=3,
+        )
+
+
+def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
+    """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
+    rasda, most = settings.rasda, settings.max_t
+    grace = first_milestone(settings.grace_period, most, settings.reduction_factor, warmup)
+    full = first_milestone(settings.full_grace_period, most, rasda.scaling_factor, warmup)
+    return replace(settings, grace_period=grace, rasda=replace(rasda, grace_period=full))
 
 
 def _free_name(storage_path: Path) -> str:

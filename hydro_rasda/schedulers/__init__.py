@@ -7,7 +7,7 @@ from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision, PlainAshaState
 from hydro_rasda.schedulers.halving import SuccessiveHalving
 from hydro_rasda.schedulers.ladder import Ladder
-from hydro_rasda.schedulers.milestones import milestones
+from hydro_rasda.schedulers.milestones import first_milestone, milestones
 from hydro_rasda.schedulers.placement import Placement, Queue, Running, Waiting, place, worker_slots
 from hydro_rasda.schedulers.ranking import rank, top
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
@@ -26,6 +26,7 @@ __all__ = [
     "SuccessiveHalving",
     "Verdict",
     "Waiting",
+    "first_milestone",
     "milestones",
     "place",
     "rank",

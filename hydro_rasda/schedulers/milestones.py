@@ -40,3 +40,21 @@ def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
         found.append(milestone)
         milestone *= factor
     return (*found, max_t)
+
+
+def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
+    """The first of the milestones at which a warm-up is over; ``max_t`` where it never is.
+
+    Before, a trial is judged by a learning rate that is not its own yet. From this milestone on, all are as without a
+    warm-up.
+
+    Args:
+        min_t: See :func:`milestones`, likewise ``max_t`` and ``factor``.
+        max_t: Last milestone.
+        factor: Growth from one milestone to the next.
+        warmup: The longest warm-up, in training iterations.
+
+    >>> first_milestone(1, 27, 3, warmup=0), first_milestone(1, 27, 3, warmup=2.5), first_milestone(1, 27, 3, warmup=50)
+    (1, 3, 27)
+    """
+    return next((m for m in milestones(min_t, max_t, factor) if m >= warmup), max_t)

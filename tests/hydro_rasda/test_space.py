@@ -17,7 +17,7 @@ from torch import nn
 import hydro_rasda
 from fusion.keys import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
-from hydro_rasda.space import check_config, check_space, describe, sample
+from hydro_rasda.space import check_config, check_space, describe, longest_warmup, sample
 
 EVERY_DOMAIN: dict[str, Any] = {
     "lr": loguniform(1e-4, 1.0),
@@ -298,3 +298,18 @@ def test_nesterov_needs_momentum() -> None:
     for broken in ({}, {"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}):
         with pytest.raises(ValueError, match=r"nesterov.*momentum"):
             check_config({"lr": 0.1, "optimizer": "sgd", "nesterov": True, **broken})
+
+
+@pytest.mark.parametrize(
+    ("domain", "sampled", "longest"),
+    [
+        (0, [], 0.0),
+        (uniform(0, 3), [1.0], math.nextafter(3, 0)),
+        (choice([0, 2.5, 1]), [], 2.5),
+        (sample_from(lambda _: 1), [1, 4], 4.0),
+        (choice([1, sample_from(lambda _: 1)]), [7], 7.0),
+    ],
+)
+def test_the_longest_warmup(domain: Any, sampled: list[float], longest: float) -> None:
+    assert longest_warmup({"warmup_epochs": domain}, [{"warmup_epochs": epochs} for epochs in sampled]) == longest
+    assert longest_warmup({}, [{}]) == 0

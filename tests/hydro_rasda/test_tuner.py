@@ -349,3 +349,26 @@ def test_bad_input_is_refused_before_any_training(
         with pytest.raises(kind, match=message):
             quick(**arguments)
     assert not list(tmp_path.iterdir())
+
+
+def rungs(result: TuneResult) -> tuple[set[int], set[int]]:
+    """After how many epochs trials ended, on surrogates and at full size."""
+    return {t.surrogate_epochs for t in result.trials}, {t.epochs for t in result.trials}
+
+
+@pytest.mark.usefixtures("one_process")
+def test_no_rung_before_the_longest_warmup_is_over(quick: Quick, capsys: pytest.CaptureFixture[str]) -> None:
+    result = quick(space={**LR, "warmup_epochs": choice([0.0, 1.5])}, top_k=1, progress=True)
+    assert rungs(result)[0] == {2, 4}
+    assert (
+        "warm-ups last up to 1.5 epochs: the first rungs are at epoch 2 of the sweep and 2 at"
+        in capsys.readouterr().out
+    )
+    assert rungs(quick(name="none", top_k=1))[0] == {1, 2, 4}
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_warmup_without_end(quick: Quick) -> None:
+    with pytest.warns(UserWarning, match="`warmup_epochs` is up to 9, and `max_t` is 4: no trial is halved before"):
+        result = quick(space={**LR, "warmup_epochs": 9})
+    assert rungs(result) == ({4}, {0, 4})

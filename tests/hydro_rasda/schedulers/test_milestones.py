@@ -1,6 +1,6 @@
 import pytest
 
-from hydro_rasda.schedulers import milestones
+from hydro_rasda.schedulers import first_milestone, milestones
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,14 @@ def test_large_numbers_stay_exact() -> None:
 def test_bad_input(arguments: tuple[int, int, int], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         milestones(*arguments)
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(0, 1), (1, 1), (1.1, 3), (3, 3), (10, 27), (27, 27), (99, 27)])
+def test_no_rung_before_the_warmup_is_over(warmup: float, expected: int) -> None:
+    assert first_milestone(1, 27, 3, warmup) == expected
+
+
+@pytest.mark.parametrize("warmup", [0, 1.5, 5, 11, 20, 30])
+def test_what_is_left_are_the_milestones_that_are_not_before(warmup: float) -> None:
+    left = milestones(first_milestone(5, 30, 2, warmup), 30, 2)
+    assert left == tuple(m for m in milestones(5, 30, 2) if m >= warmup)
