@@ -126,7 +126,8 @@ def tuned(space: Mapping[str, Any]) -> list[str]:
 def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> float:
     """The longest warm-up, in epochs, that a space can reach, or that these configurations of it have."""
     reachable = _extremes(space["warmup_epochs"]) if "warmup_epochs" in space else []
-    return max([0.0, *map(float, reachable), *(read(config, "warmup_epochs") for config in configs)])
+    longest: float = max([0.0, *map(float, reachable), *(read(config, "warmup_epochs") for config in configs)])
+    return longest
 
 
 def _is_grid(value: object) -> bool:

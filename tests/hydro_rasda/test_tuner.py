@@ -304,7 +304,7 @@ X, Y = torch.rand(8, 64), torch.arange(8)
         ({"space": {"lr": 0.1}}, ValueError, "`space` is .*, but must have a domain"),
         ({"space": {"momentum": uniform(0, 1)}}, ValueError, "a space with the key 'lr'"),
         ({"space": {"lr": uniform(0, 1)}}, ValueError, r"`space\['lr'\]` is float uniform\(0, 1\), but must be"),
-        ({"space": {"lr": sample_from(lambda config: -1)}}, ValueError, r"`config\['lr'\]` is -1, but must be"),
+        ({"space": {"lr": sample_from(lambda config: -1)}}, ValueError, "lr is -1, but must be"),
         ({"space": {**LR, "optimizer": "lion"}}, ValueError, r"`space\['optimizer'\]` is 'lion', but must be one of"),
         ({"space": {**LR, "schedule": choice(["warp"])}}, ValueError, r"`space\['schedule'\]` is choice\(\['warp'\]\)"),
         ({"space": [0.1]}, TypeError, "`space` is"),
@@ -360,10 +360,8 @@ def rungs(result: TuneResult) -> tuple[set[int], set[int]]:
 def test_no_rung_before_the_longest_warmup_is_over(quick: Quick, capsys: pytest.CaptureFixture[str]) -> None:
     result = quick(space={**LR, "warmup_epochs": choice([0.0, 1.5])}, top_k=1, progress=True)
     assert rungs(result)[0] == {2, 4}
-    assert (
-        "warm-ups last up to 1.5 epochs: the first rungs are at epoch 2 of the sweep and 2 at"
-        in capsys.readouterr().out
-    )
+    told = "warm-ups last up to 1.5 epochs: the first rungs are at epoch 2 of the sweep and 2 at full size"
+    assert told in capsys.readouterr().out
     assert rungs(quick(name="none", top_k=1))[0] == {1, 2, 4}
 
 
