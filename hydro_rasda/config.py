@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Mode = Literal["min", "max"]
+Keep = Literal["last", "best"]
 
 MODES: tuple[str, ...] = ("min", "max")
+KEEP: tuple[str, ...] = ("last", "best")
 RESUME: tuple[str, ...] = ("auto", "must", "never")
 BACKENDS: tuple[str, ...] = ("local", "ray")
 LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
@@ -83,6 +85,7 @@ class TuneConfig:
     fusion: int | Literal["auto"] = "auto"
     check_transfer: bool = False
     rasda: RASDAConfig = RASDAConfig()
+    keep: Keep = "last"
     checkpoint_every: int | None = None
     time_budget_s: float | None = None
     seed: int = 0
@@ -103,6 +106,7 @@ class TuneConfig:
         require(isinstance(self.rasda, RASDAConfig), "rasda", self.rasda, "a RASDAConfig")
         g = self.rasda.grace_period
         require(g is None or g <= self.max_t, "rasda.grace_period", g, f"<= max_t ({self.max_t})")
+        require(self.keep in KEEP, "keep", self.keep, f"one of {KEEP}")
         every = self.checkpoint_every
         require(every is None or (_is_int(every) and every >= 1), "checkpoint_every", every, "None or epochs >= 1")
         budget = self.time_budget_s

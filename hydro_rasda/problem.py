@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fusion.keys import read
 from surrogate import make_surrogate, shrink
 
-from .config import Mode, require
+from .config import Keep, Mode, require
 from .data import Batch, Batches
 from .forks import can_be_pickled, cores
 from .objective import Objective, check_metrics, checked
@@ -64,6 +64,7 @@ class Problem:
         device: Where models train.
         example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
             a dict of keyword arguments. A model that takes no width is narrowed by following it through the model.
+        keep: Of a full-size training, whether the last epoch's weights count or the best epoch's.
     """
 
     model_fn: Callable[..., nn.Module]
@@ -77,6 +78,7 @@ class Problem:
     seed: int
     device: torch.device
     example_input: Any = None
+    keep: Keep = "last"
 
     @property
     def cores(self) -> int:

@@ -80,9 +80,14 @@ def _row(record: TrialRecord) -> tuple[str, ...]:
     return (
         str(record.trial),
         f"{show(record.surrogate_metric)} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
-        f"{show(record.metric)} ({record.epochs})" if record.epochs else "",
+        f"{show(record.metric)} ({_epochs(record)})" if record.epochs else "",
         record.status,
     )
+
+
+def _epochs(record: TrialRecord) -> str:
+    kept = "" if record.kept_epoch == record.epochs else f"{record.kept_epoch} of "
+    return f"{kept}{record.epochs}"
 
 
 def show(value: Any) -> str:

@@ -41,8 +41,9 @@ class TrialRecord:
             halved away; "diverged": its metric or training loss was no longer finite; "failed": it raised.
         surrogate_metric: The metric after its last epoch on the surrogate; NaN where it has none.
         surrogate_epochs: Epochs trained on the surrogate.
-        metric: The metric after its last epoch at full size; NaN where it has none.
+        metric: The metric after `kept_epoch` at full size; NaN where it has none.
         epochs: Epochs trained at full size.
+        kept_epoch: The epoch whose weights `best_model` gives: the last, or the best one where `keep="best"`.
         history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
         error: Traceback of a failed trial.
     """
@@ -54,6 +55,7 @@ class TrialRecord:
     surrogate_epochs: int
     metric: float
     epochs: int
+    kept_epoch: int
     history: tuple[Mapping[str, Any], ...]
     error: str | None
 
@@ -94,7 +96,7 @@ class TuneResult:
     Attributes:
         best_config: Of the configurations whose full-size models trained to the end, to `max_t` unless the time budget
             ended all before, the one with the best metric.
-        best_metric: That metric, after its last epoch.
+        best_metric: That metric: after its last epoch, or its best where `keep="best"` (`TrialRecord.kept_epoch`).
         trials: A record for each configuration, in the order of sampling.
         metric: Name of the metric.
         mode: "min" or "max".
@@ -130,7 +132,7 @@ class TuneResult:
         with preserved_generators():
             model = self._problem.target(Trial(number, self.trials[number].config))
         state = torch.load(self._checkpoints[number], map_location=self._problem.device, weights_only=True)
-        model.load_state_dict(state["model"])
+        model.load_state_dict(state.get("best", state)["model"])
         return model.eval()
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> dict[str, float]:
@@ -170,7 +172,7 @@ class TuneResult:
         return render(self)
 
 
-_COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs")
+_COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "kept_epoch")
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -193,10 +195,10 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
             f"all {len(finalists)} finalists diverged or failed at full size; their records are in "
             f"{run.store.path / 'journal.jsonl'}\n{errors}"
         )
-    best = longest[rank([run.score("target", number) for number in longest], run.settings.mode)[0]]
+    best = longest[rank([_kept(run, number)[1] for number in longest], run.settings.mode)[0]]
     return TuneResult(
         best_config=copy.deepcopy(dict(run.trials[best].config)),
-        best_metric=run.score("target", best),
+        best_metric=_kept(run, best)[1],
         trials=tuple(_record(run, number, finalists) for number in sorted(run.trials)),
         metric=run.settings.metric,
         mode=run.settings.mode,
@@ -217,15 +219,24 @@ def _longest_trained(run: Run, finalists: Sequence[int]) -> list[int]:
     return [n for n in scored if run.epochs("target", n) == last]
 
 
+def _kept(run: Run, number: int) -> tuple[int, float]:
+    """The full-size epoch whose weights count, and the metric after it."""
+    score = run.score("target", number)
+    last = run.epochs("target", number), score
+    return run.best.get(number, last) if math.isfinite(score) else last
+
+
 def _record(run: Run, number: int, finalists: list[int]) -> TrialRecord:
+    kept_epoch, metric = _kept(run, number)
     return TrialRecord(
         trial=number,
         config=run.trials[number].config,
         status=_status(run, number, finalists),
         surrogate_metric=run.score("surrogate", number),
         surrogate_epochs=run.epochs("surrogate", number),
-        metric=run.score("target", number),
+        metric=metric,
         epochs=run.epochs("target", number),
+        kept_epoch=kept_epoch,
         history=tuple(
             {name: value for name, value in line.items() if name not in ("event", "trial")}
             for stage in ("surrogate", "target")

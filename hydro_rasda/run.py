@@ -36,6 +36,7 @@ class Run:
         sources: Of each trial that the sweep may go on with, the name of the checkpoint that holds it; once the sweep
             is done, of the finalists whose full-size training can begin there (`surrogate=1`).
         checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
+        best: Where `keep="best"`: of each of those, the epoch whose weights that checkpoint keeps, and its metric.
         transfer: How far the surrogates' ranking can be trusted, where that was asked for.
     """
 
@@ -48,6 +49,7 @@ class Run:
     failures: dict[int, str] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
+    best: dict[int, tuple[int, float]] = field(default_factory=dict)
     transfer: RankComparison | None = None
 
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .problem import Problem, Trial
-from .train import EpochMetrics, History, SingleLearner, Span, train_epochs
+from .train import EpochMetrics, History, SingleLearner, Span, remember_best, train_epochs
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def train_target(
             learner.load(state)
         seed_parts = ("target", trial.number)
         for epoch, metrics in train_epochs(learner, problem, task.span, trial.batch_size, seed_parts, should_stop):
+            remember_best(learner, problem, epoch, metrics)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)
     except Exception:

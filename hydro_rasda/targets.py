@@ -3,7 +3,7 @@
 What is trained at full size is recorded alike on every backend, so that each goes on with what another began:
 
 - `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` of what training
-  can go on from after this epoch; None where nothing was saved.
+  can go on from after this epoch, None where nothing was saved; beside it, which epoch's weights it keeps as "best".
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/done`: the stage is over, for the finalists that it names.
 """
@@ -150,6 +150,8 @@ def record_epochs(
     key = f"target/trial-{number}/to-{lines[-1]['epoch']}"
     if state is not None:
         run.store.save(key, state)
+        if "best" in state:
+            more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
     value = {"checkpoint": key if state is not None else None, **more}
     _went_on(run, number, run.record(key, Unit(value, list(lines), seconds), again=True))
 
@@ -229,5 +231,7 @@ def _went_on(run: Run, number: int, unit: Unit) -> None:
     before, name = run.checkpoints.get(number), unit.value["checkpoint"]
     if name is not None:
         run.checkpoints[number] = name
+        if (best := unit.value.get("best")) is not None:
+            run.best[number] = best["epoch"], best["score"]
         if before not in (None, name):
             run.store.discard([before])

@@ -6,6 +6,7 @@ Shapes: K members of a learner (1 for an ordinary module). Metrics are tensors [
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from fusion import lr_factor, optimizer
 from fusion.keys import read
 
+from .config import Mode
 from .data import ALONE, Batch, Shard, Share
 from .objective import Objective
 from .problem import Problem
+from .schedulers import rank
 from .seeds import derive_seed, seed_generators
 
 EVAL_BATCH_FACTOR = 4
@@ -70,6 +73,7 @@ class SingleLearner:
         self.optimizer = optimizer(model, config)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._config, self._objective, self._max_t = config, objective, max_t
+        self._best: dict[str, Any] | None = None
         self._joint: nn.Module | None = None
         if shard.world > 1:
             # Which parameters a step uses may differ from step to step, as with stochastic depth.
@@ -114,13 +118,30 @@ class SingleLearner:
         with torch.no_grad():
             return _as_vectors(self._objective(self.model, batch))
 
+    def remember(self, epoch: int, score: float, mode: Mode) -> None:
+        """Have `state` hold, as "best", a copy of these weights and buffers until an epoch scores better.
+
+        Args:
+            epoch: How many are trained.
+            score: The metric after them; one that is not finite is never the best.
+            mode: Whether less or more of it is better.
+        """
+        scores = [math.nan if self._best is None else self._best["score"], score]
+        if rank(scores, mode)[0] == 1:
+            self._best = {"epoch": epoch, "score": score, "model": copy.deepcopy(self.model.state_dict())}
+
     def state(self) -> dict[str, Any]:
-        """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`.
+
+        Where epochs are remembered, "best" is the best of them: "epoch", "score", "model".
+        """
+        best = {} if self._best is None else {"best": self._best}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **best}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
         self.model.load_state_dict(state["model"])
+        self._best = state.get("best")
         own = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
 
@@ -254,6 +275,12 @@ def _epochs(
         yield epoch + 1, values
         if diverged(values):
             return
+
+
+def remember_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: EpochMetrics) -> None:
+    """Keep the weights of the best epoch of a full-size training, where that is what counts."""
+    if problem.keep == "best" and not diverged(metrics):
+        learner.remember(epoch, metrics[problem.metric][0], problem.mode)
 
 
 def diverged(metrics: EpochMetrics) -> bool:

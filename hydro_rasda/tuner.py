@@ -54,6 +54,7 @@ def tune(
     fusion: int | Literal["auto"] = "auto",
     check_transfer: bool = False,
     rasda: RASDAConfig | None = None,
+    keep: Literal["last", "best"] = "last",
     searcher: Searcher | None = None,
     backend: Literal["local", "ray"] = "local",
     address: str | None = None,
@@ -101,6 +102,8 @@ def tune(
         check_transfer: Whether to train 6 configurations at full size to the sweep's first milestone, and compare their
             ranking with the surrogates' (`TuneResult.transfer`).
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
+        keep: Of each full-size training, the weights that count: "last", after its last epoch, or "best", after the one
+            with the best metric, where overfitting is stopped in time. The winner has trained to the end in both cases.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
         backend: "local": everything on this machine; on a CPU (Linux), in as many processes forked of this one as torch
             has threads; what `model_fn` and `objective` change there is not seen here. `torch.set_num_threads(1)` keeps
@@ -143,6 +146,7 @@ def tune(
         fusion=fusion,
         check_transfer=check_transfer,
         rasda=rasda or RASDAConfig(),
+        keep=keep,
         checkpoint_every=checkpoint_every,
         time_budget_s=time_budget_s,
         seed=seed,
@@ -271,4 +275,5 @@ def _problem(
         max_t=settings.max_t,
         seed=settings.seed,
         device=where,
+        keep=settings.keep,
     )

@@ -7,7 +7,7 @@ from fusion.keys import read
 
 from ..data import Shard
 from ..problem import Problem, Trial
-from ..train import SingleLearner, Span, diverged, train_epochs_on_ranks
+from ..train import SingleLearner, Span, diverged, remember_best, train_epochs_on_ranks
 from .large_batch import Rule
 from .worker import Worker
 
@@ -46,6 +46,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
     span = Span(worker.iteration, problem.max_t)
     for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, ("target", trial.number)):
+        remember_best(learner, problem, epoch, metrics)
         worker.report(
             {name: values[0] for name, values in metrics.items()}
             | {"epoch": epoch, "global_batch_size": global_batch_size},

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydro_rasda import AllTrialsFailed, Cost, RASDAConfig, TuneResult, choice, loguniform, tune
+from hydro_rasda import AllTrialsFailed, Cost, RASDAConfig, TuneResult, choice, grid_search, loguniform, tune
 from hydro_rasda.problem import Problem
 from hydro_rasda.progress import Progress
 from hydro_rasda.report import best_first, show
 from hydro_rasda.result import make_result
+from hydro_rasda.run import Run
 from hydro_rasda.targets import train_targets
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import Scores, Scripted, open_run
@@ -93,6 +95,7 @@ def test_dataframe(result: TuneResult) -> None:
         "surrogate_epochs",
         "metric",
         "epochs",
+        "kept_epoch",
         "config/lr",
         "config/optimizer",
         "config/extra/depth",
@@ -130,7 +133,7 @@ def test_best_first(result: TuneResult) -> None:
 @pytest.fixture
 def race(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., TuneResult]]:
     """A result of full-size trials by script, in milestones of 1, 2 and 4 epochs of which half goes on."""
-    opened = []
+    opened: list[Run] = []
 
     def call(scores: Scores, epochs: float = math.inf, finalists: Sequence[int] | None = None) -> TuneResult:
         rasda = RASDAConfig(grace_period=1)
@@ -177,6 +180,32 @@ def test_where_time_is_up_the_best_of_those_that_came_furthest_wins(race: Callab
     result = race({0: [0.4, 0.1], 1: [0.3, 0.9], 2: [0.2, 0.8], 3: [0.1, 0.7]}, epochs=3)
     assert outcome(result)[:3] == [("finished", 1, 0.4), ("finished", 1, 0.3), ("finished", 1, 0.2)]
     assert result.best_metric == 0.2
+
+
+def test_the_best_epoch_is_kept_where_asked(
+    quick: Callable[..., TuneResult], digits: tuple[Pair, Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here the largest loss is the best: the first epoch's."""
+    asked: dict[str, Any] = {
+        "space": {"lr": grid_search([0.05, 0.1])},
+        "num_samples": 1,
+        "mode": "max",
+        "checkpoint_every": 1,
+        "rasda": RASDAConfig(grace_period=4),
+    }
+    last = quick(**asked, name="last")
+    result = quick(**asked, keep="best", progress=True)
+    curves = [[line["val_loss"] for line in r.history if line["stage"] == "target"] for r in result.trials]
+    assert curves == [[line["val_loss"] for line in r.history if line["stage"] == "target"] for r in last.trials]
+    assert [record.metric for record in last.trials] == [curve[-1] for curve in curves]
+    assert [(r.epochs, r.kept_epoch, r.metric) for r in result.trials] == [(4, 1, curve[0]) for curve in curves]
+    assert [r.kept_epoch for r in last.trials] == [4, 4]
+    assert result.best_metric == max(curve[0] for curve in curves)
+    assert result.evaluate(digits[1])["loss"] == result.best_metric
+    assert last.evaluate(digits[1])["loss"] == last.best_metric < result.best_metric
+    assert "(1 of 4)" in capsys.readouterr().out
+    again = quick(**asked, keep="best")
+    assert (again.trials, again.best_metric) == (result.trials, result.best_metric)
 
 
 def test_table_leaves_out_what_all_trials_share(result: TuneResult) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -8,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hydro_rasda.config import Mode
 from hydro_rasda.data import make_batches
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.schedulers import rank
 from hydro_rasda.single import TargetOutcome, TargetTask, train_target
 from hydro_rasda.train import History, SingleLearner, Span
 from tests.hydro_rasda.models import Config
@@ -40,6 +43,44 @@ def test_training_in_spans_is_training_in_one(problem: Problem, optimizer: dict[
     assert second.state is not None
     for name, value in whole.state["model"].items():
         assert torch.equal(second.state["model"][name], value)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: Mode) -> None:
+    trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
+    last, problem = trained(problem, trial, Span(0, 6)), replace(problem, mode=mode, keep="best")
+    scores = [metrics["val_loss"] for _, metrics in last.history]
+    best = rank(scores, mode)[0] + 1
+    assert 1 < best < 6, "choose another learning rate"
+    first = trained(problem, trial, Span(0, best))
+    assert first.state is not None
+    assert last.state is not None
+    assert "best" not in last.state
+    for outcome in (trained(problem, trial, Span(0, 6)), trained(problem, trial, Span(best, 6), first.state)):
+        assert outcome.state is not None
+        assert (outcome.state["best"]["epoch"], outcome.state["best"]["score"]) == (best, scores[best - 1])
+        for name, value in first.state["model"].items():
+            assert torch.equal(outcome.state["best"]["model"][name], value)
+        for name, value in last.state["model"].items():
+            assert torch.equal(outcome.state["model"][name], value)
+
+
+def test_what_is_not_finite_is_never_the_best_and_of_equals_the_first_is(problem: Problem) -> None:
+    learner = SingleLearner(problem.target(Trial(0, CONFIG)), CONFIG, problem.objective, problem.max_t)
+    for epoch, score in enumerate([math.nan, -math.inf], 1):
+        learner.remember(epoch, score, "min")
+        assert "best" not in learner.state()
+    for epoch, score in enumerate([0.5, 0.5, math.nan, 0.6], 3):
+        learner.remember(epoch, score, "min")
+    assert (learner.state()["best"]["epoch"], learner.state()["best"]["score"]) == (3, 0.5)
+
+
+def test_an_epoch_whose_loss_is_not_finite_is_not_the_best(problem: Problem) -> None:
+    wild = {"lr": 1e30, "optimizer": "sgd", "batch_size": 32}
+    counts = replace(problem, metric="val_accuracy", mode="max", keep="best")
+    state = trained(counts, Trial(0, wild), Span(0, 2)).state
+    assert state is not None
+    assert "best" not in state
 
 
 def test_it_learns_and_says_so(problem: Problem) -> None:

@@ -272,7 +272,9 @@ def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
     assert records(quick(num_samples=4, rasda=RASDAConfig(grace_period=1))) == records(full)
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"space": LR}, {"top_k": 1}, {"searcher": OptunaSearch(seed=0)}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"space": LR}, {"top_k": 1}, {"keep": "best"}, {"searcher": OptunaSearch(seed=0)}]
+)
 def test_another_run_of_the_name_is_refused_and_left_alone(change: Any, quick: Quick, tmp_path: Path) -> None:
     quick(num_samples=1, max_t=1)
     before = contents(tmp_path)
@@ -326,6 +328,7 @@ X, Y = torch.rand(8, 64), torch.arange(8)
         ({"train_data": "digits.csv"}, TypeError, "`train_data` is a str"),
         ({"objective": lambda m, b: m(b[0]).sum(), "loss_fn": F.mse_loss}, ValueError, "`loss_fn` and `objective`"),
         ({"objective": lambda m, b: m(b[0]).sum()}, TypeError, "`objective` must return a dict of tensors"),
+        ({"keep": "first"}, ValueError, "`keep` is 'first', but must be one of"),
         ({"backend": "moon"}, ValueError, "`backend` is 'moon'"),
         ({"resume": "maybe"}, ValueError, "`resume` is 'maybe', but must be one of"),
         ({"resume": "must"}, FileNotFoundError, "`resume` is 'must', but there is no run"),

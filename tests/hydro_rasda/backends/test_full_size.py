@@ -192,6 +192,17 @@ def test_one_rank_trains_as_the_local_backend_bit_for_bit() -> None:
     assert all(torch.equal(last["state"]["model"][name], value) for name, value in weights.items())
 
 
+def test_the_best_epochs_weights_are_kept_over_restarts(tmp_path: Path) -> None:
+    """Here more is better, and the first epoch is the best."""
+    what, config = replace(problem(), mode="max", keep="best"), CONFIGS["sgd"]
+    reports, (short,) = rank_reports(0, 1, replace(what, max_t=1), config, {})
+    torch.save(short, tmp_path / "worker.pt")
+    _, (last,) = rank_reports(0, 1, what, config, {"checkpoint": str(tmp_path)})
+    best = last["state"]["best"]
+    assert (best["epoch"], best["score"]) == (1, reports[0]["val_loss"])
+    assert all(torch.equal(best["model"][name], value) for name, value in short["state"]["model"].items())
+
+
 @pytest.mark.parametrize(("config", "workers"), [("sgd", 1), ("adamw", 2)])
 def test_growth_goes_on_from_the_checkpoint_with_a_warm_up(config: str, workers: int, tmp_path: Path) -> None:
     """Counted from the trial's first workers, however many they were."""
