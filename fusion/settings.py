@@ -30,7 +30,8 @@ class Settings:
 
     def __init__(self, members: Sequence[Mapping[str, FloatSlot]]) -> None:
         values = {path: [float(slots[path].get()) for slots in members] for path in members[0]}
-        differing = {path: value for path, value in values.items() if len(set(value)) > 1}
+        # By their bits: 0.0 and -0.0 compute differently, two NaN alike.
+        differing = {path: value for path, value in values.items() if len(set(map(float.hex, value))) > 1}
         self._slots = {path: members[0][path] for path in differing}
         self.values_K = {path: torch.tensor(value, dtype=torch.float64) for path, value in differing.items()}
 

@@ -1,5 +1,6 @@
 """What modules must share to train as one, in plain values: they compare, hash, and can be named in an error."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 
 from torch import nn
@@ -17,8 +18,10 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
         *extra: further values that must agree, e.g. the batch size.
 
     Returns:
-        `((path, value), ...)`; equal for modules that `fuse` accepts together. Float attributes (dropout
-        probability, label smoothing, a multiplier) are not part of it: they may differ from member to member.
+        `((path, value), ...)`; equal for modules that `fuse` accepts together, in any process. Float attributes
+        (dropout probability, label smoothing, a multiplier) are not part of it: they may differ from member to member.
+        All else is, whatever its name: a module that keeps a configuration with `"optimizer": "sgd"` differs from one
+        with `"adam"`. What cannot be looked into (a generator, an open file) is equal to nothing.
 
     >>> fusion_key(nn.Linear(2, 3), 64) == fusion_key(nn.Linear(2, 3), 64)
     True
@@ -27,19 +30,29 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
     >>> fusion_key(nn.Dropout(0.1)) == fusion_key(nn.Dropout(0.2))
     True
     """
-    entries = describe(module).entries
-    return (*entries.items(), *((f"extra[{i}]", value) for i, value in enumerate(extra)))
+    return (*describe(module).entries, *((f"extra[{i}]", value) for i, value in enumerate(extra)))
 
 
 def differences(key: FusionKey, other: FusionKey) -> list[str]:
     """Each path at which two keys differ, with both values, in the order of the modules."""
-    here, there = dict(key), dict(other)
-    paths = list(dict.fromkeys((*here, *there)))
-    return [
-        f"{path}: {here.get(path, 'absent')} against {there.get(path, 'absent')}"
-        for path in paths
-        if here.get(path, _ABSENT) != there.get(path, _ABSENT)
+    here, there = _numbered(key), _numbered(other)
+    found = [
+        f"{place[0]}: {here.get(place, 'absent')} against {there.get(place, 'absent')}"
+        for place in dict.fromkeys((*here, *there))
+        if here.get(place, _ABSENT) != there.get(place, _ABSENT)
     ]
+    moved = (path for (path, _), (theirs, _) in zip(key, other) if path != theirs)
+    return found or [f"{path}: in another order" for path in moved][:1]
+
+
+def _numbered(key: FusionKey) -> dict[tuple[str, int], Hashable]:
+    """The entries by path and how often the path was there before."""
+    times: Counter[str] = Counter()
+    found = {}
+    for path, value in key:
+        found[path, times[path]] = value
+        times[path] += 1
+    return found
 
 
 def check_same(keys: Iterable[FusionKey], what: str) -> FusionKey:

@@ -64,6 +64,33 @@ def tied(tie: bool) -> nn.Module:
     return module
 
 
+class Levels(nn.Dropout):
+    """An int that is no probability."""
+
+    def __init__(self, levels: int) -> None:
+        super().__init__()
+        self.levels = levels
+
+
+def two_locals(last: int) -> nn.Module:
+    """Two classes of one name, and a third layer of the one or the other."""
+    layers = [local(0.1), local(0.2)]
+    return nn.Sequential(*layers, type(layers[last])(3, 3))
+
+
+def with_kwargs(first: bool) -> nn.Module:
+    module = nn.Linear(2, 2)
+    for takes in (first, not first):
+        module.register_forward_hook(lambda *given: None, with_kwargs=takes)
+    return module
+
+
+def marked(levels: int) -> nn.Module:
+    module = nn.Linear(2, 2)
+    vars(module.weight)["levels"] = levels
+    return module
+
+
 EQUAL: list[tuple[nn.Module, nn.Module]] = [
     (nn.Linear(2, 3), nn.Linear(2, 3)),
     (nn.Dropout(0.1), nn.Dropout(0)),
@@ -79,14 +106,14 @@ EQUAL: list[tuple[nn.Module, nn.Module]] = [
     (hooked(Scale(1.0)), hooked(Scale(2.0))),
     (Block(mask=torch.eye(3)), Block(mask=torch.eye(3))),
     (Block(table=np.eye(3)), Block(table=np.eye(3))),
-    (Block(config={"optimizer": "sgd", "lr": 1.0, "act": "relu"}), Block(config={"lr": 2.0, "act": "relu"})),
+    (Block(config={"lr": 1.0, "act": "relu"}), Block(config={"lr": 2.0, "act": "relu"})),
     (nn.LSTM(2, 3), nn.LSTM(2, 3)),
     (tied(True), tied(True)),
 ]
 
 DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (nn.Linear(2, 3), nn.Linear(2, 4), r"out_features: \('int', 4\) against \('int', 3\)"),
-    (nn.Linear(2, 3), nn.Linear(2, 3, bias=False), "bias: absent"),
+    (nn.Linear(2, 3), nn.Linear(2, 3, bias=False), r"bias: \('parameter', None\)"),
     (nn.Linear(2, 3), nn.Linear(2, 3).double(), "torch.float64"),
     (nn.Linear(2, 3), nn.Linear(2, 3).requires_grad_(False), "weight: "),
     (nn.ReLU(), nn.GELU(), "type: torch.nn.modules.activation.GELU against torch.nn.modules.activation.ReLU"),
@@ -109,6 +136,14 @@ DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (local(0.1), local(0.2), r"type.forward.captured\[\d+\]: \('float', '0.2'\)"),
     (local(0.1, limit=1), local(0.1, limit=2), r"type.limit.captured.*\['limit'\]"),
     (tied(True), tied(False), "1.weight"),
+    (Block(type=1), Block(type=2), "type"),
+    (Block(modules_=[], my_hooks={"a": F.relu}), Block(modules_=[], my_hooks={"b": F.relu}), "my_hooks"),
+    (Levels(2), Levels(3), "levels"),
+    (Block(config={"optimizer": "sgd"}), Block(config={"optimizer": "adam"}), r"config\['optimizer'\]"),
+    (Block(config={"a": 1, "b": 2}), Block(config={"b": 2, "a": 1}), r"config.key\[0\]"),
+    (two_locals(0), two_locals(1), "2.type"),
+    (with_kwargs(True), with_kwargs(False), "_forward_hooks_with_kwargs"),
+    (marked(2), marked(3), "weight.levels"),
 ]
 
 
@@ -125,6 +160,21 @@ def test_different_and_the_error_says_where(module: nn.Module, other: nn.Module,
     with pytest.raises(ValueError, match=match) as raised:
         fuse([other, other, module])
     assert str(raised.value).startswith("modules[2] cannot be fused with modules[0]")
+
+
+def capturing(what: str) -> nn.Module:
+    """A function, which `copy.deepcopy` leaves as it is, that goes on using the original."""
+    torch.manual_seed(0)
+    module = nn.Linear(3, 3)
+    weight = module.weight
+    act: Any = {"module": lambda x: x * module.weight, "tensor": lambda x: x * weight, "view": weight.detach()[0]}[what]
+    return nn.Sequential(module, Block(act))
+
+
+@pytest.mark.parametrize("what", ["module", "tensor", "view"])
+def test_what_a_copy_does_not_follow_is_equal_to_nothing(what: str) -> None:
+    with pytest.raises(ValueError, match="which a copy does not follow"):
+        fuse([capturing(what), capturing(what)])
 
 
 def test_extra_values_count() -> None:
