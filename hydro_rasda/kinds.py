@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from fusion import fusion_key
@@ -14,6 +14,7 @@ from .forks import Died, each, evenly
 from .fused import multipliers
 from .problem import Problem, Trial
 from .store import Line, Unit
+from .unread import Unread, build_noting
 
 
 def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
@@ -21,7 +22,7 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
 
     Returns:
         A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
-        digest can train as one model.
+        digest can train as one model. Its lines say which keys of each configuration nothing reads.
     """
     parts = evenly(trials, cores)
     found: dict[int, _Kind] = {}
@@ -29,7 +30,8 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
         found |= given if not isinstance(given, Died) else {t.number: _Kind(error=given.how) for t in part}
     lines: list[Line] = []
     for trial in trials:
-        lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config)})
+        unread = found[trial.number].unread
+        lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config), "unread": unread})
         if (error := found[trial.number].error) is not None:
             lines.append({"event": "failed", "trial": trial.number, "error": error})
     return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
@@ -39,6 +41,7 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
 class _Kind:
     digest: str = ""
     error: str | None = None
+    unread: Unread = field(default_factory=dict)
 
 
 def _kinds_of(problem: Problem, trials: Sequence[Trial]) -> dict[int, _Kind]:
@@ -47,10 +50,10 @@ def _kinds_of(problem: Problem, trials: Sequence[Trial]) -> dict[int, _Kind]:
 
 def _kind(problem: Problem, trial: Trial) -> _Kind:
     try:
-        surrogate = problem.surrogate(trial)
+        surrogate, unread = build_noting(problem, trial)
         # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
         scales = repr(multipliers(surrogate, problem.width_ratio))
         key = fusion_key(surrogate, trial.batch_size, scales)
     except Exception:
         return _Kind(error=traceback.format_exc())
-    return _Kind(hashlib.sha256(repr(key).encode()).hexdigest()[:12])
+    return _Kind(hashlib.sha256(repr(key).encode()).hexdigest()[:12], unread=unread)

@@ -38,6 +38,8 @@ class Run:
         checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
         best: Where `keep="best"`: of each of those, the epoch whose weights that checkpoint keeps, and its metric.
         transfer: How far the surrogates' ranking can be trusted, where that was asked for.
+        derived: Whether the space computes values from others (`sample_from`): a key may then matter though nothing
+            reads it of a configuration.
     """
 
     problem: Problem
@@ -51,6 +53,7 @@ class Run:
     checkpoints: dict[int, str] = field(default_factory=dict)
     best: dict[int, tuple[int, float]] = field(default_factory=dict)
     transfer: RankComparison | None = None
+    derived: bool = False
 
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
         """Do a unit of work once in the life of the run, and take in what it says of its trials."""

@@ -123,6 +123,15 @@ def tuned(space: Mapping[str, Any]) -> list[str]:
     return [key for key, value in _leaves(space) if _is_domain(value)]
 
 
+def derived(value: Any) -> bool:
+    """Whether something in a space can be computed from other values: by `sample_from`."""
+    if isinstance(value, Mapping):
+        return any(map(derived, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(derived, value))
+    return isinstance(value, Function) or (isinstance(value, Categorical) and derived(value.categories))
+
+
 def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> float:
     """The longest warm-up, in epochs, that a space can reach, or that these configurations of it have."""
     reachable = _extremes(space["warmup_epochs"]) if "warmup_epochs" in space else []

@@ -31,6 +31,7 @@ from .store import Unit
 from .targets import TargetTrainer
 from .train import Span
 from .transfer import check_transfer
+from .unread import Unread, warn_of_unread
 
 FINALISTS = "surrogate/finalists"
 
@@ -123,6 +124,7 @@ class _Sweep:
         self._halving = SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k)
         self._ladder = Ladder(self._halving, settings.num_samples)
         self._kinds: dict[int, str] = {}
+        self._unread: list[Unread] = []
         self._cores = run.problem.cores
         self._done = 0
         # An earlier process's groups, in the order in which they were finished.
@@ -177,6 +179,9 @@ class _Sweep:
             self._kinds |= {int(number): kind for number, kind in unit.value.items()}
             seen = {line["trial"] for line in unit.lines}
             unseen = [trial for trial in unseen if trial.number not in seen]
+            self._unread += [line.get("unread", {}) for line in unit.lines if line["event"] == "trial"]
+        if len(run.trials) >= run.settings.num_samples and not run.derived:
+            warn_of_unread(self._unread)
         self._ladder.admit(trial.number for trial in trials)
         self._ladder.reach(first, {trial.number: math.nan for trial in trials if trial.number not in self._kinds})
 

@@ -30,7 +30,7 @@ from .run import Run
 from .schedulers import first_milestone
 from .search import RandomSearch, Search, SearcherSearch, prepare
 from .seeds import preserved_generators
-from .space import check_space, describe, longest_warmup, tuned
+from .space import check_space, derived, describe, longest_warmup, tuned
 from .store import Store
 from .sweep import sweep
 
@@ -176,7 +176,7 @@ def tune(
         folder = Path(storage_path).expanduser()
         path = folder / (name or _free_name(folder))
         with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
-            run = Run(problem, _without_rungs_before(warmup, settings), store, shown)
+            run = Run(problem, _without_rungs_before(warmup, settings), store, shown, derived=derived(space))
             if (now := run.settings).grace_period > grace_period or now.full_grace_period > settings.full_grace_period:
                 rungs = f"at epoch {now.grace_period} of the sweep and {now.full_grace_period} at full size"
                 shown.say(f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
