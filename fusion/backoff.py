@@ -81,6 +81,7 @@ class _Snapshot:
         self.state = update.state_dict() if complete else None
         self.steps = update.steps_PK.clone()
         self.device = next(iter(fused.stacked.values())).device
+        self.streams = fused.streams.copy()
         self.cpu_generator = torch.get_rng_state()
         cuda = self.device.type == "cuda"
         self.cuda_generator: Tensor | None = torch.cuda.get_rng_state(self.device) if cuda else None
@@ -96,6 +97,7 @@ class _Snapshot:
             live[name].copy_(tensor)
         if self.state is not None:
             group.optimizer.load_state_dict(self.state)
+        group.fused.streams = self.streams
         torch.set_rng_state(self.cpu_generator)
         if self.cuda_generator is not None:
             torch.cuda.set_rng_state(self.cuda_generator, self.device)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fusion.attributes import plain_attributes, set_attributes
 from fusion.model import FusedModel, Objective
+from fusion.streams import global_states, preserved_generators
 
 
 class FusionWarning(UserWarning):
@@ -28,7 +29,7 @@ class Obstacle:
 
     Attributes:
         module: path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none was.
-        location: "file:line" there; empty if the error arose in the backward pass.
+        location: "file:line" there; empty if the error arose in the backward pass, or none did.
         code: that line.
         reason: torch's message.
     """
@@ -40,16 +41,20 @@ class Obstacle:
 
     def __str__(self) -> str:
         where = f"module {self.module} " if self.module else ""
-        at = f"at {self.location} `{self.code}`" if self.location else "in the backward pass"
-        return f"{where}{at}: {self.reason}"
+        at = f"at {self.location} `{self.code}`: " if self.location else ""
+        return f"{where}{at}{self.reason}"
+
+
+class SharedDraws(RuntimeError):
+    """Members that are evaluated at once drew from a generator of which there is but one."""
 
 
 def dry_run(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | None:
     """Try the forward and backward pass of one batch, and leave the model as it was.
 
-    Where vmap cannot follow the model (`.item()`, control flow that depends on data, an operator it does not know),
-    sets `fused.one_by_one`, so that the members train one after another, with the same results; and warns. A single
-    member is never vmapped, so it passes: try again when others have joined it.
+    Where vmap cannot follow the model (`.item()`, control flow that depends on data, an operator it does not know,
+    random numbers of Python's or NumPy's), sets `fused.one_by_one`, so that the members train one after another, with
+    the same results; and warns. A single member is never vmapped, so it passes: try again when others have joined it.
 
     Args:
         fused: the model.
@@ -88,7 +93,10 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception |
     """The error of a forward and backward pass, if any, without a trace of it in the model."""
     with _restored(fused):
         try:
+            before = global_states()
             result = fused.map(objective, batch)
+            if global_states() != before:
+                return SharedDraws("it draws from a generator that all share, such as Python's or NumPy's")
             losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
             trainable = [p for p in fused.stacked.values() if p.requires_grad]
             if losses:
@@ -102,14 +110,16 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception |
 
 @contextmanager
 def _restored(fused: FusedModel) -> Iterator[None]:
-    """Put buffers, plain attributes and random state back afterwards."""
+    """Put buffers, plain attributes and random state back afterwards; members draw alike each time."""
     attributes = plain_attributes(fused.template)
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
-    cuda = {p.device for p in fused.stacked.values() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=cuda):
+    streams = fused.streams
+    fused.seed(range(fused.K))
+    with preserved_generators():
         try:
             yield
         finally:
+            fused.streams = streams
             fused._reached.clear()
             set_attributes(fused.template, attributes)
             for name, buffer in before.items():
@@ -139,7 +149,9 @@ def _locate(error: Exception, template: nn.Module) -> Obstacle:
             module = f"{paths[id(running)] or 'itself'} ({type(running).__name__})"
         location = f"{frame.f_code.co_filename}:{line}"
         code = linecache.getline(frame.f_code.co_filename, line).strip()
-    return Obstacle(module, location, code, str(error).partition("\n")[0])
+    reason = str(error).partition("\n")[0]
+    in_backward = not location and not isinstance(error, SharedDraws)
+    return Obstacle(module, location, code, f"in the backward pass: {reason}" if in_backward else reason)
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

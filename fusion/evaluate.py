@@ -14,11 +14,14 @@ from torch.utils._pytree import tree_map
 
 from fusion.rules import folded
 from fusion.settings import PlainFloats, Settings
+from fusion.streams import Streams
 
 One = Callable[[Mapping[str, Tensor], Mapping[str, Any]], tuple[Any, Mapping[str, Tensor]]]
 
 
-def at_once(one: One, tensors: Mapping[str, Tensor], settings: Settings, K: int) -> tuple[Any, Mapping[str, Tensor]]:
+def at_once(
+    one: One, tensors: Mapping[str, Tensor], settings: Settings, streams: Streams, K: int
+) -> tuple[Any, Mapping[str, Tensor]]:
     """One vmapped call. Buffers that `one` writes into are written to in `tensors`, [K, ...] each."""
     scalars_K = settings.like(tensors.values())
     values = [value.tolist() for value in settings.values_K.values()]
@@ -26,18 +29,19 @@ def at_once(one: One, tensors: Mapping[str, Tensor], settings: Settings, K: int)
     index_K = torch.arange(K)
 
     def each(tensors: Mapping[str, Tensor], scalars: Mapping[str, Tensor], _: Tensor) -> Any:
-        with PlainFloats(scalars.values(), values) if scalars else nullcontext():
+        with PlainFloats(scalars.values(), values, streams) if scalars else nullcontext():
             result, rebound = one(tensors, scalars)
         return tree_map(_as_tensor, result), rebound
 
-    with folded():
-        result, rebound = torch.func.vmap(each, randomness="different")(dict(tensors), scalars_K, index_K)
+    with folded(streams):
+        result, rebound = torch.func.vmap(each, randomness="error")(dict(tensors), scalars_K, index_K)
     return result, rebound
 
 
-def alone(one: One, tensors: Mapping[str, Tensor]) -> tuple[Any, Mapping[str, Tensor]]:
+def alone(one: One, tensors: Mapping[str, Tensor], streams: Streams) -> tuple[Any, Mapping[str, Tensor]]:
     """One plain call for K = 1, on views; buffers that `one` writes into are written to in `tensors`, [1, ...] each."""
-    result, rebound = one({name: tensor.squeeze(0) for name, tensor in tensors.items()}, {})
+    with streams.drawn_from(0):
+        result, rebound = one({name: tensor.squeeze(0) for name, tensor in tensors.items()}, {})
     return tree_map(_lift, result), tree_map(_lift, rebound)
 
 
@@ -46,6 +50,7 @@ def in_turn(
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     settings: Settings,
+    streams: Streams,
     K: int,
     on_gradient: Callable[[str, int], None],
 ) -> tuple[Any, Mapping[str, Tensor]]:
@@ -56,6 +61,7 @@ def in_turn(
         parameters: [K, ...] each.
         buffers: [K, ...] each; they are copied, and all are among those replaced.
         settings: the floats in which members differ.
+        streams: what each of them draws its random numbers from.
         K: the number of members.
         on_gradient: called with a parameter's name and a member in the backward pass, when the one gets a gradient
             from the other.
@@ -68,7 +74,9 @@ def in_turn(
         _watch(k, own, on_gradient)
         # Copies: a write of one member must not age what another's backward pass needs.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
-        result, rebound = one({**own, **copies}, {path: value.tolist()[k] for path, value in settings.values_K.items()})
+        scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
+        with streams.drawn_from(k):
+            result, rebound = one({**own, **copies}, scalars)
         results.append(tree_map(_as_tensor, result))
         written.append({name: rebound.get(name, copy).detach() for name, copy in copies.items()})
     return tree_map(_stack, *results), tree_map(_stack, *written)

@@ -16,6 +16,7 @@ from fusion.attributes import check_same_state, follow, plain_attributes, set_at
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.members import member_indices
 from fusion.settings import Settings
+from fusion.streams import Streams
 from fusion.structure import FusionKey, check_same
 from fusion.tensors import TensorTree, bound, like, materialize, named_tensors, tensor_slots
 from fusion.walk import FloatSlot
@@ -48,6 +49,7 @@ class FusedModel(nn.Module):
 
     Attributes:
         key: the `fusion_key` that a module must have to join the members.
+        streams: where each member's random numbers come from, see `seed`.
         one_by_one: if True, `map` evaluates the members one after another, which runs whatever one module runs and
             is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
     """
@@ -63,6 +65,7 @@ class FusedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
+        self.streams = Streams(len(members))
         self._set_members(members)
 
     @property
@@ -112,8 +115,8 @@ class FusedModel(nn.Module):
 
         Returns:
             What `objective` returns, each tensor with a leading K: losses are [K]. Buffers that the modules update
-            (running statistics, counters) are updated member by member. Random numbers (dropout) differ between
-            members.
+            (running statistics, counters) are updated member by member. Random numbers (dropout) are drawn
+            from each member's own stream, see `seed`.
 
         Raises:
             TypeError: if `objective` returns something else.
@@ -133,21 +136,44 @@ class FusedModel(nn.Module):
 
         parameters, buffers = self.stacked, self.stacked_buffers
         if self.K == 1:
-            result, rebound = alone(one, {**parameters, **buffers})
+            result, rebound = alone(one, {**parameters, **buffers}, self.streams)
         elif self.one_by_one:
             attributes = plain_attributes(self.template)
-            result, rebound = in_turn(one_of_many, parameters, buffers, self._settings, self.K, self._note_reached)
+            result, rebound = in_turn(
+                one_of_many, parameters, buffers, self._settings, self.streams, self.K, self._note_reached
+            )
         else:
-            result, rebound = at_once(one, {**parameters, **buffers}, self._settings, self.K)
+            result, rebound = at_once(one, {**parameters, **buffers}, self._settings, self.streams, self.K)
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """From now on each member draws the random numbers that it would draw alone, whichever members stand beside it.
+
+        Member `k` draws what its module would after `torch.manual_seed(seeds[k])`, on the CPU and on CUDA devices; and,
+        where members are evaluated one after another, after `random.seed(seeds[k])` and
+        `numpy.random.seed(seeds[k] % 2**32)`. A member takes its place in these numbers along through `keep` and
+        `concat`; the global generators stay as they are. A generator that the code itself holds is not touched.
+
+        Members that were never seeded draw their seeds from torch's default generator when they first draw at once.
+
+        Args:
+            seeds: one for each member.
+
+        Raises:
+            ValueError: if there are not K seeds.
+        """
+        if len(seeds) != self.K:
+            raise ValueError(f"seeds has {len(seeds)} entries, but there are {self.K} members")
+        self.streams = Streams(self.K, seeds)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, in place.
 
         Stacked parameters are replaced by new ones without gradients; optimizers of this package find them by name
-        (call their `keep` with the same indices). A repeated index makes a copy of that member.
+        (call their `keep` with the same indices). A repeated index makes a copy of that member, which also draws the
+        same random numbers until it is seeded.
 
         Raises:
             ValueError: if no index is given.
@@ -158,6 +184,7 @@ class FusedModel(nn.Module):
             at = torch.tensor(chosen, device=tensor.device)
             self.own.put(name, like(tensor, tensor.detach().index_select(0, at)))
         self._catch_up(chosen)
+        self.streams = self.streams.joined(chosen)
         self._set_members([self._members[k] for k in chosen])
 
     def concat(self, other: "FusedModel") -> None:
@@ -178,6 +205,7 @@ class FusedModel(nn.Module):
         self.one_by_one = self.one_by_one or other.one_by_one
         self._catch_up(range(self.K))
         other._catch_up(range(other.K))
+        self.streams = self.streams.joined(range(self.K), other.streams)
         self._set_members([*self._members, *other._members])
 
     def unfuse(self, k: int) -> nn.Module:
@@ -239,6 +267,8 @@ class FusedModel(nn.Module):
 
     def train(self, mode: bool = True) -> "FusedModel":
         """Set the mode of all members."""
+        if mode != self.training:
+            self.streams.look_again()
         super().train(mode)
         self.template.train(mode)
         return self

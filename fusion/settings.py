@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_any, tree_map
+from torch.utils._pytree import tree_any
 
-from fusion.rules.member import Member, Rule, fold
+from fusion.rules.drawing import member_by_member
+from fusion.rules.member import fold
+from fusion.streams import Streams
 from fusion.walk import FloatSlot
 
 
@@ -39,7 +41,10 @@ class Settings:
         """The values, [K] each, on the device and in the precision of the first floating-point tensor."""
         first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        return {path: value.to(first.device, dtype) for path, value in self.values_K.items()}
+        scalars_K = {path: value.to(first.device, dtype, copy=True) for path, value in self.values_K.items()}
+        for path, scalar_K in scalars_K.items():
+            vars(scalar_K)["numbers"] = self.values_K[path].tolist()
+        return scalars_K
 
     def places(self) -> set[tuple[int, Any]]:
         """(id of the owner, key) of each float in which members differ, in the module that computes."""
@@ -67,11 +72,13 @@ class PlainFloats(TorchFunctionMode):
     Args:
         scalars: the settings, as they are inside.
         values: for each of them, its K values.
+        streams: the members'.
     """
 
-    def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]]) -> None:
+    def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]], streams: Streams) -> None:
         super().__init__()
         self._values = {id(scalar): value for scalar, value in zip(scalars, values, strict=True)}
+        self._streams = streams
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -87,7 +94,7 @@ class PlainFloats(TorchFunctionMode):
             if not tree_any(_is_scalar, (args, kwargs)):
                 raise
             try:
-                result = fold(_each(func), args, kwargs)
+                result = fold(member_by_member(func, self._streams, plain_scalars=True), args, kwargs)
             except (RuntimeError, TypeError, ValueError):
                 result = NotImplemented
             if result is NotImplemented:
@@ -106,29 +113,5 @@ _DECISIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _each(func: Callable[..., Any]) -> Rule:
-    """A rule that calls `func` for each member with plain numbers in the place of scalars, and stacks the results."""
-
-    def rule(K: int, *args: Any, **kwargs: Any) -> Any:
-        results = [func(*_pick(args, k), **_pick(kwargs, k)) for k in range(K)]
-        if isinstance(results[0], tuple):
-            return tuple(Member(torch.stack(column), 0) for column in zip(*results, strict=True))
-        return Member(torch.stack(results), 0)
-
-    return rule
-
-
 def _is_scalar(x: Any) -> bool:
     return isinstance(x, Tensor) and x.ndim == 0 and x.is_floating_point()
-
-
-def _pick(tree: Any, k: int) -> Any:
-    """Member `k`'s part of opened arguments."""
-
-    def own(x: Any) -> Any:
-        if not isinstance(x, Member):
-            return x
-        value = x.value if x.dim is None else x.value.select(x.dim, k)
-        return float(value) if x.dim is not None and _is_scalar(value) else value
-
-    return tree_map(own, tree, is_leaf=lambda x: isinstance(x, Member))

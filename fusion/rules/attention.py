@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusion.rules.dropout import masks, probabilities
 from fusion.rules.member import Member
+from fusion.streams import Streams
 
 
 def attention(
@@ -18,20 +20,36 @@ def attention(
     key: Member,
     value: Member,
     attn_mask: Member | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float | Member = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    streams: Streams,
 ) -> Any:
     """`F.scaled_dot_product_attention`: query [N, H, T, E], key and value [N, H, S, E], mask to [N, H, T, S]."""
-    if isinstance(dropout_p, Member) or query.value.dim() - (query.dim is not None) != 4:
+    p_K = probabilities(dropout_p, K)
+    if query.value.dim() - (query.dim is not None) != 4 or (any(p_K) and (enable_gqa or query.value.is_cuda)):
         return NotImplemented
     batch = query.lead(K).shape[:2]
     q, k, v = (x.lead(K).flatten(0, 1) for x in (query, key, value))
     mask = None if attn_mask is None else _fold_mask(attn_mask, K, batch[1])
+    if any(p_K):
+        weights = _weights(q, k, mask, is_causal, scale)
+        mask_K = masks(weights.unflatten(0, batch), p_K, streams)
+        return Member(((weights * mask_K.flatten(0, 1)) @ v).unflatten(0, batch), 0)
     options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-    out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, **options)
+    out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, **options)
     return Member(out.unflatten(0, batch), 0)
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    """[N, H, T, S]: what torch's own kernel also writes out where there is dropout, on a CPU."""
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
+    if mask is not None:
+        kept = mask if mask.dtype != torch.bool else _additive(~mask, q.dtype)
+        return torch._safe_softmax(scores + kept, -1)
+    return torch.softmax(_causal(scores) if is_causal else scores, -1)
 
 
 def _fold_mask(mask: Member, K: int, N: int) -> Tensor:
@@ -86,14 +104,15 @@ def multi_head_attention(
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if causal else _merged_mask(attn_mask, key_padding_mask, q)
     p = dropout_p if training else 0.0
-    if need_weights or isinstance(p, Tensor):
+    if need_weights:
         scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
         scores = _causal(scores) if causal else scores if mask is None else scores + mask
         attention_NHTS = F.dropout(torch.softmax(scores, -1), p, training)
         out = attention_NHTS @ v
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask, p, causal)
-    out = F.linear(out.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias).transpose(0, 1)
+    # Laid out in memory as by torch: random numbers are drawn in the order of memory.
+    out = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     if not need_weights:
         return out, None
     return out, attention_NHTS.mean(1) if average_attn_weights else attention_NHTS

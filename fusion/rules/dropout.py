@@ -1,38 +1,58 @@
-"""Dropout: every member draws a mask of its own, with a probability of its own if that is a tensor."""
+"""Dropout: every member draws a mask from its own stream, with a probability of its own if that is a tensor."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fusion.rules.layout import strides_alone
 from fusion.rules.member import Member
+from fusion.streams import Streams
 
 
-def dropout(K: int, input: Member, p: float | Member = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def dropout(
+    K: int,
+    input: Member,
+    p: float | Member = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    streams: Streams,
+) -> Any:
     """`F.dropout`: `p` is one probability for all members, or a tensor with one for each."""
-    if not training or (not isinstance(p, Member) and p == 0):
+    p_K = probabilities(p, K)
+    if not training or not any(p_K):
         return input
-    if inplace and input.dim is None:
+    if input.value.device.type != "cpu" or (inplace and input.dim is None):
         return NotImplemented
     x_K = input.lead(K)
-    if not isinstance(p, Member):
-        return Member(F.dropout(x_K, p, True, inplace), 0)
-    mask_K = _mask(x_K, p.lead(K).detach())
+    mask_K = masks(x_K, p_K, streams)
     return Member(x_K.mul_(mask_K) if inplace else x_K * mask_K, 0)
 
 
-def _mask(x_K: Tensor, p_K: Tensor) -> Tensor:
-    """0 with probability p, else 1 / (1 - p), so that the mean stays. At p = 1 all is 0."""
-    kept = torch.empty(x_K.shape, dtype=x_K.dtype, device=x_K.device)
-    if x_K.is_cuda:
-        keep_K = (1 - p_K).reshape(-1, *[1] * (x_K.dim() - 1)).expand(x_K.shape)
-        torch.bernoulli(keep_K.to(x_K.dtype), out=kept)
-    else:
-        # Drawn from a number, not from a tensor of numbers, the CPU's Bernoulli is vectorized and threaded.
-        for row, p in zip(kept, p_K.reshape(-1).tolist()):
-            row.bernoulli_(1 - p)
-    scale_K = torch.where(p_K < 1, 1 / (1 - p_K), 0.0).to(x_K.dtype)
-    return kept.mul_(scale_K.reshape(-1, *[1] * (x_K.dim() - 1)))
+def probabilities(p: float | Member, K: int) -> list[float]:
+    """One for each member, checked as torch does."""
+    p_K = p.numbers() if isinstance(p, Member) else [float(p)] * K
+    for value in p_K:
+        if not 0 <= value <= 1:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {value}")
+    return p_K
+
+
+def masks(x_K: Tensor, p_K: list[float], streams: Streams) -> Tensor:
+    """0 with probability p, else 1 / (1 - p), [K, ...] on the CPU: what `F.dropout` draws for each member alone.
+
+    That draws no numbers where p is 0 or 1.
+    """
+    kept = torch.empty_strided(x_K.shape, (x_K[0].numel(), *strides_alone(x_K)), dtype=x_K.dtype)
+    for k, (row, p) in enumerate(zip(kept, p_K)):
+        if 0 < p < 1 and row.numel():
+            row.bernoulli_(1 - p, generator=streams[k].generator(row.device))
+        else:
+            row.fill_(p < 1)
+    left_K = [1 - p if p < 1 else 1.0 for p in p_K]
+    if len(set(left_K)) == 1:
+        return kept.div_(left_K[0])
+    return kept.div_(torch.tensor(left_K, dtype=x_K.dtype).reshape(-1, *[1] * (x_K.dim() - 1)))

@@ -34,6 +34,10 @@ class Member(NamedTuple):
             return self.value.expand(K, *self.value.shape)
         return self.value.movedim(self.dim, 0)
 
+    def numbers(self) -> list[float]:
+        """The K numbers of a tensor without dimensions: of a float in the modules, exactly those."""
+        return vars(self.value).get("numbers") or [float(x) for x in self.value.tolist()]
+
     def at(self, K: int, dim: int) -> Tensor:
         """The value with its K axis at `dim`; a shared one is expanded, not copied."""
         return self.lead(K).movedim(0, dim)
@@ -48,12 +52,19 @@ def innermost_vmap() -> VmapInterpreter | None:
     return interpreter if isinstance(interpreter, VmapInterpreter) else None
 
 
-def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a rule below `vmap`; `NotImplemented` where it declines, or where no argument has a K axis."""
+def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool = False) -> Any:
+    """Run a rule below `vmap`; `NotImplemented` where it declines.
+
+    Args:
+        function: the rule.
+        args: of the operator.
+        kwargs: likewise.
+        draws: whether members get results of their own though no argument has a K axis; else it declines there.
+    """
     vmap = innermost_vmap()
     if vmap is None:
         return NotImplemented
-    level, has_K = vmap.level(), False
+    level, has_K = vmap.level(), draws
 
     def opened(x: Any) -> Any:
         nonlocal has_K
@@ -68,7 +79,7 @@ def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def closed(x: Any) -> Any:
         if isinstance(x, Member):
             return x.value if x.dim is None else functorch._add_batch_dim(x.value, x.dim, level)
-        return tuple(closed(item) for item in x)
+        return tuple(closed(item) for item in x) if isinstance(x, (tuple, list)) else x
 
     args, kwargs = tuple(map(opened, args)), {name: opened(x) for name, x in kwargs.items()}
     if not has_K:

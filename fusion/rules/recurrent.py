@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fusion.rules.dropout import masks
 from fusion.rules.member import Member, Rule
+from fusion.streams import Streams
 
 State = tuple[Tensor, ...]
 # (gates from the input [K, N, G*H], gates from the state [K, N, G*H], state) -> next state, output first
@@ -47,19 +48,23 @@ def rnn_relu_cell(from_input: Tensor, from_state: Tensor, state: State) -> State
 def recurrent(function: Callable[..., Any], cell: Cell) -> Rule:
     """The rule of a recurrent kernel of torch, given what it does in one time step."""
 
-    def fold(K: int, input: Any, hx: Any, params: Any, *settings: Any) -> Any:
+    def fold(K: int, input: Any, hx: Any, params: Any, *settings: Any, streams: Streams) -> Any:
         if not isinstance(params, list) or len(settings) != 6 or isinstance(settings[2], Member):
             return NotImplemented  # a packed sequence, or a dropout probability per member
         states = hx if isinstance(hx, list) else [hx]
         *options, batch_first = settings
+        dropout = options[2] if options[3] else 0.0
         x = input.lead(K)
         x_KTNI = x.transpose(1, 2) if batch_first else x
         hx_K = [s.lead(K) for s in states]
+        if dropout and (input.value.is_cuda or all(p.dim is None for p in params)):
+            return NotImplemented
         if all(p.dim is None for p in params):
             weights = [p.value for p in params]
             out, *last = _shared_weights(function, K, x_KTNI, hx_K, weights, *options)
         else:
-            out, *last = _unrolled(cell, K, x_KTNI, hx_K, [p.lead(K) for p in params], *options)
+            weights = [p.lead(K) for p in params]
+            out, *last = _unrolled(cell, K, x_KTNI, hx_K, weights, *options, streams=streams)
         out = out.transpose(1, 2) if batch_first else out
         return tuple(Member(t, 0) for t in (out, *last))
 
@@ -86,6 +91,8 @@ def _unrolled(
     dropout: float,
     train: bool,
     bidirectional: bool,
+    *,
+    streams: Streams,
 ) -> list[Tensor]:
     """Output [K, T, N, D*H], then the last states [K, L*D, N, H], L layers of D directions."""
     directions = 2 if bidirectional else 1
@@ -101,8 +108,8 @@ def _unrolled(
             outputs.append(out)
             last.append(state)
         x_KTNI = torch.cat(outputs, -1)
-        if layer + 1 < num_layers:
-            x_KTNI = F.dropout(x_KTNI, dropout, train)
+        if layer + 1 < num_layers and train and dropout:
+            x_KTNI = x_KTNI * masks(x_KTNI, [dropout] * K, streams)
     return [x_KTNI, *(torch.stack(s, 1) for s in zip(*last))]
 
 

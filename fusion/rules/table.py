@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fusion.rules.attention import attention, multi_head_attention
 from fusion.rules.conv import convolution, transposed
@@ -34,14 +35,21 @@ RULES: dict[Any, Rule] = {
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,
     F.embedding: embedding,
+    F.cross_entropy: cross_entropy,
+}
+
+# The same, where the random numbers of K members are drawn: these also take `streams`.
+DRAWING_RULES: dict[Any, Rule] = {
     F.dropout: dropout,
     F.scaled_dot_product_attention: attention,
-    F.cross_entropy: cross_entropy,
     torch.lstm: recurrent(torch.lstm, lstm_cell),
     torch.gru: recurrent(torch.gru, gru_cell),
     torch.rnn_tanh: recurrent(torch.rnn_tanh, rnn_tanh_cell),
     torch.rnn_relu: recurrent(torch.rnn_relu, rnn_relu_cell),
 }
+
+# Nothing is in them yet: what is filled in place must have room for each member.
+UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
 
 # Written for one member, in operators that have rules themselves; they run inside `vmap` and call those.
 COMPOSITES: dict[Any, Rule] = {F.multi_head_attention_forward: multi_head_attention}

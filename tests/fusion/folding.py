@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fusion.rules import folded
+from fusion.streams import Streams
 
 K = 3
 
@@ -22,8 +23,8 @@ def assert_folds(
     """Compare `op` folded over `tensors` (their K axis at `dims`, or shared) with a loop over the members."""
     loop_inputs, folded_inputs = _leaves(tensors), _leaves(tensors)
     loop = [op(*(t if d is None else t.select(d, k) for t, d in zip(loop_inputs, dims))) for k in range(K)]
-    with folded():
-        result = torch.func.vmap(op, in_dims=dims, randomness="different")(*folded_inputs)
+    with folded(Streams(K, range(K))):
+        result = torch.func.vmap(op, in_dims=dims, randomness="error")(*folded_inputs)
     for ours, theirs in zip(_flat(result), zip(*map(_flat, loop)), strict=True):
         torch.testing.assert_close(ours, torch.stack(theirs), rtol=rtol, atol=atol)
     for grads in zip(

@@ -1,5 +1,6 @@
 """Every rule against a loop over the members; which inputs have K and which are shared, in all useful mixtures."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from fusion.rules import folded
 from fusion.rules.member import fold
-from fusion.rules.table import RULES
+from fusion.rules.table import DRAWING_RULES, RULES
+from fusion.streams import Streams
 from tests.fusion.folding import K, assert_folds, member
 
 SHARED = (None, 0)
@@ -93,7 +95,7 @@ def test_channels_of_all_members_stay_side_by_side(pool: nn.Module) -> None:
         return pool(F.relu(F.conv2d(x, weight)))
 
     pool.eval()
-    with folded():
+    with folded(Streams(K, range(K))):
         out = torch.func.vmap(op, in_dims=(None, 0), out_dims=1)(torch.randn(2, 1, 8, 8), member(4, 1, 3, 3))
     assert out.flatten(1, 2).is_contiguous(memory_format=torch.channels_last)
 
@@ -103,7 +105,7 @@ def test_max_pool2d_with_indices_is_torchs_own() -> None:
         return F.max_pool2d(x, 2, return_indices=True)[1].float()
 
     x = member(2, 4, 6, 6)
-    with folded():
+    with folded(Streams(K, range(K))):
         assert torch.equal(torch.func.vmap(op)(x), torch.stack([op(row) for row in x]))
 
 
@@ -131,7 +133,7 @@ def test_batch_norm_of_a_module_updates_its_buffers() -> None:
     def op(params: Any, buffers: Any) -> Any:
         return torch.func.functional_call(modules[0], (params, buffers), (x,))
 
-    with folded():
+    with folded(Streams(K, range(K))):
         torch.func.vmap(op)(params, buffers)
     modules[1](x)
     assert buffers["num_batches_tracked"].tolist() == [1] * K
@@ -231,7 +233,7 @@ def test_cross_entropy_with_a_label_smoothing_per_member(weighted: bool) -> None
     def op(x: Tensor, epsilon: Tensor) -> Tensor:
         return F.cross_entropy(x, target, weight, label_smoothing=epsilon)  # type: ignore[arg-type]
 
-    with folded():
+    with folded(Streams(K, range(K))):
         loss_K = torch.func.vmap(op)(x, smoothing)
     loop = [F.cross_entropy(x[k], target, weight, label_smoothing=float(smoothing[k])) for k in range(K)]
     torch.testing.assert_close(loss_K, torch.stack(loop))
@@ -248,8 +250,8 @@ def dropout(x: Tensor, p: Tensor) -> Tensor:
 
 def test_dropout_with_a_probability_per_member() -> None:
     x, p = torch.ones(K, 40_000), torch.tensor([0.0, 0.25, 1.0])
-    with folded():
-        out = torch.func.vmap(dropout, randomness="different")(x, p)
+    with folded(Streams(K, range(K))):
+        out = torch.func.vmap(dropout, randomness="error")(x, p)
     assert torch.equal(out[0], x[0])
     assert torch.equal(out[2], torch.zeros_like(x[2]))
     torch.testing.assert_close(out[1].unique(), torch.tensor([0.0, 1 / 0.75]))
@@ -258,23 +260,23 @@ def test_dropout_with_a_probability_per_member() -> None:
 
 def test_dropout_gradient_is_its_mask() -> None:
     x = torch.randn(K, 50, requires_grad=True)
-    with folded():
-        out = torch.func.vmap(dropout, randomness="different")(x, torch.tensor([0.3, 0.5, 1.0]))
+    with folded(Streams(K, range(K))):
+        out = torch.func.vmap(dropout, randomness="error")(x, torch.tensor([0.3, 0.5, 1.0]))
     (grad,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(out, x * grad)
 
 
 def test_dropout_of_a_shared_input_differs_between_members() -> None:
     x = torch.ones(1000)
-    with folded():
-        out = torch.func.vmap(lambda w: F.dropout(x * w, 0.5), randomness="different")(torch.ones(K))
+    with folded(Streams(K, range(K))):
+        out = torch.func.vmap(lambda w: F.dropout(x * w, 0.5), randomness="error")(torch.ones(K))
     assert not torch.equal(out[0], out[1])
     assert not torch.equal(out[1], out[2])
 
 
 def test_dropout_does_nothing_in_evaluation() -> None:
     x = member(9)
-    with folded():
+    with folded(Streams(K, range(K))):
         out = torch.func.vmap(lambda x, p: F.dropout(x, p, training=False))(x, torch.rand(K))
     assert torch.equal(out, x)
 
@@ -317,8 +319,8 @@ def test_recurrent_dropout_between_layers() -> None:
     lstm = nn.LSTM(5, 64, num_layers=2, dropout=0.999999)
     params = {name: p.detach().expand(K, *p.shape) for name, p in lstm.named_parameters()}
     x = torch.randn(3, 2, 5)
-    with folded():
-        out, _ = torch.func.vmap(lambda p: torch.func.functional_call(lstm, p, (x,)), randomness="different")(params)
+    with folded(Streams(K, range(K))):
+        out, _ = torch.func.vmap(lambda p: torch.func.functional_call(lstm, p, (x,)), randomness="error")(params)
     nn.init.zeros_(lstm.get_parameter("weight_ih_l1"))
     torch.testing.assert_close(out[0], lstm(x)[0])
 
@@ -354,7 +356,8 @@ TAKEN: list[tuple[Any, tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("function", "args"), TAKEN)
 def test_a_rule_takes_the_operator(function: Any, args: tuple[Any, ...]) -> None:
     def op(*tensors: Any) -> Any:
-        result = fold(RULES[function], tensors, {})
+        rule = RULES.get(function) or partial(DRAWING_RULES[function], streams=Streams(K))
+        result = fold(rule, tensors, {})
         assert result is not NotImplemented
         return result
 
@@ -364,7 +367,7 @@ def test_a_rule_takes_the_operator(function: Any, args: tuple[Any, ...]) -> None
 
 def test_autocast_reaches_the_folded_operators() -> None:
     x, weight, bias = torch.randn(4, 5), member(7, 5), member(7)
-    with folded(), torch.autocast("cpu", torch.bfloat16):
+    with folded(Streams(K)), torch.autocast("cpu", torch.bfloat16):
         out = torch.func.vmap(F.linear, in_dims=(None, 0, 0))(x, weight, bias)
     with torch.autocast("cpu", torch.bfloat16):
         loop = torch.stack([F.linear(x, w, b) for w, b in zip(weight, bias)])
@@ -374,7 +377,7 @@ def test_autocast_reaches_the_folded_operators() -> None:
 
 def test_no_grad_records_nothing() -> None:
     weight = member(7, 5).requires_grad_()
-    with folded(), torch.no_grad():
+    with folded(Streams(K)), torch.no_grad():
         out = torch.func.vmap(F.linear, in_dims=(None, 0))(torch.randn(4, 5), weight)
     assert not out.requires_grad
 
@@ -385,7 +388,7 @@ def test_nested_transforms_run_as_torch_runs_them() -> None:
     def loss(w: Tensor) -> Tensor:
         return F.linear(x, w[None]).pow(2).sum()
 
-    with folded():
+    with folded(Streams(K, range(K))):
         grads = torch.func.vmap(torch.func.grad(loss))(weight)
     expected = torch.stack([torch.func.grad(loss)(w) for w in weight])
     torch.testing.assert_close(grads, expected)
@@ -393,6 +396,6 @@ def test_nested_transforms_run_as_torch_runs_them() -> None:
 
 def test_outside_of_vmap_nothing_changes() -> None:
     attention, x = nn.MultiheadAttention(8, 2), torch.randn(3, 2, 8)
-    with folded():
+    with folded(Streams(K, range(K))):
         out, _ = attention(x, x, x)
     torch.testing.assert_close(out, attention(x, x, x)[0])

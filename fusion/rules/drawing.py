@@ -1,0 +1,125 @@
+"""Operators that draw random numbers: each member draws from its own stream, what it would draw alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fusion.rules.layout import laid_out
+from fusion.rules.member import Member, Rule
+from fusion.streams import Streams
+
+Draws = Callable[..., bool]
+"""(*args, **kwargs) of a call -> whether it may draw; a generator that the caller holds is the caller's own."""
+
+
+def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_scalars: bool = False) -> Rule:
+    """The rule that calls an operator K times, each time drawing from one member's stream, and stacks the results.
+
+    Args:
+        function: the operator.
+        streams: the members'.
+        plain_scalars: whether it needs a number wherever it is given a tensor without dimensions. Floats of the modules
+            always become numbers.
+    """
+
+    def rule(K: int, *args: Any, **kwargs: Any) -> Any:
+        # What is written into must not be one of several views that one call made.
+        in_place = function.__name__.endswith("_") or kwargs.get("inplace") is True
+        if in_place and args[0].dim is None:
+            return NotImplemented
+        parted = tree_map(lambda x: _part(x, K, in_place, plain_scalars), (args, kwargs), is_leaf=_is_member)
+        results = []
+        for k in range(K):
+            own_args, own_kwargs = tree_map(lambda x: x[k] if isinstance(x, _Parts) else x, parted, is_leaf=_is_parts)  # noqa: B023
+            with streams[k].drawn_from(beyond_torch=False):
+                results.append(function(*own_args, **own_kwargs))
+        if in_place:
+            args[0].lead(K).copy_(torch.stack(results))
+            return args[0]
+        if isinstance(results[0], tuple):
+            return tuple(_joined(column) for column in zip(*results, strict=True))
+        return _joined(results)
+
+    return rule
+
+
+class _Parts(list[Any]):
+    """K values, one for each member."""
+
+
+def _is_member(x: Any) -> bool:
+    return isinstance(x, Member)
+
+
+def _is_parts(x: Any) -> bool:
+    return isinstance(x, _Parts)
+
+
+def _part(x: Any, K: int, in_place: bool, plain_scalars: bool) -> Any:
+    if not isinstance(x, Member):
+        return x
+    if x.dim is None:
+        return x.value
+    if x.value.ndim == 1 and x.value.is_floating_point() and (plain_scalars or "numbers" in vars(x.value)):
+        return _Parts(x.numbers())
+    x_K = laid_out(x.lead(K))
+    return _Parts(x_K.select(0, k) for k in range(K)) if in_place else _Parts(x_K.unbind())
+
+
+def _joined(results: Any) -> Any:
+    return Member(torch.stack(list(results)), 0) if isinstance(results[0], Tensor) else results[0]
+
+
+def _always(*args: Any, generator: Any = None, out: Any = None, **kwargs: Any) -> bool:
+    return generator is None and out is None
+
+
+def _in_training(*args: Any, training: bool = True, **kwargs: Any) -> bool:
+    return training
+
+
+def _in_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0, *args: Any, **kwargs: Any
+) -> bool:
+    return isinstance(dropout_p, Tensor) or dropout_p > 0
+
+
+def _in_multi_head_attention(*args: Any, training: bool = True, **kwargs: Any) -> bool:
+    return training and (isinstance(args[10], Tensor) or args[10] > 0)
+
+
+DRAWING: dict[Any, Draws] = {
+    **dict.fromkeys(
+        [F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu],
+        _in_training,
+    ),
+    F.scaled_dot_product_attention: _in_attention,
+    F.multi_head_attention_forward: _in_multi_head_attention,
+    **dict.fromkeys([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu], _always),
+    **dict.fromkeys(
+        [
+            F.gumbel_softmax,
+            *(getattr(F, f"fractional_max_pool{d}d{form}") for d in (2, 3) for form in ("", "_with_indices")),
+            *(
+                getattr(torch, f"{kind}dropout{form}")
+                for kind in ("", "alpha_", "feature_", "feature_alpha_")
+                for form in ("", "_")
+            ),
+            *(torch.native_dropout, torch.rrelu, torch.rrelu_),
+            *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal),
+            *(torch.rand_like, torch.randn_like, torch.randint_like),
+            *(torch.bernoulli, torch.multinomial, torch.poisson, torch.binomial),
+            *(torch._standard_gamma, torch._sample_dirichlet),  # torch.distributions draws with these
+            *(Tensor.bernoulli, Tensor.multinomial, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_),
+            *(Tensor.exponential_, Tensor.random_, Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_),
+        ],
+        _always,
+    ),
+}
+"""Operators that draw, and when a call of them does. What is missing here raises in `vmap`."""
