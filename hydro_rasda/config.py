@@ -12,7 +12,7 @@ Keep = Literal["last", "best"]
 
 MODES: tuple[str, ...] = ("min", "max")
 KEEP: tuple[str, ...] = ("last", "best")
-RESUME: tuple[str, ...] = ("auto", "must", "never")
+RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
 LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
 

@@ -3,7 +3,7 @@
 ::
 
     storage_path/name/
-        run.json          what was asked: settings, space, data and model in outline
+        run.json          what was asked: settings, space, data and model in outline, and digests of them
         journal.jsonl     one line for each metric, decision and finished unit of work
         checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
 
@@ -20,7 +20,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -31,6 +31,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from .config import RESUME, require
+from .identity import differences
 
 Line = dict[str, Any]
 
@@ -61,10 +62,16 @@ class RunExists(ValueError):
 
 
 class Store:
-    """One run's directory, held by one process at a time."""
+    """One run's directory, held by one process at a time.
 
-    def __init__(self, path: Path, units: dict[str, Unit], lock: FileLock) -> None:
+    Attributes:
+        path: The directory.
+        changes: How code and data differ from the run's so far, in words, where it goes on all the same.
+    """
+
+    def __init__(self, path: Path, units: dict[str, Unit], lock: FileLock, changes: Sequence[str] = ()) -> None:
         self.path = path
+        self.changes = changes
         self._units = units
         self._lock = lock
         self._journal = open(path / "journal.jsonl", "ab")  # noqa: SIM115 (closed in close)
@@ -80,8 +87,9 @@ class Store:
 
         Args:
             path: `storage_path/name`.
-            asked: JSON values that say what the run is; a directory whose run differs in any is refused.
-            resume: "auto" goes on with a run that is there; "must" refuses to start anew; "never" to go on.
+            asked: JSON values that say what the run is (see `identity`); a directory with another run is refused.
+            resume: "auto" goes on with a run that is there; "must" refuses to start anew; "never" to go on; "changed"
+                goes on also where code or data are others now, and keeps those as the run's.
 
         Raises:
             RunExists: where the directory holds another run, or any run under resume="never".
@@ -102,13 +110,13 @@ class Store:
             raise RuntimeError(f"another process is working on the run in {path}") from None
         try:
             # Only now: before, another process may have been writing.
-            if spec.exists():
-                _refuse_other(path, json.loads(spec.read_text()), _jsonable(asked), resume)
-            else:
-                write_atomically(spec, (json.dumps(_jsonable(asked), indent=2) + "\n").encode())
+            found, asked = json.loads(spec.read_text()) if spec.exists() else None, _jsonable(asked)
+            changes = _refuse_other(path, found, asked, resume) if found is not None else []
+            if found != asked:
+                write_atomically(spec, (json.dumps(asked, indent=2) + "\n").encode())
             for left in (*path.glob(_TEMPORARY), *(path / "checkpoints").glob(_TEMPORARY)):
                 left.unlink()
-            return cls(path, _read_units(path / "journal.jsonl"), lock)
+            return cls(path, _read_units(path / "journal.jsonl"), lock, changes)
         except BaseException:
             lock.release()
             raise
@@ -221,13 +229,19 @@ class Store:
         self.close()
 
 
-def _refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> None:
+def _refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
+    """Where the run that is there may go on, how its code and data differ."""
     if resume == "never":
         raise RunExists(f"`resume` is 'never', but {path} holds a run; choose another `name`")
-    different = [key for key in {**asked, **found} if asked.get(key) != found.get(key)]
-    if different:
-        told = "; ".join(f"{key} was {found.get(key)!r}, now {asked.get(key)!r}" for key in different)
-        raise RunExists(f"`name` is {path.name!r}, but the run of that name in {path.parent} is another: {told}")
+    another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
+    if "digests" in asked and "digests" not in found:
+        raise RunExists(f"{another} is of an earlier version, which kept no digest of its code and data")
+    deciding, changes = differences(found, asked)
+    if deciding or (changes and resume != "changed"):
+        told = "; ".join(deciding + changes)
+        hint = "" if deciding else "; `resume='changed'` goes on with it all the same"
+        raise RunExists(f"{another} is another: {told}{hint}")
+    return changes
 
 
 def _read_units(journal: Path) -> dict[str, Unit]:

@@ -133,7 +133,7 @@ class _Sweep:
         self._chosen: dict[int, set[int]] = {stop: set() for stop in stops}
         for key, unit in run.store.units().items():
             if (kept := _KEPT.match(key)) is not None:
-                self._chosen[int(kept[1])] |= set(unit.value)
+                self._chosen.setdefault(int(kept[1]), set()).update(unit.value)
 
     def finalists(self) -> list[int]:
         self._show()
@@ -270,16 +270,20 @@ class _Sweep:
     def _take_in(self, key: str, unit: Unit) -> None:
         run, stop, members = self._run, unit.value["stop"], unit.value["members"]
         self._go_on_from(key, members, {line["trial"] for line in unit.lines if line["event"] == "failed"})
+        if stop in self._halving.milestones:  # of more samples, one may have a longer warm-up, which moves the rungs
+            self._reach(stop, members)
+        self._done += sum(line["event"] == "metrics" for line in unit.lines)
+        for n in members:
+            self._search.tell(n, run.epochs("surrogate", n), run.score("surrogate", n))
+        self._devices.told(min(1.0, self._done / self._ladder.epochs), self._ladder.best(run.settings.top_k))
+
+    def _reach(self, stop: int, members: Iterable[int]) -> None:
         # Whom an earlier decision over fewer trials let go on, this one may not.
         entered, below = self._ladder.entered(stop), self._below(stop)
         takes_part = [n for n in members if n in entered or below is None or n not in self._chosen[below]]
         there = self._scores(stop, takes_part)
         self._ladder.reach(stop, there)
         self._ladder.wait_again(stop, [n for n in takes_part if n not in there])
-        self._done += sum(line["event"] == "metrics" for line in unit.lines)
-        for n in members:
-            self._search.tell(n, run.epochs("surrogate", n), run.score("surrogate", n))
-        self._devices.told(min(1.0, self._done / self._ladder.epochs), self._ladder.best(run.settings.top_k))
 
     def _scores(self, stop: int, numbers: Iterable[int]) -> dict[int, float]:
         """Scores at a milestone, of those that are through with it: the time budget may have ended others before."""

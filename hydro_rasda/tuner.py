@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from .backends.local import LocalBackend, default_device
 from .backends.ray_backend import RayBackend
 from .config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig, require
 from .data import Data, make_batches
+from .identity import content, data_digest, digest, parameters, unchanged
 from .objective import LossFn, Objective, supervised
 from .problem import Problem, dry_run
 from .progress import Progress
@@ -62,7 +64,7 @@ def tune(
     scheduler: str | TrialScheduler = "rasda",
     storage_path: str | Path = "runs",
     name: str | None = None,
-    resume: Literal["auto", "must", "never"] = "auto",
+    resume: Literal["auto", "must", "never", "changed"] = "auto",
     checkpoint_every: int | None = None,
     time_budget_s: float | None = None,
     device: str | torch.device | None = None,
@@ -90,7 +92,8 @@ def tune(
         objective: In its place, `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch.
         metric: What trials are compared by: "val_" or "train_" and a key of the objective's dict.
         mode: "min" or "max".
-        num_samples: Configurations to try (for each point of a `grid_search`).
+        num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
+            run: the first are the same, and rungs are decided anew over all.
         max_t: Epochs of a full training.
         grace_period: Epochs of the sweep's first rung; rungs before the space's longest warm-up is over are left out.
         reduction_factor: One in this many goes on from each rung of the sweep; rungs lie at
@@ -116,11 +119,13 @@ def tune(
             schedulers. All but RASDA train on `rasda.workers` throughout.
         storage_path: Folder of runs.
         name: Folder of this run below it; None makes one from the time.
-        resume: What to do where there is a run of this name. "auto" goes on with it; "never" refuses; "must" refuses to
-            start anew.
+        resume: What to do where there is a run of this name. "auto" goes on with it, if it is this one: of the same
+            settings, code and data (backend, device and limits on the cost may differ, and `num_samples` may grow);
+            "changed" goes on also where code or data are others now, and what was trained counts; "never" refuses;
+            "must" refuses to start anew.
         checkpoint_every: Epochs between full-size checkpoints; None checkpoints at milestones only.
-        time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. What was
-            interrupted goes on where the same call has more.
+        time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. The same call with
+            more goes on where it ended: first with the sweep, then at full size.
         device: Where to train locally; None takes the GPU where there is one.
         seed: Determines configurations, initial weights, shuffles and dropout.
         progress: Whether to print.
@@ -130,7 +135,7 @@ def tune(
 
     Raises:
         ValueError, TypeError: for bad input, before any training; each names the argument, its value and the rule.
-        RunExists: where `name` is taken by another run; nothing of it is changed.
+        RunExists: where `name` is taken by another run, saying how it differs; nothing of it is changed.
         AllTrialsFailed: where no trial has a finite metric.
         KeyboardInterrupt: on Ctrl-C; the same call goes on from the last finished unit of work.
     """
@@ -156,22 +161,32 @@ def tune(
     require(name is None or (name not in ("", ".", "..") and Path(name).name == name), "name", name, "a folder's name")
     check_space(space)
     _warn_of_doubtful(space, settings.surrogate)
+    code = {"model_fn": model_fn, "loss_fn" if objective is None else "objective": objective or loss_fn}
+    made = {"space": content(space), "searcher": parameters(searcher), "scheduler": parameters(scheduler)}
     if searcher is not None:
         prepare(searcher, space, metric, mode)
     with preserved_generators():
         where = default_device() if device is None and backend == "local" else torch.device(device or "cpu")
         problem = _problem(model_fn, settings, train_data, val_data, loss_fn, objective, where)
         candidates = RandomSearch(space, num_samples, seed)
+        before = {name: content(function) for name, function in code.items()}
         checked = dry_run(problem, candidates.trials)
         problem = replace(problem, example_input=checked.example_input)
         warmup = longest_warmup(space, (trial.config for trial in candidates.trials))
         _warn_of_endless(warmup, max_t)
+        # What a call of the functions changes, such as a counter, is not what they are.
+        made |= {name: unchanged(before[name], content(function)) for name, function in code.items()}
+        batch_size = candidates.trials[0].batch_size
         asked = settings.determining() | {
             "space": describe(space),
             "searcher": type(searcher).__name__ if searcher else None,
+            "scheduler": scheduler if isinstance(scheduler, str) else type(scheduler).__name__,
             "train_data": problem.train_data.describe(),
             "val_data": problem.val_data.describe(),
             "model": checked.parameters,
+            "python": platform.python_version(),
+            "digests": {name: digest(of) for name, of in made.items()}
+            | {"train_data": data_digest(train_data, batch_size), "val_data": data_digest(val_data, batch_size)},
         }
         folder = Path(storage_path).expanduser()
         path = folder / (name or _free_name(folder))
@@ -181,6 +196,8 @@ def tune(
                 rungs = f"at epoch {now.grace_period} of the sweep and {now.full_grace_period} at full size"
                 shown.say(f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
             search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
+            for change in store.changes:
+                shown.say(f"going on all the same: {change}")
             if store.recorded:
                 shown.say(f"going on with the run in {path}: {store.recorded} units of work are done")
             devices = (
