@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from fusion import OPTIMIZERS
 from fusion.keys import read
 
+from .chance import warn_of_chance
 from .fused import GroupOutcome, GroupTask, group_key
 from .grouping import Waiting, Widths, next_groups
 from .kinds import find_kinds
@@ -312,7 +313,7 @@ class _Sweep:
     def _halve(self, stop: int, scores: Mapping[int, float]) -> list[int] | None:
         """Decide a rung over all of its trials, and tell user and searcher; the finalists if it was the last."""
         run = self._run
-        kept = run.decide(f"surrogate/to-{stop}/kept", scores, lambda: self._halving.promote(scores))
+        kept = run.decide(f"surrogate/to-{stop}/kept", scores, lambda: self._promoted(stop, scores))
         if not kept:
             raise _all_failed(run, len(scores), stop)
         best = f"best {run.problem.metric} {scores[kept[0]]:.4g} (trial {kept[0]})"
@@ -330,6 +331,11 @@ class _Sweep:
             run.transfer = check_transfer(run, scores, stop, self._devices)
             self._show()
         return self._transferred(kept) if last else None
+
+    def _promoted(self, stop: int, scores: Mapping[int, float]) -> Sequence[int]:
+        if stop == self._halving.milestones[0]:
+            warn_of_chance(self._run, scores, stop)
+        return self._halving.promote(scores)
 
     def _transferred(self, kept: Sequence[int]) -> list[int]:
         """The finalists. A surrogate as wide as the model is the model: its training goes on from where it is."""
