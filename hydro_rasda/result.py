@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from ray import cloudpickle
 from rich.console import Group
 from torch import nn
 
@@ -27,18 +29,51 @@ from .train import EVAL_BATCH_FACTOR, mean_metrics
 if TYPE_CHECKING:
     import pandas as pd
 
-Status = Literal["finished", "stopped", "diverged", "failed"]
+Status = Literal["finished", "stopped", "not begun", "diverged", "failed"]
+
+
+class _Gone:
+    """Stands for a function that could not come along with a pickled result."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise ValueError(
+            f"`{self._name}` did not come along when this result was pickled, or cannot be found here; "
+            "`best_model(model_fn=...)` takes it"
+        )
+
+
+class _Portable:
+    """What pickle takes to another process, with functions that plain pickle cannot take."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), cloudpickle.dumps(self._packed()))
+
+    def _packed(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def _unpacked(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+
+def _restored(cls: type[_Portable], packed: bytes) -> _Portable:
+    made = cls.__new__(cls)
+    made.__dict__.update(made._unpacked(cloudpickle.loads(packed)))
+    return made
 
 
 @dataclass(frozen=True)
-class TrialRecord:
+class TrialRecord(_Portable):
     """What became of one configuration.
 
     Attributes:
         trial: Its number.
         config: The configuration.
         status: "finished": trained at full size to the last milestone, or as far as the time budget went; "stopped":
-            halved away; "diverged": its metric or training loss was no longer finite; "failed": it raised.
+            halved away; "not begun": never trained, as the time budget ended before; "diverged": its metric or training
+            loss was no longer finite; "failed": it raised.
         surrogate_metric: The metric after its last epoch on the surrogate; NaN where it has none.
         surrogate_epochs: Epochs trained on the surrogate.
         metric: The metric after `kept_epoch` at full size; NaN where it has none.
@@ -56,8 +91,8 @@ class TrialRecord:
     metric: float
     epochs: int
     kept_epoch: int
-    history: tuple[Mapping[str, Any], ...]
-    error: str | None
+    history: tuple[Mapping[str, Any], ...] = field(repr=False)
+    error: str | None = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -89,9 +124,9 @@ class Cost:
         return self.surrogate_epochs * self.target_seconds / self.target_epochs - self.surrogate_seconds
 
 
-@dataclass(frozen=True)
-class TuneResult:
-    """The outcome of `tune`.
+@dataclass(frozen=True, repr=False)
+class TuneResult(_Portable):
+    """The outcome of `tune`. It can be pickled; the data stay behind, and the models where the run is.
 
     Attributes:
         best_config: Of the configurations whose full-size models trained to the end, to `max_t` unless the time budget
@@ -102,7 +137,7 @@ class TuneResult:
         mode: "min" or "max".
         cost: What the run cost.
         transfer: How far the surrogates' ranking can be trusted; None unless `check_transfer` was asked for.
-        path: The run directory.
+        path: The run directory, absolute.
     """
 
     best_config: dict[str, Any]
@@ -117,20 +152,44 @@ class TuneResult:
     _checkpoints: Mapping[int, Path]
     _problem: Problem
 
-    def best_model(self, trial: int | None = None) -> nn.Module:
+    def __repr__(self) -> str:
+        statuses = Counter(record.status for record in self.trials)
+        counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        return (
+            f"TuneResult(best_config={self.best_config!r},\n"
+            f"           {self.metric}={self.best_metric:.6g} ({self.mode}), {len(self.trials)} trials: {counts},\n"
+            f"           path={str(self.path)!r})"
+        )
+
+    def _packed(self) -> dict[str, Any]:
+        problem = self._problem
+        gone = {"train_data": None, "val_data": None, "model_fn": _Gone("model_fn"), "objective": _Gone("objective")}
+        functions = {name: _dumped(getattr(problem, name)) for name in ("model_fn", "objective")}
+        return {**self.__dict__, "_problem": replace(problem, **gone), "functions": functions}  # type: ignore[arg-type]
+
+    def _unpacked(self, state: dict[str, Any]) -> dict[str, Any]:
+        functions = {name: _loaded(name, packed) for name, packed in state.pop("functions").items()}
+        device = state["_problem"].device
+        there = device.type != "cuda" or torch.cuda.is_available()
+        problem = replace(state["_problem"], device=device if there else torch.device("cpu"), **functions)
+        return {**state, "_problem": problem}
+
+    def best_model(self, trial: int | None = None, model_fn: Callable[..., nn.Module] | None = None) -> nn.Module:
         """The trained full-size model, in evaluation mode, on the device that it was trained on.
 
         Args:
             trial: Number of another finalist whose model is wanted.
+            model_fn: The model function of the run, where the result was unpickled without it.
 
         Raises:
-            ValueError: where that trial was not trained at full size.
+            ValueError: where that trial was not trained at full size, or the model function is not there.
         """
         number = self._best if trial is None else trial
         if number not in self._checkpoints:
             raise ValueError(f"`trial` is {number}, but must be one of the finalists {sorted(self._checkpoints)}")
+        problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
         with preserved_generators():
-            model = self._problem.target(Trial(number, self.trials[number].config))
+            model = problem.target(Trial(number, self.trials[number].config))
         state = torch.load(self._checkpoints[number], map_location=self._problem.device, weights_only=True)
         model.load_state_dict(state.get("best", state)["model"])
         return model.eval()
@@ -170,6 +229,21 @@ class TuneResult:
     def __rich__(self) -> Group:
         """The table of the best trials and the cost, for a rich console."""
         return render(self)
+
+
+def _dumped(function: Any) -> bytes | None:
+    try:
+        packed: bytes = cloudpickle.dumps(function)
+    except Exception:  # whatever a `__reduce__` raises: it holds an open file, say
+        return None
+    return packed
+
+
+def _loaded(name: str, packed: bytes | None) -> Any:
+    try:
+        return _Gone(name) if packed is None else cloudpickle.loads(packed)
+    except (ImportError, AttributeError):  # its module is not there, or does not have it any more
+        return _Gone(name)
 
 
 _COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "kept_epoch")
@@ -249,8 +323,10 @@ def _record(run: Run, number: int, finalists: list[int]) -> TrialRecord:
 def _status(run: Run, number: int, finalists: list[int]) -> Status:
     if number in run.failures:
         return "failed"
+    if not run.epochs("surrogate", number) and not run.epochs("target", number):
+        return "not begun"
     stage: Literal["surrogate", "target"] = "target" if run.epochs("target", number) else "surrogate"
-    if run.epochs(stage, number) and not math.isfinite(run.score(stage, number)):
+    if not math.isfinite(run.score(stage, number)):
         return "diverged"
     return "finished" if number in _longest_trained(run, finalists) else "stopped"
 

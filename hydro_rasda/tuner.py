@@ -188,7 +188,7 @@ def tune(
             "digests": {name: digest(of) for name, of in made.items()}
             | {"train_data": data_digest(train_data, batch_size), "val_data": data_digest(val_data, batch_size)},
         }
-        folder = Path(storage_path).expanduser()
+        folder = Path(storage_path).expanduser().absolute()
         path = folder / (name or _free_name(folder))
         with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
             run = Run(problem, _without_rungs_before(warmup, settings), store, shown, derived=derived(space))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +86,63 @@ def test_records_tell_each_trials_story(result: TuneResult) -> None:
         if record.status == "diverged":
             assert record.config["lr"] == 1e30
             assert math.isnan(record.surrogate_metric)
+
+
+def test_its_repr_is_a_few_lines(result: TuneResult) -> None:
+    lines = repr(result).splitlines()
+    assert len(lines) == 3
+    assert repr(result.best_config) in lines[0]
+    assert f"val_loss={result.best_metric:.6g} (min), 8 trials: " in lines[1]
+    assert "1 finished" in lines[1]
+    assert str(result.path) in lines[2]
+    assert all("history" not in repr(record) and len(repr(record)) < 400 for record in result.trials)
+
+
+ELSEWHERE = """
+import pickle, sys, torch
+with open(sys.argv[1], "rb") as file:
+    result, record = pickle.load(file)
+print(repr(record) == repr(result.trials[0]), result.best_metric)
+print(result.best_model()(torch.full((1, 64), 0.5)).tolist())
+"""
+
+
+def test_it_can_be_unpickled_in_another_process(result: TuneResult, tmp_path: Path) -> None:
+    file = tmp_path / "result.pickle"
+    file.write_bytes(pickle.dumps((result, result.trials[0])))
+    assert file.stat().st_size < 50_000  # the data would take more
+    command = [sys.executable, "-c", ELSEWHERE, str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
+    with torch.no_grad():
+        output = result.best_model()(torch.full((1, 64), 0.5)).tolist()
+    assert said.splitlines() == [f"True {result.best_metric}", str(output)]
+
+
+def test_functions_that_pickle_cannot_take_come_along_or_are_asked_for(
+    quick: Callable[..., TuneResult], tmp_path: Path, digits: tuple[Pair, Pair]
+) -> None:
+    small = {"num_samples": 1, "max_t": 1, "space": {"lr": loguniform(1e-3, 0.3), "act": choice([lambda x: x])}}
+    hidden = 1.0
+    local = quick(model_fn=lambda config, width_ratio=1.0: mlp(config, hidden * width_ratio), **small, name="local")
+    again = pickle.loads(pickle.dumps(local))
+    assert again.evaluate(digits[1]) == local.evaluate(digits[1])
+    with open(tmp_path / "notes", "wb") as file:
+        held = quick(model_fn=lambda config, width_ratio=1.0: (file, mlp(config, width_ratio))[1], **small, name="held")
+        again = pickle.loads(pickle.dumps(held))
+    with pytest.raises(ValueError, match="`model_fn` did not come along when this result was pickled"):
+        again.best_model()
+    assert torch.equal(next(again.best_model(model_fn=mlp).parameters()), next(held.best_model().parameters()))
+
+
+def test_its_path_does_not_depend_on_where_one_is(
+    quick: Callable[..., TuneResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = quick(storage_path="runs", num_samples=1, max_t=1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert isinstance(result.best_model(), nn.Module)
+    assert result.path == tmp_path / "runs" / "run"
 
 
 def test_dataframe(result: TuneResult) -> None:
