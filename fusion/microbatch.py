@@ -24,7 +24,7 @@ def split(batch: Any, parts: int) -> list[Any]:
     if parts < 1:
         raise ValueError(f"parts is {parts}, but must be >= 1")
     leaves, spec = tree_flatten(batch)
-    sizes = {leaf.shape[0] for leaf in leaves if _has_samples(leaf)}
+    sizes = _sizes(batch)
     if len(sizes) != 1:
         raise ValueError(f"batch has tensors of {sorted(sizes)} samples, but must have one number of samples")
     (samples,) = sizes
@@ -33,6 +33,15 @@ def split(batch: Any, parts: int) -> list[Any]:
         for leaf in leaves
     ]
     return [tree_unflatten(list(piece), spec) for piece in zip(*pieces)]
+
+
+def can_be_split(batch: Any) -> bool:
+    """Whether all tensors of a batch have as many samples; of sequences first, graphs or boxes nobody knows whose."""
+    return len(_sizes(batch)) == 1
+
+
+def _sizes(batch: Any) -> set[int]:
+    return {leaf.shape[0] for leaf in tree_flatten(batch)[0] if _has_samples(leaf)}
 
 
 def backward(objective: Callable[[Any], Tensor], batch: Any, parts: int = 1) -> Tensor:

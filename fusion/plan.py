@@ -28,6 +28,7 @@ class FusionPlan:
         fixed_bytes: memory that a group takes whatever its width.
         throughput: steps of a trial per second, by measured width; at 1: one after another.
         micro_batches: parts that a batch must be split into for it to fit; 1 unless a single trial does not fit.
+        obstacle: why the members cannot be evaluated at once, so that the width is 1; empty where they can.
     """
 
     width: int
@@ -36,6 +37,7 @@ class FusionPlan:
     fixed_bytes: int
     throughput: Mapping[int, float]
     micro_batches: int = 1
+    obstacle: str = ""
 
     def predicted_bytes(self, width: int) -> int:
         """What a group of `width` members takes from memory."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from fusion.assemble import fuse
+from fusion.clip import clip_grad_norm_
+from fusion.dry_run import Obstacle, dry_run
+from fusion.keys import read
 from fusion.memory import available_memory, is_out_of_memory, peak_memory
-from fusion.microbatch import backward, split
-from fusion.optim import fused_optimizer, optimizer
+from fusion.microbatch import backward, can_be_split, split
+from fusion.model import FusedModel
+from fusion.optim import fused_optimizer
 from fusion.plan import FusionPlan, best_width, memory_limit, memory_line, next_width
 
 Objective = Callable[[Any, Any], Any]
@@ -37,20 +42,26 @@ def plan_fusion(
     memory: int | None = None,
     max_width: int | None = None,
     seconds: float = 2.0,
+    multipliers: Mapping[str, Any] | None = None,
 ) -> FusionPlan:
     """Measure steps one after another and fused at growing width; pick the fastest width that fits memory.
 
-    Everything runs on copies, under a forked random number generator: the modules and all generators stay as
-    they are. Timings are taken in turns, a step alone and a step fused, so that a busy machine slows both.
+    A step is what training does: each member's own optimizer, multipliers and clipping. Where the dry run of the
+    narrowest group finds that vmap cannot follow the model, the width is 1, and `obstacle` says why. Everything runs
+    on copies, under a forked random number generator: the modules and all generators stay as they are. Timings are
+    taken in turns, a step alone and a step fused, so that a busy machine slows both.
 
     Args:
-        modules: the trials of one shape, at least one, on one device.
-        configs: their optimizer settings, as `fused_optimizer` takes them.
+        modules: the trials of one shape, at least one, on one device; a sequence that builds them when they are asked
+            for is asked for no more than the widest group.
+        configs: their optimizer settings, as `fused_optimizer` takes them, and `grad_clip`.
         objective: `objective(model, batch)` for one model: the mean loss over the batch.
-        batch: one batch of the size that training uses; tensors, in any nesting, with samples first.
+        batch: one batch of the size that training uses. Unless its tensors have as many samples, first, in any nesting,
+            it is not split into micro-batches.
         memory: bytes that a group may take; 90 % of the device's free memory if None.
         max_width: the widest group to consider; all trials if None.
         seconds: time to measure each width.
+        multipliers: further arguments of `fused_optimizer`: `lr_multipliers`, `weight_decay_multipliers`.
 
     Returns:
         The plan. If a single trial does not fit, `micro_batches` is the least power of 2 with which it does.
@@ -64,13 +75,39 @@ def plan_fusion(
     if memory is None:
         memory = usable_memory(device)
     devices = [device] if device.type == "cuda" else []
+    trials = _Trials(modules, configs, objective, batch, multipliers or {})
     with torch.random.fork_rng(devices), _objects_so_far_set_aside():
-        parts, alone, peak_1 = _fit_one(modules[0], configs[0], objective, batch, memory)
+        parts, alone, peak_1 = _fit_one(trials, device, memory)
         if parts > 1:
             rate = 1 / _seconds(alone, device)
             return FusionPlan(1, 1, peak_1, 0, {1: rate}, parts)
-        trials = min(len(modules), max_width or len(modules))
-        return _grow(modules, configs, objective, batch, trials, memory, seconds, alone, peak_1)
+        return _grow(trials, min(len(modules), max_width or len(modules)), memory, seconds, alone, peak_1)
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """What is measured; see `plan_fusion`."""
+
+    modules: Sequence[nn.Module]
+    configs: Sequence[Mapping[str, Any]]
+    objective: Objective
+    batch: Any
+    multipliers: Mapping[str, Any]
+
+    def step(self, width: int, parts: int = 1) -> tuple[FusedModel, Step]:
+        """The first so many as one model, and its training step; of one, as it trains alone."""
+        fused, configs = fuse(self.modules[:width]), self.configs[:width]
+        update = fused_optimizer(fused, configs, **self.multipliers)
+        norms = [read(config, "grad_clip") or math.inf for config in configs]
+
+        def step() -> None:
+            update.zero_grad()
+            backward(lambda part: fused.map(self.objective, part), self.batch, parts)
+            if min(norms) < math.inf:
+                clip_grad_norm_(fused, norms)
+            update.step()
+
+        return fused, step
 
 
 def usable_memory(device: torch.device, groups: int = 1) -> int | None:
@@ -90,42 +127,36 @@ def _objects_so_far_set_aside() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _grow(
-    modules: Sequence[nn.Module],
-    configs: Sequence[Mapping[str, Any]],
-    objective: Objective,
-    batch: Any,
-    trials: int,
-    memory: int | None,
-    seconds: float,
-    alone: Step,
-    peak_1: int,
-) -> FusionPlan:
-    device = next(modules[0].parameters()).device
+def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone: Step, peak_1: int) -> FusionPlan:
+    device = next(trials.modules[0].parameters()).device
     speedup: dict[int, float] = {}
     peaks = {1: peak_1}
     seconds_alone: list[float] = []
+    obstacle: Obstacle | None = None
     limit = None if memory is None else max(1, memory_limit(0, peak_1, memory))
-    while (width := next_width(speedup, trials, limit)) is not None:
+    while (width := next_width(speedup, count, limit)) is not None:
         try:
             with peak_memory(device) as peak:
-                fused = _fused_step(modules[:width], configs[:width], objective, batch)
-                _warm_up(fused, device)
+                fused, step = trials.step(width)
+                obstacle = obstacle if speedup else dry_run(fused, trials.objective, trials.batch)
+                if obstacle is not None:
+                    break
+                _warm_up(step, device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             limit = width - 1
             break
         peaks[width] = peak.bytes
-        speedup[width], times = _race(alone, fused, width, seconds, device)
+        speedup[width], times = _race(alone, step, width, seconds, device)
         seconds_alone += times
-        del fused
+        del fused, step
         if memory is not None:
             limit = max(1, memory_limit(*memory_line(_of_groups(peaks)), memory))
     rate = 1 / (statistics.median(seconds_alone) if seconds_alone else _seconds(alone, device))
     fixed, per_trial = memory_line(_of_groups(peaks))
     throughput = {1: rate, **{K: rate * s for K, s in speedup.items()}}
-    return FusionPlan(best_width(speedup, limit), limit, per_trial, fixed, throughput)
+    return FusionPlan(best_width(speedup, limit), limit, per_trial, fixed, throughput, obstacle=str(obstacle or ""))
 
 
 def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
@@ -134,17 +165,14 @@ def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
     return groups if len(groups) > 1 else peaks
 
 
-def _fit_one(
-    module: nn.Module, config: Mapping[str, Any], objective: Objective, batch: Any, memory: int | None
-) -> tuple[int, Step, int]:
+def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple[int, Step, int]:
     """The least parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
-    device = next(module.parameters()).device
     parts = 1
     while True:
-        last = len(split(batch, 2 * parts)) <= parts
+        last = not can_be_split(trials.batch) or len(split(trials.batch, 2 * parts)) <= parts
         try:
             with peak_memory(device) as peak:
-                step = _step(module, config, objective, batch, parts)
+                _, step = trials.step(1, parts)
                 _warm_up(step, device)
             if memory is None or peak.bytes <= memory:
                 return parts, step, peak.bytes
@@ -152,36 +180,9 @@ def _fit_one(
             if last or not is_out_of_memory(error):
                 raise
         if last:
-            raise torch.OutOfMemoryError(
-                f"memory is {memory} bytes, but one trial takes {peak.bytes} with one sample at a time"
-            )
+            least = "with one sample at a time" if can_be_split(trials.batch) else "with a batch that cannot be split"
+            raise torch.OutOfMemoryError(f"memory is {memory} bytes, but one trial takes {peak.bytes} {least}")
         parts *= 2
-
-
-def _step(module: nn.Module, config: Mapping[str, Any], objective: Objective, batch: Any, parts: int) -> Step:
-    own = copy.deepcopy(module)
-    update = optimizer(own, config)
-
-    def step() -> None:
-        update.zero_grad()
-        backward(lambda part: objective(own, part), batch, parts)
-        update.step()
-
-    return step
-
-
-def _fused_step(
-    modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], objective: Objective, batch: Any
-) -> Step:
-    fused = fuse(modules)
-    update = fused_optimizer(fused, configs)
-
-    def step() -> None:
-        update.zero_grad()
-        backward(lambda part: fused.map(objective, part), batch)
-        update.step()
-
-    return step
 
 
 def _race(alone: Step, fused: Step, width: int, seconds: float, device: torch.device) -> tuple[float, list[float]]:

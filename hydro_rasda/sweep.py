@@ -23,7 +23,6 @@ from .chance import warn_of_chance
 from .fused import GroupOutcome, GroupTask, group_key
 from .grouping import Waiting, Widths, next_groups
 from .kinds import find_kinds
-from .planning import Example
 from .problem import Trial
 from .run import Run, metric_lines
 from .schedulers import Ladder, SuccessiveHalving, milestones, rank
@@ -77,7 +76,7 @@ class Devices(TargetTrainer, Protocol):
         """How many groups a device trains beside each other."""
         ...
 
-    def plan(self, device: int, kinds: Mapping[str, Example]) -> Mapping[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
         """How a device would best group the trials of each kind."""
         ...
 
@@ -242,8 +241,8 @@ class _Sweep:
         if run.settings.fusion != "auto":
             return dict.fromkeys(of_kind, Widths(run.settings.fusion))
         names = {kind: f"surrogate/widths-of-{kind} on {devices.machine(device)}" for kind in of_kind}
-        examples = {kind: (run.trials[numbers[0]], len(numbers)) for kind, numbers in of_kind.items()}
-        if asked := {kind: example for kind, example in examples.items() if not run.store.done(names[kind])}:
+        trials = {kind: [run.trials[n] for n in numbers] for kind, numbers in of_kind.items()}
+        if asked := {kind: of for kind, of in trials.items() if not run.store.done(names[kind])}:
             started = time.perf_counter()
             planned = devices.plan(device, asked)
             seconds = (time.perf_counter() - started) / len(asked)

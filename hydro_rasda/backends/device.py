@@ -18,7 +18,7 @@ from fusion import keep_freed_memory
 from ..forks import Died, Tell, beside
 from ..fused import GroupOutcome, GroupTask, Load, joined, train_group
 from ..grouping import Widths
-from ..planning import Example, machine, planned_widths
+from ..planning import machine, planned_widths
 from ..problem import Problem, Trial
 from ..single import TargetOutcome, TargetTask, train_target
 from ..train import EpochMetrics
@@ -63,7 +63,7 @@ class Device:
         """Equal for devices that are equally fast."""
         return machine(self._problem.device)
 
-    def plan(self, kinds: Mapping[str, Example]) -> dict[str, Widths]:
+    def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         """How wide each core's groups of a kind should be; see `planned_widths`."""
         threads = torch.get_num_threads()
         if self.cores > 1:

@@ -12,7 +12,7 @@ import torch
 
 from ..fused import GroupTask
 from ..grouping import Widths
-from ..planning import Example
+from ..problem import Trial
 from ..run import Run, Stage
 from ..single import TargetOutcome, TargetTask
 from ..sweep import Finished
@@ -44,7 +44,7 @@ class LocalBackend:
     def cores(self, device: int) -> int:
         return self._device.cores
 
-    def plan(self, device: int, kinds: Mapping[str, Example]) -> Mapping[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
         return self._device.plan(kinds)
 
     def start(self, device: int, task: GroupTask) -> None:

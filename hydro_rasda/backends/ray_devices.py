@@ -17,7 +17,7 @@ import ray
 from ..config import require
 from ..fused import GroupOutcome, GroupTask, group_key
 from ..grouping import Widths
-from ..planning import Example
+from ..problem import Trial
 from ..run import Run, Stage
 from ..schedulers import worker_slots
 from ..single import TargetOutcome, TargetTask
@@ -141,7 +141,7 @@ class RayDevices:
     def cores(self, device: int) -> int:
         return self._devices[device].cores
 
-    def plan(self, device: int, kinds: Mapping[str, Example]) -> Mapping[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
         found: Mapping[str, Widths] = ray.get(self._devices[device].actor.plan.remote(kinds))
         return found
 

@@ -16,7 +16,6 @@ import torch
 from ..data import move
 from ..fused import GroupOutcome, GroupTask
 from ..grouping import Widths
-from ..planning import Example
 from ..problem import Problem, Trial
 from ..single import TargetOutcome, TargetTask
 from .device import Device, Work
@@ -49,7 +48,7 @@ class Trainer:
         """`Device.machine` and `Device.cores`."""
         return self._device.machine, self._device.cores
 
-    def plan(self, kinds: Mapping[str, Example]) -> dict[str, Widths]:
+    def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         """See `Device.plan`."""
         return self._device.plan(kinds)
 

@@ -15,7 +15,6 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.fused import GroupOutcome, GroupTask
 from hydro_rasda.grouping import Widths
 from hydro_rasda.objective import supervised
-from hydro_rasda.planning import Example
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.progress import Progress
 from hydro_rasda.run import Run
@@ -66,7 +65,7 @@ class Curves:
     def cores(self, device: int) -> int:
         return 1
 
-    def plan(self, device: int, kinds: Mapping[str, Example]) -> dict[str, Widths]:
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         return dict.fromkeys(kinds, Widths(4))
 
     def start(self, device: int, task: GroupTask) -> None:
