@@ -81,6 +81,11 @@ class FusedLearner:
         self.fused.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
+    def member_state(self, position: int) -> State:
+        """One member's weights, buffers and optimizer state, as `SingleLearner` loads them."""
+        module = self.fused.unfuse(position)
+        return {"model": module.state_dict(), "optimizer": self.optimizer.unfuse(position, module).state_dict()}
+
     def keep(self, positions: Sequence[int]) -> None:
         """Drop all members but these."""
         if list(positions) != list(range(len(self._configs))):
@@ -208,7 +213,9 @@ def _train(
 ) -> GroupOutcome:
     members = task.members
     batch_size = trials[members[0]].batch_size
-    learner = _resume(problem, trials, task, load) if task.sources else _start(problem, trials, members)
+    learner = (
+        _resume(problem, trials, members, task.sources, load) if task.sources else _start(problem, trials, members)
+    )
     learner.fused.one_by_one = not task.groups[0].fused
     dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(batch_size, task.span.start)))
     history: dict[int, History] = {number: [] for number in members}
@@ -235,12 +242,27 @@ def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]
     return FusedLearner([built[n] for n in members], [trials[n].config for n in members], problem)
 
 
-def _resume(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load: Load) -> FusedLearner:
+def state_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> State:
+    """What `SingleLearner` goes on from, of a trial whose surrogate was as wide as the model.
+
+    Args:
+        problem: What is tuned.
+        trials: All trials by number.
+        number: The trial.
+        source: Key of the task that trained it last.
+        load: Gives a task's checkpoint by its key.
+    """
+    return _resume(problem, trials, [number], [source], load).member_state(0)
+
+
+def _resume(
+    problem: Problem, trials: Mapping[int, Trial], members: Sequence[int], sources: Sequence[str], load: Load
+) -> FusedLearner:
     """The fused model of a group whose members were trained in other groups, in the group's order."""
     merged: FusedLearner | None = None
     order: list[int] = []
-    for part in (part for source in task.sources for part in load(source)["parts"]):
-        kept = [number for number in part["members"] if number in task.members]
+    for part in (part for source in sources for part in load(source)["parts"]):
+        kept = [number for number in part["members"] if number in members]
         if not kept:
             continue
         # Those that are dropped again are not built, which can take longer than an epoch: any of their kind holds their
@@ -254,5 +276,5 @@ def _resume(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load
         else:
             merged.concat(learner)
     assert merged is not None
-    merged.keep([order.index(number) for number in task.members])
+    merged.keep([order.index(number) for number in members])
     return merged

@@ -77,7 +77,7 @@ class TrialRecord(_Portable):
         surrogate_metric: The metric after its last epoch on the surrogate; NaN where it has none.
         surrogate_epochs: Epochs trained on the surrogate.
         metric: The metric after `kept_epoch` at full size; NaN where it has none.
-        epochs: Epochs trained at full size.
+        epochs: Epochs trained at full size, those of the sweep included where it went on from there (`surrogate=1`).
         kept_epoch: The epoch whose weights `best_model` gives: the last, or the best one where `keep="best"`.
         history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
         error: Traceback of a failed trial.
@@ -102,7 +102,7 @@ class Cost:
     Attributes:
         surrogate_epochs: Epochs trained on surrogates, over all trials.
         surrogate_seconds: Wall time of the sweep.
-        target_epochs: Epochs trained at full size, over the finalists.
+        target_epochs: Epochs trained at full size after the sweep, over the finalists.
         target_seconds: Wall time of the full-size trainings.
         seconds: Wall time of the whole run, interrupted sessions included.
     """
@@ -200,7 +200,8 @@ class TuneResult(_Portable):
         Args:
             data: In any form that `tune` takes.
             batch_size: Examples at a time; None: as many as `tune` validated with, which gives `best_metric` again
-                for the validation set, to the last digit.
+                for the validation set, to the last digit (but for rounding where the sweep trained that model to its
+                end, fused with others).
         """
         model = self.best_model()
         batches = make_batches(data, "data", self._problem.device, self._problem.seed)
@@ -315,6 +316,7 @@ def _record(run: Run, number: int, finalists: list[int]) -> TrialRecord:
             {name: value for name, value in line.items() if name not in ("event", "trial")}
             for stage in ("surrogate", "target")
             for line in run.metrics.get((stage, number), ())
+            if line["stage"] == stage
         ),
         error=run.failures.get(number),
     )
@@ -336,6 +338,6 @@ def _cost(run: Run) -> Cost:
         return sum(unit.seconds for key, unit in run.store.units().items() if key.startswith(f"{stage}/"))
 
     def epochs(stage: str) -> int:
-        return sum(len(lines) for (of, _), lines in run.metrics.items() if of == stage)
+        return sum(line["stage"] == of == stage for (of, _), lines in run.metrics.items() for line in lines)
 
     return Cost(epochs("surrogate"), seconds("surrogate"), epochs("target"), seconds("target"), run.store.seconds)

@@ -3,7 +3,8 @@
 What is trained at full size is recorded alike on every backend, so that each goes on with what another began:
 
 - `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` of what training
-  can go on from after this epoch, None where nothing was saved; beside it, which epoch's weights it keeps as "best".
+  can go on from after this epoch, None where nothing was saved; beside it, which epoch's weights it keeps as "best",
+  and whether it was "swept": trained by the sweep, whose metrics up to there are then the trial's own.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/done`: the stage is over, for the finalists that it names.
 """
@@ -147,7 +148,30 @@ def record_epochs(
         seconds: Wall time that they took.
         more: What else the unit's value says: plain values.
     """
-    key = f"target/trial-{number}/to-{lines[-1]['epoch']}"
+    _keep(run, number, lines[-1]["epoch"], lines, state, seconds, more)
+
+
+def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
+    """Keep what the sweep trained of a trial, at full width, as the beginning of its full-size training."""
+    _keep(run, number, run.epochs("surrogate", number), [], state, 0.0, {"swept": True})
+
+
+def recorded_epochs(run: Run, number: int) -> int:
+    """Epochs that full-size training of a trial has come to by what is recorded, taken in or not."""
+    names = [name for key in run.store.units() if (name := _UNIT.fullmatch(key)) and int(name["trial"]) == number]
+    return max((int(name["epoch"]) for name in names), default=0)
+
+
+def _keep(
+    run: Run,
+    number: int,
+    epoch: int,
+    lines: Sequence[Line],
+    state: Mapping[str, Any] | None,
+    seconds: float,
+    more: dict[str, Any],
+) -> None:
+    key = f"target/trial-{number}/to-{epoch}"
     if state is not None:
         run.store.save(key, state)
         if "best" in state:
@@ -229,9 +253,13 @@ def _went_on(run: Run, number: int, unit: Unit) -> None:
     """A trial has trained since it failed, if it did, and may have left a newer checkpoint."""
     run.failures.pop(number, None)
     before, name = run.checkpoints.get(number), unit.value["checkpoint"]
-    if name is not None:
-        run.checkpoints[number] = name
-        if (best := unit.value.get("best")) is not None:
-            run.best[number] = best["epoch"], best["score"]
-        if before not in (None, name):
-            run.store.discard([before])
+    if name is None:
+        return
+    run.checkpoints[number] = name
+    if before not in (None, name):
+        run.store.discard([before])
+    if (best := unit.value.get("best")) is not None:
+        run.best[number] = best["epoch"], best["score"]
+    if unit.value.get("swept"):
+        swept = run.metrics["surrogate", number]
+        run.metrics["target", number] = [line for line in swept if line["epoch"] <= saved_epochs(run, number)]

@@ -23,6 +23,7 @@ from .backends.local import LocalBackend, default_device
 from .backends.ray_backend import RayBackend
 from .config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig, require
 from .data import Data, make_batches
+from .handover import hand_over
 from .identity import content, data_digest, digest, parameters, unchanged
 from .objective import LossFn, Objective, supervised
 from .problem import Problem, dry_run
@@ -99,7 +100,8 @@ def tune(
         reduction_factor: One in this many goes on from each rung of the sweep; rungs lie at
             `grace_period * reduction_factor**k` epochs.
         top_k: Configurations that move to the full-size model.
-        surrogate: Width of the surrogates over that of the model, in (0, 1]; 1 sweeps the model itself.
+        surrogate: Width of the surrogates over that of the model, in (0, 1]; 1 sweeps the model itself, and full-size
+            training goes on from there.
         fusion: Most trials in one fused model; "auto" measures what is fastest, once on a machine (the measurements are
             kept below HYDRO_RASDA_CACHE, or the user's cache folder).
         check_transfer: Whether to train 6 configurations at full size to the sweep's first milestone, and compare their
@@ -207,7 +209,9 @@ def tune(
             )
             try:
                 with devices:
-                    tried = devices.train_targets(sweep(run, search, devices))
+                    finalists = sweep(run, search, devices)
+                    hand_over(run, finalists)
+                    tried = devices.train_targets(finalists)
             except KeyboardInterrupt as interrupt:
                 told = f"storage_path={str(folder)!r}, name={path.name!r}"
                 interrupt.args = (f"the same call with {told} goes on from the last finished unit of work",)

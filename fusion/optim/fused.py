@@ -18,7 +18,7 @@ from fusion.model import FusedModel
 from fusion.optim import native, vectorized
 from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
 from fusion.optim.runs import Run, runs_of
-from fusion.optim.single import Multipliers, multipliers_of
+from fusion.optim.single import Multipliers, multipliers_of, torch_optimizer
 
 
 class FusedOptimizer:
@@ -121,6 +121,30 @@ class FusedOptimizer:
             ours = getattr(self, name)
             setattr(self, name, torch.cat([ours, getattr(other, name).to(ours.device)], -1))
         self._tabulate()
+
+    def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
+        """Member `k`'s optimizer as torch's own, which goes on where this one is; its learning rate is the base rate.
+
+        Args:
+            k: The member.
+            module: What it is to update: `fused.unfuse(k)`.
+
+        Raises:
+            IndexError: if `k` is not in [-K, K).
+        """
+        (k,) = member_indices([k], self.K)
+        hp = self.members[k]
+        both_PK = (self._lr_multipliers_PK, self._decay_multipliers_PK)
+        lr, decay = (dict(zip(self.names, of_PK[:, k].tolist())) for of_PK in both_PK)
+        optimizer = torch_optimizer(module, hp, lr, decay)
+        parameters, steps = dict(module.named_parameters()), self.steps_PK[:, k].tolist()
+        for name, step in zip(self.names, steps):
+            if step:
+                moments = {key: moment[k].clone() for key, moment in self.state[name].items()}
+                optimizer.state[parameters[name]] = _torch_state(hp, step, moments)
+        # Through torch's own checks, which also put each tensor where this kind of optimizer wants it.
+        optimizer.load_state_dict(optimizer.state_dict())
+        return optimizer
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that `load_state_dict` restores, hyperparameters included: tensors and plain values
@@ -225,6 +249,12 @@ class FusedOptimizer:
         if key not in moments:
             moments[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return moments[key]
+
+
+def _torch_state(hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if hp.kind == "sgd":
+        return {"momentum_buffer": moments["first"]} if hp.momentum else {}
+    return {"step": torch.tensor(step), "exp_avg": moments["first"], "exp_avg_sq": moments["second"]}
 
 
 def _clone(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -36,7 +36,14 @@ def optimizer(
     hp = Hyperparameters.from_config(config)
     named = dict(module.named_parameters())
     lr = multipliers_of(hp.kind, lr_multipliers, named)
-    decay = multipliers_of(hp.kind, weight_decay_multipliers, named)
+    return torch_optimizer(module, hp, lr, multipliers_of(hp.kind, weight_decay_multipliers, named))
+
+
+def torch_optimizer(
+    module: nn.Module, hp: Hyperparameters, lr: Mapping[str, float], decay: Mapping[str, float]
+) -> torch.optim.Optimizer:
+    """The same from hyperparameters, and this optimizer's multipliers by name of the parameter."""
+    named = dict(module.named_parameters())
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         if parameter.requires_grad:

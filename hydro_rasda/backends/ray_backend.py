@@ -104,7 +104,8 @@ class RayBackend(RayDevices):
 
     def finished(self) -> list[Finished]:
         """See `RayDevices`; devices that the sweep leaves idle late in it go over to the full-size trials."""
-        if self._share >= EAGER_SHARE and not self._alone():
+        # A sweep at full width is full-size training already, with which the finalists go on.
+        if self._share >= EAGER_SHARE and not self._alone() and self._run.problem.width_ratio < 1:
             self._transfer()
         if self._stage is not None:
             self._stage.poll()

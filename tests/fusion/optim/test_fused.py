@@ -175,6 +175,25 @@ def test_keep_and_concat_carry_the_state() -> None:
     assert_members_equal(groups[0], [models[k] for k in survivors])
 
 
+def test_an_unfused_optimizer_goes_on_where_the_fused_one_is() -> None:
+    """Also where a parameter had no gradient yet, or in fewer steps."""
+    rates: Mapping[str, Mapping[str, float]] = {"sgd": {"first.weight": 0.5}, "adamw": {"scale": 3.0}}
+    decays: Mapping[str, Mapping[str, float]] = {"adam": {"first.weight": 4.0}, "adamw": {"first.weight": 0.5}}
+    models = nets(len(MIXED))
+    for before in (0, 1, 4):
+        fused = fuse(models)
+        opt = fused_optimizer(fused, MIXED, lr_multipliers=rates, weight_decay_multipliers=decays)
+        train(fused, opt, range(before))
+        parts = [fused.unfuse(k) for k in range(len(MIXED))]
+        alone = [opt.unfuse(k, part) for k, part in enumerate(parts)]
+        train(fused, opt, range(before, 7))
+        for k, (part, its) in enumerate(zip(parts, alone, strict=True)):
+            train_one(k, part, its, range(before, 7))  # type: ignore[arg-type]
+        assert_members_equal(fused, parts)
+    with pytest.raises(IndexError):
+        opt.unfuse(len(MIXED), parts[0])
+
+
 def test_state_dict_resumes_exactly(tmp_path: Any) -> None:
     fused = fuse(nets(len(MIXED)))
     opt = fused_optimizer(fused, MIXED, lr_multipliers={"sgd": {"scale": 2.0}})
