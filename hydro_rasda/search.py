@@ -100,13 +100,15 @@ class SearcherSearch:
         first, key = self._given, f"search/from-{self._given}"
         # A run that was given more samples asks for its first batches as they were.
         known = self._store.units().get(key)
-        wanted = len(known.value) if known is not None and known.value else min(self._batch, self._left)
+        wanted = len(known.value) if known is not None else min(self._batch, self._left)
         suggested: list[Config] = []
         # Some searchers, TuneBOHB among them, draw from the global generators whatever seed they were given.
         with preserved_generators():
             seed_generators(derive_seed(self._seed, "search", first))
             while len(suggested) < wanted and (config := self._suggest(first + len(suggested))) is not None:
                 suggested.append(config)
+        if not suggested and known is None:
+            return []
         recorded = self._store.once(key, lambda: suggested).value
         self._left -= len(recorded)
         self._given += len(recorded)

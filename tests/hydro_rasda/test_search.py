@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from ray.tune.search.bohb import TuneBOHB
 from ray.tune.search.optuna import OptunaSearch
 
-from hydro_rasda import TuneResult, choice, grid_search, loguniform, uniform
+from hydro_rasda import TuneResult, choice, grid_search, loguniform, sample_from, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.progress import Progress
 from hydro_rasda.run import Run
@@ -89,6 +90,25 @@ def test_random_search_gives_the_sample_at_once() -> None:
     search = RandomSearch(SPACE, 5, seed=1)
     assert [dict(trial.config) for trial in search.next_trials()] == sample(SPACE, 5, seed=1)
     assert search.next_trials() == []
+
+
+@pytest.mark.parametrize("more", [{}, {"grid": grid_search([1, 2])}, {"drawn": sample_from(lambda _: random.random())}])
+def test_more_samples_begin_with_the_same(more: dict[str, Any]) -> None:
+    few, many = (RandomSearch({**SPACE, **more}, count, seed=1).trials for count in (3, 7))
+    assert few == many[: len(few)]
+    assert len({trial.config["lr"] for trial in many}) == len(many)
+
+
+def test_a_searcher_is_asked_for_more(open_search: Open) -> None:
+    first = play(open_search(OptunaSearch(seed=3), 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        grown = play(open_search(OptunaSearch(seed=3), 16))
+    assert grown[:6] == first
+    assert len(grown) == 16
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert play(open_search(OptunaSearch(seed=3), 16)) == grown
 
 
 def test_random_search_refuses_what_a_sample_from_gave() -> None:

@@ -248,6 +248,37 @@ def test_out_of_time_it_ends_with_a_model_and_goes_on_with_more(quick: Quick) ->
     assert math.isfinite(longer.best_metric)
 
 
+@pytest.mark.usefixtures("one_process")
+def test_with_more_time_all_that_had_none_get_their_turn(quick: Quick) -> None:
+    calls: list[bool] = []
+    arguments = {"model_fn": counted(calls), "num_samples": 4, "fusion": 1, "max_t": 2, "space": LR}
+    hasty = quick(time_budget_s=1e-3, **arguments)
+    assert [record.status for record in hasty.trials] == ["finished", "not begun", "not begun", "not begun"]
+    trained = calls.count(True)
+    again = quick(time_budget_s=1e-3, **arguments)
+    assert calls.count(True) == trained + 1  # the dry run's
+    assert records(again) == records(hasty)
+    whole = quick(name="whole", **arguments)
+    longer = quick(time_budget_s=1e6, **arguments)
+    assert [t.surrogate_epochs for t in longer.trials] == [t.surrogate_epochs for t in whole.trials] == [1] * 4
+    assert longer.best_metric == whole.best_metric
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_run_can_be_given_more_samples(quick: Quick) -> None:
+    arguments = {"fusion": 1, "max_t": 2, "space": LR, "top_k": 1}
+    few = quick(num_samples=2, **arguments)
+    more = quick(num_samples=4, **arguments)
+    whole = quick(name="whole", num_samples=4, **arguments)
+    assert (more.best_config, more.best_metric) == (whole.best_config, whole.best_metric)
+    for grown, same in zip(more.trials, whole.trials, strict=True):
+        assert grown.config == same.config
+        assert [line for line in same.history if line not in grown.history] == []
+    assert [line for t, s in zip(few.trials, more.trials) for line in t.history if line not in s.history] == []
+    with pytest.raises(RunExists, match="num_samples was 4, now 3, but a run can only grow"):
+        quick(num_samples=3, **arguments)
+
+
 def test_a_time_budget_ends_a_long_run(quick: Quick) -> None:
     result = quick(time_budget_s=2.0, num_samples=4, max_t=100_000, grace_period=50_000)
     assert 2.0 <= result.cost.seconds < 10.0
