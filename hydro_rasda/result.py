@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -104,6 +105,7 @@ class Cost:
         surrogate_seconds: Wall time of the sweep.
         target_epochs: Epochs trained at full size after the sweep, over the finalists.
         target_seconds: Wall time of the full-size trainings.
+        target_epoch_seconds: Median wall time of an epoch at full size; NaN where none was trained.
         seconds: Wall time of the whole run, interrupted sessions included.
     """
 
@@ -111,17 +113,17 @@ class Cost:
     surrogate_seconds: float
     target_epochs: int
     target_seconds: float
+    target_epoch_seconds: float
     seconds: float
 
     @property
     def spared_seconds(self) -> float:
         """Estimate of what the sweep would have taken at full size, one trial after another, less what it took.
 
-        The sweep's epochs times the mean wall time of an epoch of this run's own full-size trainings.
+        The sweep's epochs times the median wall time of an epoch of this run's own full-size trainings; NaN where
+        there is none.
         """
-        if not self.target_epochs:
-            return math.nan
-        return self.surrogate_epochs * self.target_seconds / self.target_epochs - self.surrogate_seconds
+        return self.surrogate_epochs * self.target_epoch_seconds - self.surrogate_seconds
 
 
 @dataclass(frozen=True, repr=False)
@@ -334,10 +336,25 @@ def _status(run: Run, number: int, finalists: list[int]) -> Status:
 
 
 def _cost(run: Run) -> Cost:
+    units = run.store.units().items()
+
     def seconds(stage: str) -> float:
-        return sum(unit.seconds for key, unit in run.store.units().items() if key.startswith(f"{stage}/"))
+        return sum(unit.seconds for key, unit in units if key.startswith(f"{stage}/"))
 
     def epochs(stage: str) -> int:
         return sum(line["stage"] == of == stage for (of, _), lines in run.metrics.items() for line in lines)
 
-    return Cost(epochs("surrogate"), seconds("surrogate"), epochs("target"), seconds("target"), run.store.seconds)
+    trained = [
+        (unit.seconds, sum(line["event"] == "metrics" for line in unit.lines))
+        for key, unit in units
+        if key.startswith("target/")
+    ]
+    each = [spent / count for spent, count in trained for _ in range(count)]
+    return Cost(
+        surrogate_epochs=epochs("surrogate"),
+        surrogate_seconds=seconds("surrogate"),
+        target_epochs=epochs("target"),
+        target_seconds=seconds("target"),
+        target_epoch_seconds=median(each) if each else math.nan,
+        seconds=run.store.seconds,
+    )

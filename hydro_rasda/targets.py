@@ -6,6 +6,7 @@ What is trained at full size is recorded alike on every backend, so that each go
   can go on from after this epoch, None where nothing was saved; beside it, which epoch's weights it keeps as "best",
   and whether it was "swept": trained by the sweep, whose metrics up to there are then the trial's own.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
+- `target/trial-{n}/ended-after-{epoch}`: a scheduler of Ray's is done with it.
 - `target/done`: the stage is over, for the finalists that it names.
 """
 
@@ -16,15 +17,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from .problem import Trial
 from .run import Run, metric_lines
 from .schedulers import SuccessiveHalving, milestones
 from .single import TargetOutcome, TargetTask
+from .space import Config
 from .store import Line, Unit
 from .train import Span
 
 DONE = "target/done"
 
-_UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after)-(?P<epoch>\d+)")
+_UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|ended-after)-(?P<epoch>\d+)")
+_KEPT = re.compile(r"target/to-(\d+)/kept.*")
 
 
 class TargetTrainer(Protocol):
@@ -51,10 +55,11 @@ def train_targets(run: Run, finalists: Sequence[int], device: TargetTrainer) -> 
         All that were trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
     """
     recall_targets(run)
+    settle_configs(run)
     if not targets_over(run, finalists):
         forget_unsaved(run)
         _race(run, finalists, device)
-    return [*finalists, *sorted({n for stage, n in run.metrics if stage == "target"} - set(finalists))]
+    return tried_targets(run, finalists)
 
 
 def _race(run: Run, finalists: Sequence[int], device: TargetTrainer) -> None:
@@ -107,6 +112,7 @@ def expected(scores: Mapping[int, float], curves: Mapping[int, Mapping[int, floa
 
 def recall_targets(run: Run) -> None:
     """Take in what was recorded of the full-size stage, by whichever backend; once or again."""
+    run.checkpoints.clear()  # else the last of them would seem to come before the first
     for key in run.store.units():
         if (name := _UNIT.fullmatch(key)) is not None:
             unit = run.recall(key)
@@ -114,10 +120,49 @@ def recall_targets(run: Run) -> None:
                 _went_on(run, int(name["trial"]), unit)
 
 
+def decided_targets(run: Run) -> dict[int, bool]:
+    """Of full-size trials that stand where a decision was taken, here or by a scheduler on Ray, whether they go on."""
+    decided: dict[int, bool] = {}
+    reached: dict[int, int] = {}
+    for key, unit in run.store.units().items():
+        if (name := _UNIT.fullmatch(key)) is not None:
+            number = int(name["trial"])
+            if name["what"] == "to":
+                reached[number] = int(name["epoch"])
+                decided.pop(number, None)
+            elif name["what"] == "ended-after":
+                decided[number] = False
+        elif (decision := _KEPT.fullmatch(key)) is not None:
+            there = (number for number, epoch in reached.items() if epoch == int(decision[1]))
+            decided |= {number: number in unit.value for number in there}
+    return decided
+
+
+def trained_config(run: Run, number: int) -> tuple[int, Config]:
+    """What a trial's last checkpoint was trained with, and whose sampled configuration that began as.
+
+    PBT has a trial go on with another one's model, and changes what the optimizer reads.
+    """
+    name = run.checkpoints.get(number)
+    value = run.store.units()[name].value if name is not None else {}
+    origin = value.get("origin", number)
+    return origin, {**run.trials[origin].config, **value.get("mutable", {})}
+
+
+def settle_configs(run: Run) -> None:
+    """Have the run's configurations say what the checkpoints were trained with."""
+    run.trials |= {n: Trial(n, trained_config(run, n)[1]) for n in run.checkpoints if n in run.trials}
+
+
+def tried_targets(run: Run, finalists: Sequence[int]) -> list[int]:
+    """The finalists, and all others that were trained at full size."""
+    return [*finalists, *sorted({n for stage, n in run.metrics if stage == "target"} - set(finalists))]
+
+
 def forget_unsaved(run: Run) -> None:
     """Have trials that can still go on count as far as their last checkpoints: the rest will be trained again."""
     for stage, number in list(run.metrics):
-        if stage == "target" and not _ended_early(run, number):
+        if stage == "target" and not ended_early(run, number):
             saved = saved_epochs(run, number)
             kept = [line for line in run.metrics.pop((stage, number)) if line["epoch"] <= saved]
             run.metrics |= {(stage, number): kept} if kept else {}
@@ -187,6 +232,11 @@ def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> N
     run.record(key, Unit(None, [line], seconds), again=True)
 
 
+def record_end(run: Run, number: int) -> None:
+    """Keep that a scheduler ended a full-size trial where it is."""
+    run.store.once(f"target/trial-{number}/ended-after-{run.epochs('target', number)}", lambda: None)
+
+
 def targets_over(run: Run, finalists: Iterable[int]) -> bool:
     """Whether the stage has come to its end with these finalists."""
     return run.store.done(DONE) and run.store.units()[DONE].value == sorted(finalists)
@@ -197,7 +247,7 @@ def end_targets(run: Run, finalists: Iterable[int]) -> None:
     run.record(DONE, Unit(sorted(finalists)), again=True)
 
 
-def _ended_early(run: Run, number: int) -> bool:
+def ended_early(run: Run, number: int) -> bool:
     """Whether a full-size trial cannot go on, time or no time: it raised, or it diverged."""
     began = run.epochs("target", number) > 0
     return number in run.failures or (began and not math.isfinite(run.score("target", number)))
@@ -218,7 +268,7 @@ def _train_to(stop: int, run: Run, numbers: Sequence[int], device: TargetTrainer
 
 def _goes_on(run: Run, number: int, stop: int) -> bool:
     """Whether a full-size trial has epochs to train before a milestone, and can."""
-    return run.epochs("target", number) < stop and not _ended_early(run, number)
+    return run.epochs("target", number) < stop and not ended_early(run, number)
 
 
 def _next_task(run: Run, number: int, stop: int, beside: int) -> TargetTask:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from fusion import keep_freed_memory
 from fusion.keys import read
 
@@ -11,6 +13,9 @@ from ..train import SingleLearner, Span, diverged, remember_best, train_epochs_o
 from .large_batch import Rule
 from .worker import Worker
 
+EPOCH_SECONDS = "epoch_seconds"
+"""In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""
+
 
 def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     """Train a trial's full-size model from its last checkpoint to `problem.max_t`, or until its loss is not finite.
@@ -18,8 +23,8 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     `elastic(train_full_size, scheduler, data=problem)` makes it a trainable whose configurations are
     `{"trial": number, "config": {hyperparameters}}`; `functools.partial(train_full_size, rule=...)` one under another
     rule. After each epoch it reports `train_*` and `val_*` (means over all examples, the same on every rank), `epoch`
-    (epochs trained), `workers`, `global_batch_size` (examples per step over all ranks) and `lr_multiplier`. A
-    checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
+    (epochs trained), `epoch_seconds` (of this one), `workers`, `global_batch_size` (examples per step over all ranks)
+    and `lr_multiplier`. A checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
 
     The configuration's batch is that of the trial's first workers together, as it is that of one process: so many
     workers train as one would. The batch of a rank stays when workers are added, so that the global batch grows as
@@ -45,11 +50,13 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     warmup_epochs = read(trial.config, "rescale_warmup_epochs")
     worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
     span = Span(worker.iteration, problem.max_t)
+    began = time.perf_counter()
     for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, ("target", trial.number)):
         remember_best(learner, problem, epoch, metrics)
         worker.report(
             {name: values[0] for name, values in metrics.items()}
-            | {"epoch": epoch, "global_batch_size": global_batch_size},
+            | {"epoch": epoch, "global_batch_size": global_batch_size, EPOCH_SECONDS: time.perf_counter() - began},
             learner.state,
             final=epoch == problem.max_t or diverged(metrics),
         )
+        began = time.perf_counter()

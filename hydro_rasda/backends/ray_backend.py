@@ -20,7 +20,7 @@ from ..config import require
 from ..run import Run
 from ..schedulers import worker_slots
 from ..sweep import FINALISTS, Finished
-from ..targets import train_targets
+from ..targets import recall_targets, settle_configs, targets_over, train_targets, tried_targets
 from .full_size import train_full_size
 from .ray_devices import RayDevices, worker_resources
 from .ray_named import make_scheduler
@@ -68,7 +68,6 @@ class RayBackend(RayDevices):
         self._share = 0.0
         self._best: Sequence[int] = ()
         self._stage: FullSize | None = None
-        self._offered: set[int] = set()
 
     def __enter__(self) -> RayBackend:
         self._owns_ray = not ray.is_initialized()
@@ -119,12 +118,19 @@ class RayBackend(RayDevices):
         if self._alone():
             return train_targets(self._run, finalists, self)
         self.retire_all()
+        self._race(finalists)
+        return tried_targets(self._run, finalists)
+
+    def _race(self, finalists: Sequence[int]) -> None:
+        if self._stage is None:
+            recall_targets(self._run)
+            if targets_over(self._run, finalists):
+                settle_configs(self._run)
+                return
         stage = self._full_size()
         stage.hold(0)
-        self._offer(finalists)
-        stage.finish()
-        tried = {number for of, number in self._run.metrics if of == "target"}
-        return sorted(tried | set(finalists))
+        stage.offer(finalists)
+        stage.finish(finalists)
 
     def _alone(self) -> bool:
         """Whether full-size trials can only train one after another, where halving need not be asynchronous."""
@@ -137,12 +143,9 @@ class RayBackend(RayDevices):
         # Those that wait for a device could be overtaken by better ones: no more are offered than can begin.
         room = (self._count - len(self._devices)) // self._run.settings.rasda.workers
         if room:
-            self._full_size().hold(len(self._devices))
-            self._offer(self._best[:room])
-
-    def _offer(self, numbers: Sequence[int]) -> None:
-        self._full_size().offer([number for number in numbers if number not in self._offered])
-        self._offered |= set(numbers)
+            stage = self._full_size()
+            stage.hold(len(self._devices))
+            stage.offer(self._best[:room])
 
     def _full_size(self) -> FullSize:
         if self._stage is None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ray import cloudpickle, tune
+from ray.train._internal.session import _TrainingResult
 from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.search.search_algorithm import SearchAlgorithm
 
+from hydro_rasda.backends.full_size import EPOCH_SECONDS
 from hydro_rasda.store import Line
 
 HISTORY = ("workers", "global_batch_size", "lr_multiplier")
@@ -29,6 +31,23 @@ HISTORY = ("workers", "global_batch_size", "lr_multiplier")
 def folder_name(trial: Trial) -> str:
     """A trial's folder within the experiment's."""
     return f"trial-{trial.trial_id}"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What is to be trained.
+
+    Attributes:
+        origin: The trial whose sampled configuration this one began as: itself, but where PBT changed that.
+        config: Its configuration.
+        start: Folder of the checkpoint to go on from, as a worker saves it; None to begin at the beginning.
+        metrics: Tune's record of that checkpoint, its "training_iteration" among them.
+    """
+
+    origin: int
+    config: Mapping[str, Any]
+    start: str | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Feed(SearchAlgorithm):  # type: ignore[misc]
@@ -43,25 +62,18 @@ class Feed(SearchAlgorithm):  # type: ignore[misc]
 
     def __init__(self, experiment: Experiment, resources: PlacementGroupFactory | None = None) -> None:
         self._spec = experiment.spec
-        self._folder = Path(experiment.storage.experiment_fs_path)
         self._resources = resources
-        self._waiting: dict[int, Mapping[str, Any]] = {}
+        self._waiting: dict[int, Offer] = {}
         self._given: set[int] = set()
         self._closed = False
         self._changed = threading.Condition()
 
-    def offer(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
+    def offer(self, offers: Mapping[int, Offer]) -> None:
         """Have trials trained, best first; they go before those offered earlier that have not begun."""
         with self._changed:
-            merged = {**configs, **{n: c for n, c in self._waiting.items() if n not in configs}}
-            self._waiting = {n: config for n, config in merged.items() if n not in self._given}
+            merged = {**offers, **{n: offer for n, offer in self._waiting.items() if n not in offers}}
+            self._waiting = {n: offer for n, offer in merged.items() if n not in self._given}
             self._changed.notify_all()
-
-    def meet(self, trials: Iterable[Trial]) -> None:
-        """Know trials that an earlier process began, so that they are not begun again."""
-        with self._changed:
-            self._given |= {number_of(trial) for trial in trials}
-            self._waiting = {n: config for n, config in self._waiting.items() if n not in self._given}
 
     def close(self) -> None:
         """No more will be offered."""
@@ -86,13 +98,11 @@ class Feed(SearchAlgorithm):  # type: ignore[misc]
             if not self._waiting:
                 return None
             number = next(iter(self._waiting))
-            config = self._waiting.pop(number)
+            offer = self._waiting.pop(number)
             self._given.add(number)
-        # What an attempt left behind that Tune does not remember.
-        shutil.rmtree(self._folder / f"trial-{number}", ignore_errors=True)
-        return Trial(
+        trial = Trial(
             self._spec["run"],
-            config={"trial": number, "config": dict(config)},
+            config={"trial": offer.origin, "config": dict(offer.config)},
             trial_id=str(number),
             storage=self._spec["storage"],
             experiment_tag=str(number),
@@ -101,6 +111,10 @@ class Feed(SearchAlgorithm):  # type: ignore[misc]
             max_failures=self._spec["max_failures"],
             trial_dirname_creator=folder_name,
         )
+        if offer.start is not None:
+            checkpoint = tune.Checkpoint.from_directory(offer.start)
+            trial.on_checkpoint(_TrainingResult(checkpoint, dict(offer.metrics)))
+        return trial
 
     def is_finished(self) -> bool:
         """Whether no trial is left to be given, nor will be."""
@@ -169,7 +183,8 @@ class Witness(tune.Callback):  # type: ignore[misc]
     ) -> None:
         """An epoch is over."""
         metrics = {k: v for k, v in result.items() if k.startswith(("train_", "val_")) or k in HISTORY}
-        self._write("metrics", trial, epoch=result["epoch"], metrics=metrics, seconds=result["time_this_iter_s"])
+        seconds = result.get(EPOCH_SECONDS, result["time_this_iter_s"])
+        self._write("metrics", trial, epoch=result["epoch"], metrics=metrics, seconds=seconds)
 
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: Any

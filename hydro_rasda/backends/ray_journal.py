@@ -88,9 +88,9 @@ class Journal:
         return lines
 
 
-def replay(entries: Iterable[Entry], trials: set[str]) -> AshaState:
-    """The rungs as ``entries`` left them, counting ``trials`` alone."""
-    state = AshaState()
+def replay(entries: Iterable[Entry], trials: set[str], earlier: AshaState | None = None) -> AshaState:
+    """The rungs as ``entries`` left them, counting ``trials`` alone, on top of what came to them earlier."""
+    state = earlier or AshaState()
     for entry in entries:
         if entry.trial in trials and entry.milestone is not None:
             score = math.nan if entry.score is None else entry.score

@@ -107,6 +107,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._journal: Journal | None = None
         self._stopped_before: dict[str, int] = {}
         self._state: AshaState | None = None
+        self._earlier = AshaState()
         self._known: set[str] = set()
         self._line = Line()
         self._elsewhere = 0
@@ -122,6 +123,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """
         check_int("workers", workers, at_least=0)
         self._elsewhere = workers
+
+    def begin_with(self, rungs: AshaState) -> None:
+        """Measures trials by scores of before this experiment, too; those that go on here are named by their ids."""
+        self._earlier, self._state = rungs, None
 
     @property
     def rule(self) -> RASDA:
@@ -232,7 +237,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def _rungs(self) -> AshaState:
         if self._state is None:
             entries = self._journal.entries() if self._journal else ()
-            self._state = replay(entries, self._known)
+            self._state = replay(entries, self._known, self._earlier)
         return self._state
 
     def _decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:

@@ -191,6 +191,14 @@ class AsyncSuccessiveHalving:
         open_ = (m for m in reversed(self._rungs) if t >= m and trial not in state.rungs.get(m, ()))
         return next(open_, None)
 
+    def falls_short(self, state: AshaState, trial: str, t: int) -> bool:
+        """Whether a trial that stands at a milestone, undecided, stops there, measured by all that came there."""
+        rung = state.rungs.get(t, Rung())
+        if trial not in rung or t >= self.max_t:
+            return False
+        score = rung[trial]
+        return self._falls_short(rung, math.nan if score is None else score)
+
     @cached_property
     def _rungs(self) -> tuple[int, ...]:
         # Ray has a rung at max_t only where the multiplication meets it; a last score then goes to no other

@@ -10,6 +10,7 @@ where plain ASHA's lie at ``min_I * rf**k``.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -91,6 +92,19 @@ class RASDA:
     def init(self) -> AshaState:
         """The state before the first report."""
         return self.halving.init()
+
+    def recalled(self, curves: Mapping[str, Mapping[int, float]]) -> AshaState:
+        """The state after what trials scored earlier, each at the milestones that it passed.
+
+        Args:
+            curves: Trial -> training iteration -> metric.
+        """
+        state = self.init()
+        for trial, scores in curves.items():
+            for milestone in self.milestones:
+                if milestone in scores:
+                    state = self.complete(state, trial, milestone, scores[milestone])
+        return state
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:
         """Decides as :meth:`AsyncSuccessiveHalving.report` does, and adds the workers that are due."""

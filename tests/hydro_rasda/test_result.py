@@ -20,8 +20,8 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.progress import Progress
 from hydro_rasda.report import best_first, show
 from hydro_rasda.result import make_result
-from hydro_rasda.run import Run
-from hydro_rasda.targets import train_targets
+from hydro_rasda.run import Run, metric_lines
+from hydro_rasda.targets import record_epochs, record_failure, train_targets
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import Scores, Scripted, open_run
 
@@ -294,9 +294,28 @@ def test_brackets_are_no_markup(result: TuneResult, tmp_path: Path) -> None:
 
 def test_spared_seconds() -> None:
     # 100 surrogate epochs at the 2 s of a full-size epoch would have taken 200 s; they took 50 s.
-    cost = Cost(surrogate_epochs=100, surrogate_seconds=50.0, target_epochs=10, target_seconds=20.0, seconds=75.0)
+    cost = Cost(
+        surrogate_epochs=100,
+        surrogate_seconds=50.0,
+        target_epochs=10,
+        target_seconds=35.0,
+        target_epoch_seconds=2.0,
+        seconds=95.0,
+    )
     assert cost.spared_seconds == 150.0
-    assert math.isnan(replace(cost, target_epochs=0).spared_seconds)
+    assert math.isnan(replace(cost, target_epoch_seconds=math.nan).spared_seconds)
+
+
+def test_an_epoch_at_full_size_takes_what_most_of_them_take(problem: Problem, tmp_path: Path) -> None:
+    """Each counts alike, and so do not the failures, nor one unit that waited."""
+    run = open_run(tmp_path / "run", problem, 2, max_t=4)
+    for trial, first, epochs, seconds in ((0, 1, 3, 6.0), (1, 1, 1, 100.0), (1, 2, 1, 2.0)):
+        history = [(first + i, {"train_loss": 1.0, "val_loss": 1.0}) for i in range(epochs)]
+        record_epochs(run, trial, metric_lines("target", trial, history), {"model": {}}, seconds)
+    record_failure(run, 1, "raised", seconds=50.0)
+    cost = make_result(run, [0, 1]).cost
+    run.store.close()
+    assert (cost.target_epochs, cost.target_seconds, cost.target_epoch_seconds) == (5, 158.0, 2.0)
 
 
 def test_values_are_shown_short() -> None:

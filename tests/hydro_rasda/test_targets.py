@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RASDAConfig
-from hydro_rasda.problem import Problem
-from hydro_rasda.run import Run
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run import Run, metric_lines
 from hydro_rasda.targets import (
+    decided_targets,
     expected,
     forget_unsaved,
     recall_targets,
+    record_end,
     record_epochs,
     record_failure,
     saved_epochs,
+    settle_configs,
     train_targets,
 )
 from tests.hydro_rasda.scripted import Scripted, curves, open_run
@@ -180,3 +183,26 @@ def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race:
     train_targets(again, [0, 1, 2], device := Scripted({}))
     assert device.trained == []
     assert again.store.done("target/done")
+
+
+def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..., Run]) -> None:
+    run = open_race()
+    train_targets(run, [0, 1, 2, 3], Scripted(SCORES, epochs=5))  # all to epoch 1, one of the two that go on to 2
+    recall_targets(run := open_race())
+    assert run.epochs("target", 3) == 2
+    assert decided_targets(run) == {0: False, 1: False, 2: True}
+    record_end(run, 3)
+    assert decided_targets(run) == {0: False, 1: False, 2: True, 3: False}
+    record_epochs(run, 3, metric_lines("target", 3, [(3, {"train_loss": 0.4, "val_loss": 0.4})]), None)
+    assert 3 not in decided_targets(run)
+
+
+def test_what_pbt_changed_on_ray_is_what_a_model_was_trained_with(open_race: Callable[..., Run]) -> None:
+    """Whose model it took over, and what it changed; those two may have taken over each other's."""
+    run = open_race(2)
+    run.trials |= {n: Trial(n, {"lr": 0.1 * (n + 1), "depth": n}) for n in (0, 1)}
+    line = metric_lines("target", 0, [(1, {"train_loss": 1.0, "val_loss": 1.0})])
+    record_epochs(run, 0, line, {"model": {}}, origin=1, mutable={"lr": 0.3})
+    record_epochs(run, 1, line, {"model": {}}, origin=0, mutable={"lr": 0.4})
+    settle_configs(run)
+    assert [run.trials[n].config for n in (0, 1)] == [{"lr": 0.3, "depth": 1}, {"lr": 0.4, "depth": 0}]

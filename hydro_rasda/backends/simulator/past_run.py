@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from .workload import Floats, Workload
 
 BYTES_PER_PARAMETER = {"torch.float64": 8, "torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}
 
-_TARGET_UNIT = re.compile(r"target/trial-(\d+)/to-\d+")
+# Older runs say "from" where they trained here, and "epoch" where on Ray.
+_TARGET_UNIT = re.compile(r"target/trial-(\d+)/(?:to|from|epoch)-\d+")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PastRun:
     Attributes:
         workload: All its trials, in the order of their numbers; ``work`` is known of those that trained at full size
             and 1 of the others.
-        epoch_seconds: Median time of a full-size epoch on the device of that run; None where none was trained.
+        epoch_seconds: Median time of a full-size epoch on one device of that run; None where none was trained.
         parameters: Of the full-size model.
         gradient_bytes: Of the full-size model.
         steps: Of an epoch, at the trials' median batch size; None where the data tell no length.
@@ -133,21 +134,22 @@ def _curves(lines: Iterable[Mapping[str, Any]], stage: str, metric: str, max_t: 
 
 
 def _epoch_seconds(lines: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    """Seconds of a full-size epoch, by trial."""
-    spent: dict[int, float] = {}
-    epochs: dict[int, int] = {}
-    pending = 0
+    """Seconds of a full-size epoch on one device, by trial.
+
+    Of a trial that grew, the epochs on the fewest workers tell, times their number: more of them waste more.
+    """
+    taken: dict[int, dict[int, list[float]]] = {}
+    pending: list[int] = []
     for line in lines:
         if line["event"] == "metrics" and line["stage"] == "target":
-            pending += 1
+            pending.append(line.get("workers", 1))
         elif line["event"] == "unit":
             unit = _TARGET_UNIT.fullmatch(line["key"])
             if unit and pending:
-                number = int(unit[1])
-                spent[number] = spent.get(number, 0.0) + line["seconds"]
-                epochs[number] = epochs.get(number, 0) + pending
-            pending = 0
-    return {number: spent[number] / epochs[number] for number in spent}
+                seconds = [line["seconds"] / len(pending) * workers for workers in pending]
+                taken.setdefault(int(unit[1]), {}).setdefault(min(pending), []).extend(seconds)
+            pending = []
+    return {number: mean(by_workers[min(by_workers)]) for number, by_workers in taken.items()}
 
 
 def _steps(train_data: str, lines: Iterable[Mapping[str, Any]]) -> float | None:

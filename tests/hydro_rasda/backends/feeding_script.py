@@ -16,7 +16,7 @@ def main(folder: str) -> None:
     run = feeding.open_run(Path(folder) / "run", feeding.of_linear(feeding.noise()), configs, max_t=8)
     full = FullSize(run, {"CPU": 1}, space={"lr": loguniform(1e-3, 1.0)}, train=feeding.train)
     full.offer(range(6))
-    full.finish()
+    full.finish(range(6))
     best = min(run.checkpoints, key=lambda number: run.score("target", number))
     print("FINISHED", len(run.failures), best, run.epochs("target", best), run.checkpoints[best])
     run.store.close()

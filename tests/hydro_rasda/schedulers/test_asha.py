@@ -182,3 +182,15 @@ def test_what_diverged_stops_and_leaves_the_cutoff_alone() -> None:
 def test_bad_input(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AsyncSuccessiveHalving(**arguments)
+
+
+def test_who_stands_at_a_milestone_is_measured_by_all_that_came_there() -> None:
+    """Two that were cut off before they were decided: the first to come is not let through for being the first."""
+    scheduler = AsyncSuccessiveHalving(max_t=8, reduction_factor=2)
+    state = scheduler.init()
+    for trial, score in (("a", 0.9), ("b", 0.5), ("c", 0.7), ("d", math.nan)):
+        state = scheduler.complete(state, trial, 2, score)
+    short = [trial for trial in "abcde" if scheduler.falls_short(state, trial, 2)]
+    assert short == ["a", "d"]
+    assert not scheduler.falls_short(state, "a", 3)
+    assert not scheduler.falls_short(scheduler.complete(state, "a", 8, 0.9), "a", 8)

@@ -104,6 +104,18 @@ def test_epoch_times_are_those_of_full_size_units(tmp_path: Path, record: Callab
     assert run.steps is None
 
 
+@pytest.mark.parametrize("name", ["to-{}", "epoch-{}"])
+def test_epochs_on_ray_count_in_seconds_of_one_worker(tmp_path: Path, name: str) -> None:
+    """Those of the fewest workers, of a run whose trials grew; older runs recorded each epoch by itself."""
+    with Store.open(tmp_path / "run", ASKED, "auto") as store:
+        for trial, epoch, workers, seconds in ((0, 1, 2, 3.0), (0, 2, 4, 2.9), (1, 1, 2, 1.0)):
+            line = metrics("target", trial, epoch, 0.5) | {"workers": workers}
+            store.record(f"target/trial-{trial}/{name.format(epoch)}", Unit(None, [line], seconds))
+    run = read_past_run(tmp_path / "run")
+    assert run.epoch_seconds == (6.0 + 2.0) / 2
+    assert run.workload.work.tolist() == [1.5, 0.5]
+
+
 def test_failed_trials_and_half_a_line(record: Callable[..., Path]) -> None:
     path = record(
         (

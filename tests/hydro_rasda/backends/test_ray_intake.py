@@ -1,0 +1,137 @@
+"""What Tune's events become in a run's journal, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydro_rasda.backends.ray_feed import EventLog
+from hydro_rasda.backends.ray_intake import Intake
+from hydro_rasda.problem import Problem
+from hydro_rasda.run import Run
+from hydro_rasda.targets import recall_targets, saved_epochs
+from tests.hydro_rasda.scripted import open_run
+
+Tell = Callable[..., None]
+
+
+@pytest.fixture
+def run(problem: Problem, tmp_path: Path) -> Iterator[Run]:
+    opened = open_run(tmp_path / "run", problem, 2, max_t=4)
+    yield opened
+    opened.store.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    opened = EventLog(tmp_path / "events.jsonl")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def tell(tmp_path: Path, log: EventLog) -> Tell:
+    """Writes epochs of trial 0, and a checkpoint after the last of them unless told otherwise."""
+
+    def write(*epochs: int, saved: bool = True, rescaled: Any = (), **config: Any) -> None:
+        for epoch in epochs:
+            metrics = {"train_loss": 1.0, "val_loss": 1 / epoch}
+            log.write({"event": "metrics", "trial": 0, "epoch": epoch, "metrics": metrics, "seconds": 2.0})
+        if saved:
+            folder = tmp_path / f"checkpoint-{epochs[-1]}"
+            folder.mkdir(exist_ok=True)
+            state = {"model": {"weight": torch.tensor([float(epochs[-1])])}}
+            torch.save({"state": state, "iteration": epochs[-1], "rescaled": list(rescaled)}, folder / "worker.pt")
+            log.write({"event": "saved", "trial": 0, "path": str(folder), "origin": 0, "config": {"lr": 0.1} | config})
+
+    return write
+
+
+def units(run: Run) -> dict[str, tuple[Any, list[int], float]]:
+    return {
+        key: (unit.value, [line["epoch"] for line in unit.lines if line["event"] == "metrics"], unit.seconds)
+        for key, unit in run.store.units().items()
+    }
+
+
+def test_a_unit_ends_where_a_checkpoint_was_taken(run: Run, log: EventLog, tell: Tell) -> None:
+    intake = Intake(run, log)
+    tell(1, 2, saved=False)
+    intake.take_in()
+    assert units(run) == {}
+    tell(3)
+    tell(4, saved=False)
+    intake.take_in()
+    name = "target/trial-0/to-3"
+    assert units(run) == {name: ({"checkpoint": name}, [1, 2, 3], 6.0)}
+    assert run.store.load(name)["model"]["weight"] == 3
+    log.write({"event": "ended", "trial": 0})
+    intake.take_in()
+    assert list(units(run)) == [name, "target/trial-0/to-4", "target/trial-0/ended-after-4"]
+    assert units(run)["target/trial-0/to-4"] == ({"checkpoint": None}, [4], 2.0)
+    assert run.checkpoints == {0: name}
+
+
+def test_a_log_that_was_read_before_changes_nothing(run: Run, log: EventLog, tell: Tell, tmp_path: Path) -> None:
+    """As after a kill: epochs that no checkpoint held yet still wait."""
+    tell(1, 2)
+    tell(3, saved=False)
+    Intake(run, log).take_in()
+    before = (run.store.path / "journal.jsonl").read_bytes()
+    again = EventLog(tmp_path / "events.jsonl")
+    intake = Intake(run, again)
+    recall_targets(run)
+    intake.take_in()
+    assert (run.store.path / "journal.jsonl").read_bytes() == before
+    tell(4)
+    intake.take_in()
+    again.close()
+    assert units(run)["target/trial-0/to-4"][1] == [3, 4]
+
+
+def test_epochs_repeated_after_a_failure_count_once(run: Run, log: EventLog, tell: Tell) -> None:
+    intake = Intake(run, log)
+    tell(1)
+    tell(2, 3, saved=False)
+    log.write({"event": "recovers", "trial": 0, "error": "its process died"})
+    tell(2, 3)
+    intake.take_in()
+    assert [line["epoch"] for line in run.metrics["target", 0]] == [1, 2, 3]
+    assert saved_epochs(run, 0) == 3
+
+
+def test_a_failure_is_kept_once_and_none_of_a_model_that_is_trained(run: Run, log: EventLog, tell: Tell) -> None:
+    intake = Intake(run, log)
+    tell(1)
+    for _ in range(2):
+        log.write({"event": "failed", "trial": 0, "error": "raised"})
+        intake.take_in()
+    assert run.failures == {0: "raised"}
+    assert sum("failed" in key for key in units(run)) == 1
+    tell(2, 3, 4)
+    log.write({"event": "failed", "trial": 0, "error": "died at its end"})
+    intake.take_in()
+    assert run.failures == {}
+
+
+def test_what_else_going_on_needs_is_kept_with_the_checkpoint(run: Run, log: EventLog, tell: Tell) -> None:
+    """Where a warm-up after growth stands, and what PBT changed, which the journal tells once."""
+    intake = Intake(run, log)
+    rescaled = [{"start": 1.0, "target": 2.0, "steps": 7, "done": 3}]
+    for epoch in (1, 2, 3):
+        tell(epoch, rescaled=rescaled, lr=0.1 if epoch == 1 else 0.2)
+        intake.take_in()
+    values = [value for value, *_ in units(run).values()]
+    assert values[0] == {"checkpoint": "target/trial-0/to-1", "rescaled": rescaled}
+    assert values[2] == {
+        "checkpoint": "target/trial-0/to-3",
+        "origin": 0,
+        "mutable": {"lr": 0.2},
+        "rescaled": rescaled,
+    }
+    told = [(key, line["config"]) for key, unit in run.store.units().items() for line in unit.lines if "config" in line]
+    assert told == [("target/trial-0/to-2", {"lr": 0.2})]
