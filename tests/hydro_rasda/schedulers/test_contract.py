@@ -118,6 +118,7 @@ def test_public_names() -> None:
         "SuccessiveHalving",
         "Verdict",
         "Waiting",
+        "first_milestone",
         "milestones",
         "place",
         "rank",
