@@ -82,6 +82,12 @@ def test_where_it_is_not_known(problem: Problem) -> None:
     assert of(problem, labels, labels, "val_loss", lambda output, target: output[:, 7].mean()) is None
 
 
+def test_a_class_that_only_the_validation_has(problem: Problem) -> None:
+    chance = of(problem, torch.tensor([0, 2] * 20), torch.tensor([0, 1, 2]), "val_loss")
+    assert chance is not None
+    assert chance.score == pytest.approx((math.log(43) - math.log(1) + 2 * (math.log(43) - math.log(21))) / 3)
+
+
 @pytest.mark.parametrize(
     ("scores", "mode", "beaten"),
     [([2.2], "min", False), ([2.17], "min", True), ([9.0], "min", False), ([2.4], "max", False), ([2.5], "max", True)],
