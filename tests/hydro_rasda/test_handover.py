@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydro_rasda import RASDAConfig, TuneResult, choice, grid_search, loguniform
 from hydro_rasda.fused import Group, GroupTask, state_of, train_group
@@ -21,7 +21,7 @@ from hydro_rasda.store import Unit
 from hydro_rasda.sweep import FINALISTS
 from hydro_rasda.targets import recall_targets, train_targets
 from hydro_rasda.train import Span
-from tests.hydro_rasda.models import Config
+from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import Scripted, curves, open_run
 
 Pair = tuple[Tensor, Tensor]
@@ -39,9 +39,18 @@ def trained(problem: Problem, trial: Trial, span: Span, state: Any = None) -> Ta
     return train_target(problem, trial, TargetTask("a task", trial.number, span, None, problem.seed), state)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, fused: bool) -> None:
-    problem = replace(problem, width_ratio=1.0)
+def fine_tuned(config: Config) -> nn.Module:
+    """A frozen base, the same for all trials, running statistics, and a head."""
+    base, fixed = nn.Linear(64, 32), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        base.weight.copy_(torch.randn(32, 64, generator=fixed) / 8)
+        base.bias.zero_()
+    return nn.Sequential(base.requires_grad_(False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize(("model_fn", "fused"), [(mlp, True), (mlp, False), (fine_tuned, True)])
+def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_fn: Any, fused: bool) -> None:
+    problem = replace(problem, width_ratio=1.0, model_fn=model_fn)
     trials = {n: Trial(n, {**config, "batch_size": 32}) for n, config in enumerate(CONFIGS)}
     task = GroupTask("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
     outcome = train_group(problem, trials, task, load=pytest.fail)
