@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -160,26 +161,9 @@ class FullSize:
         if self._ended or not new:
             return
         self._settled |= set(new)
-        self._feed.offer({number: self._offer(number) for number in new})
+        self._feed.offer({number: offer_of(self._run, number, self._folder) for number in new})
         if self._thread is None:
             self._start()
-
-    def _offer(self, number: int) -> Offer:
-        """A trial as Tune gets it; the checkpoint that it goes on from is put in Tune's folder."""
-        run = self._run
-        origin, config = trained_config(run, number)
-        if (epoch := saved_epochs(run, number)) == 0:
-            return Offer(origin, config)
-        name = run.checkpoints[number]
-        saved = {
-            "state": run.store.load(name, torch.device("cpu")),
-            "iteration": epoch,
-            "rescaled": run.store.units()[name].value.get("rescaled", []),
-        }
-        folder = self._folder / f"start-{number}"
-        folder.mkdir(parents=True)
-        torch.save(saved, folder / CHECKPOINT_FILE)
-        return Offer(origin, config, str(folder), {**run.metrics["target", number][-1], "training_iteration": epoch})
 
     def hold(self, workers: int) -> None:
         """Keep so many of the cluster's workers for others, until told otherwise."""
@@ -282,6 +266,23 @@ class FullSize:
             # Without an actor to wait for, the loop would turn without a rest.
             if time.monotonic() - since < _BRIEF_S and TuneTrial.RUNNING not in live:
                 self._feed.wait(_LOOK_S)
+
+
+def offer_of(run: Run, number: int, folder: Path) -> Offer:
+    """A trial as Tune gets it: it goes on from its last checkpoint, of which a copy is put in this folder."""
+    origin, config = trained_config(run, number)
+    if (epoch := saved_epochs(run, number)) == 0:
+        return Offer(origin, config)
+    name = run.checkpoints[number]
+    saved = {
+        "state": run.store.load(name, torch.device("cpu")),
+        "iteration": epoch,
+        "rescaled": run.store.units()[name].value.get("rescaled", []),
+    }
+    start = folder / f"start-{number}"
+    start.mkdir(parents=True)
+    torch.save(saved, start / CHECKPOINT_FILE)
+    return Offer(origin, config, str(start), {**run.metrics["target", number][-1], "training_iteration": epoch})
 
 
 @contextlib.contextmanager

@@ -176,6 +176,7 @@ def test_the_first_ranks_train_as_one_process_with_the_batch_that_was_tuned(
     assert {(r["workers"], r["global_batch_size"], r["lr_multiplier"]) for r in reports} == {
         (world, chosen["batch_size"], 1.0)
     }
+    assert all(0 < report["epoch_seconds"] < 60 for report in reports)
     (last,) = saved
     assert last["iteration"] == MAX_T
     for name, value in weights.items():

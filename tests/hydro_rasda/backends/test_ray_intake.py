@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from ray.tune.experiment import Experiment
 
-from hydro_rasda.backends.ray_feed import EventLog
+from hydro_rasda.backends.ray_feed import EventLog, Feed, Offer, Witness
 from hydro_rasda.backends.ray_intake import Intake
+from hydro_rasda.backends.ray_targets import offer_of
 from hydro_rasda.problem import Problem
 from hydro_rasda.run import Run
 from hydro_rasda.targets import recall_targets, saved_epochs
@@ -91,6 +94,9 @@ def test_a_log_that_was_read_before_changes_nothing(run: Run, log: EventLog, tel
     intake.take_in()
     again.close()
     assert units(run)["target/trial-0/to-4"][1] == [3, 4]
+    recall_targets(run)
+    assert run.checkpoints == {0: "target/trial-0/to-4"}
+    assert run.store.has("target/trial-0/to-4"), "what was recalled once more lost its last checkpoint"
 
 
 def test_epochs_repeated_after_a_failure_count_once(run: Run, log: EventLog, tell: Tell) -> None:
@@ -135,3 +141,35 @@ def test_what_else_going_on_needs_is_kept_with_the_checkpoint(run: Run, log: Eve
     }
     told = [(key, line["config"]) for key, unit in run.store.units().items() for line in unit.lines if "config" in line]
     assert told == [("target/trial-0/to-2", {"lr": 0.2})]
+
+
+def test_a_trial_starts_from_what_was_taken_in(run: Run, log: EventLog, tell: Tell, tmp_path: Path) -> None:
+    """Its state, where its warm-up stands, and the configuration that it was trained with."""
+    rescaled = [{"start": 1.0, "target": 2.0, "steps": 7, "done": 3}]
+    tell(1, 2, rescaled=rescaled, lr=0.2)
+    tell(3, saved=False)
+    Intake(run, log).take_in()
+    offer = offer_of(run, 0, tmp_path / "ray")
+    assert (offer.origin, offer.config) == (0, {"lr": 0.2})
+    assert offer.start is not None
+    saved = torch.load(Path(offer.start, "worker.pt"), weights_only=True)
+    assert saved == {"state": {"model": {"weight": torch.tensor([2.0])}}, "iteration": 2, "rescaled": rescaled}
+    assert offer_of(run, 1, tmp_path / "ray") == Offer(1, {"lr": 0.1})
+
+    feed = Feed(Experiment("ray", lambda config: None, storage_path=str(tmp_path)))
+    feed.offer({0: offer})
+    trial = feed.next_trial()
+    assert trial is not None
+    assert trial.config == {"trial": 0, "config": {"lr": 0.2}}
+    assert trial.checkpoint.path == offer.start
+    at = trial.latest_checkpoint_result.metrics
+    assert (at["training_iteration"], at["epoch"], at["val_loss"]) == (2, 2, 0.5)
+
+
+def test_an_epoch_takes_its_own_time_without_the_start_before_it(log: EventLog) -> None:
+    result = {"epoch": 1, "val_loss": 0.5, "workers": 2, "time_this_iter_s": 30.0}
+    for seconds in ({"epoch_seconds": 2.0}, {}):
+        Witness(log).on_trial_result(0, [], SimpleNamespace(trial_id="0"), result | seconds)
+    events = [event for _, event in log.read()]
+    assert [event["seconds"] for event in events] == [2.0, 30.0]
+    assert events[0]["metrics"] == {"val_loss": 0.5, "workers": 2}
