@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from fusion.attributes import plain_attributes, set_attributes
 from fusion.model import FusedModel, Objective
 from fusion.streams import global_states, preserved_generators
+from fusion.tensors import copied
 
 
 class FusionWarning(UserWarning):
@@ -94,7 +95,7 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception |
     with _restored(fused):
         try:
             before = global_states()
-            result = fused.map(objective, batch)
+            result = fused.map(objective, copied(batch))
             if global_states() != before:
                 return SharedDraws("it draws from a generator that all share, such as Python's or NumPy's")
             losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]

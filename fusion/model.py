@@ -18,7 +18,7 @@ from fusion.members import member_indices
 from fusion.settings import Settings
 from fusion.streams import Streams
 from fusion.structure import FusionKey, check_same
-from fusion.tensors import TensorTree, bound, like, materialize, named_tensors, tensor_slots
+from fusion.tensors import TensorTree, bound, copied, like, materialize, named_tensors, tensor_slots
 from fusion.walk import FloatSlot
 
 Objective = Callable[[Any, Any], Any]
@@ -125,14 +125,15 @@ class FusedModel(nn.Module):
             self.part_buffers()
         shared = self.shared
 
-        def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
+        def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], batch: Any = batch) -> Any:
             with bound(self._slots, {**shared, **tensors}) as rebound, self._settings.bound(settings):
                 result = objective(self.template, batch)
             return result, rebound
 
         def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
             set_attributes(self.template, attributes)
-            return one(tensors, settings)
+            # What a member writes into its batch must not reach the next.
+            return one(tensors, settings, copied(batch))
 
         parameters, buffers = self.stacked, self.stacked_buffers
         if self.K == 1:

@@ -23,6 +23,7 @@ from fusion.microbatch import backward, can_be_split, split
 from fusion.model import FusedModel
 from fusion.optim import fused_optimizer
 from fusion.plan import FusionPlan, best_width, memory_limit, memory_line, next_width
+from fusion.tensors import copied
 
 Objective = Callable[[Any, Any], Any]
 Step = Callable[[], None]
@@ -71,6 +72,7 @@ def plan_fusion(
         torch.OutOfMemoryError (CUDA) or RuntimeError (CPU): if one trial does not fit with one sample at a time.
     """
     _check(modules, configs, memory, max_width, seconds)
+    batch = copied(batch)
     device = next(modules[0].parameters()).device
     if memory is None:
         memory = usable_memory(device)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 
 class TensorTree(nn.Module):
@@ -156,3 +157,8 @@ def like(tensor: Tensor, data: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(data, requires_grad=tensor.requires_grad)
     return data
+
+
+def copied(batch: Any) -> Any:
+    """Any nesting of tensors, with tensors of its own: what is written into them stays there."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)

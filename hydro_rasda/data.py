@@ -1,7 +1,8 @@
 """Data in three forms, read in one way: the same shuffle for every trial, no example left out.
 
-The order of an epoch depends on the run's seed and the epoch alone, so that all trials of a group share each batch,
-trials are compared on the same batches, and a resumed run sees what an unbroken one would have seen.
+The order of an epoch, and the random numbers that data sets and loaders draw for it, depend on the run's seed and the
+epoch alone, so that all trials of a group share each batch, trials are compared on the same batches, and a resumed run
+sees what an unbroken one would have seen. Batches are copies: what is written into them, the user's data do not see.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from .seeds import derive_seed, preserved_generators, seed_generators
+from fusion.streams import Stream
+
+from .seeds import derive_seed
 
 Batch = Any
 """A tensor, or any nesting of tuples, lists and dicts of tensors; for supervised learning `(inputs, target)`."""
@@ -188,15 +191,33 @@ def batch_length(batch: Batch) -> int:
     raise TypeError(f"a batch is {type(batch).__name__} without a tensor of one or more dimensions")
 
 
-def move(batch: Batch, device: torch.device, *, wait: bool = False) -> Batch:
+def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool = False) -> Batch:
     """A batch, or any nesting of tensors, with all of them on a device.
 
     Args:
         batch: What is moved.
         device: Where to.
         wait: Whether the copies are there when this returns: what was copied to the CPU can then be read at once.
+        always: Whether to copy also what is on the device already.
     """
-    return tree_map(lambda leaf: leaf.to(device, non_blocking=not wait) if isinstance(leaf, Tensor) else leaf, batch)
+
+    def moved(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=not wait, copy=always) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(moved, batch)
+
+
+def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:
+    """What an iterable gives, made and read with random numbers of its own: models draw theirs in between."""
+    stream = Stream(seed)
+    with stream.drawn_from():
+        batches = iter(make())
+    while True:
+        with stream.drawn_from():
+            batch = next(batches, stream)
+        if batch is stream:
+            return
+        yield batch
 
 
 def _rows_of(batch: Batch, rows: slice, length: int) -> Batch:
@@ -233,7 +254,7 @@ def _num_chunks(length: int, batch_size: int) -> int:
 
 
 Rows = Tensor | range
-"""Indices of examples; in evaluation a range, so that tensors need not be copied."""
+"""Indices of examples; in evaluation a range, which is copied faster."""
 
 
 class _IndexedBatches:
@@ -243,7 +264,8 @@ class _IndexedBatches:
     _seed: int
     _device: torch.device
 
-    def _load(self, parts: Sequence[Rows]) -> Iterator[Batch]:
+    def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
+        """The batches of these examples; the seed is for what a data set draws on the way."""
         raise NotImplementedError
 
     def _order(self, epoch: int) -> Tensor:
@@ -260,7 +282,9 @@ class _IndexedBatches:
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
         chunks = self._split(batch_size, epoch)
         parts = [shard.part(len(chunk), _least(batch_size, epoch)) for chunk in chunks]
-        loaded = self._load([chunk[part.rows] for chunk, part in zip(chunks, parts)])
+        own_seed = ("rank", shard.rank) if shard.rank else ()
+        seed = derive_seed(self._seed, "load", "in order" if epoch is None else epoch, *own_seed)
+        loaded = self._load([chunk[part.rows] for chunk, part in zip(chunks, parts)], seed)
         return (Share(batch, part.examples, part.weight) for batch, part in zip(loaded, parts))
 
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
@@ -286,30 +310,23 @@ class _TensorBatches(_IndexedBatches):
         _refuse_empty(lengths[0], argument)
         self._tensors = tuple(t.to(device) for t in tensors)
         self._length, self._seed, self._device = lengths[0], seed, device
-        self._read_only = False
 
     def _order(self, epoch: int) -> Tensor:
         return super()._order(epoch).to(self._tensors[0].device)
 
-    def _load(self, parts: Sequence[Rows]) -> Iterator[Batch]:
+    def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
         return map(self._take, parts)
 
     def _take(self, rows: Rows) -> Batch:
-        taken = tuple(self._rows(t, rows).to(self._device) for t in self._tensors)
+        at = rows if isinstance(rows, Tensor) else slice(rows.start, rows.stop, rows.step)
+        # A slice shares memory with the whole: with the user's tensor, or with what Ray has mapped read-only.
+        taken = tuple(t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors)
         return taken if len(taken) > 1 else taken[0]
-
-    def _rows(self, tensor: Tensor, rows: Rows) -> Tensor:
-        if isinstance(rows, Tensor):
-            return tensor[rows]
-        view = tensor[rows.start : rows.stop : rows.step]
-        # A write to memory that is mapped read-only ends the process.
-        return view.clone() if self._read_only else view if rows.step == 1 else view.contiguous()
 
     def on(self, device: torch.device) -> Batches:
         moved = copy.copy(self)
         moved._tensors = tuple(t.to(device) for t in self._tensors)
         moved._device = device
-        moved._read_only = self._read_only and device.type == "cpu"
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
@@ -318,8 +335,7 @@ class _TensorBatches(_IndexedBatches):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed: list[_Bytes] = state["_tensors"]
-        tensors = tuple(_from_bytes(p) for p in packed)
-        self.__dict__.update(state, _tensors=tensors, _read_only=any(not p.content.flags.writeable for p in packed))
+        self.__dict__.update(state, _tensors=tuple(_from_bytes(p) for p in packed))
 
     def describe(self) -> str:
         return "tensors " + ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in self._tensors)
@@ -350,10 +366,10 @@ class _DatasetBatches(_IndexedBatches):
         _refuse_empty(len(dataset), argument)
         self._dataset, self._length, self._device, self._seed = dataset, len(dataset), device, seed
 
-    def _load(self, parts: Sequence[Rows]) -> Iterator[Batch]:
+    def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
         rows = [part.tolist() if isinstance(part, Tensor) else list(part) for part in parts]
         loader = DataLoader(self._dataset, batch_sampler=rows)
-        return (move(batch, self._device) for batch in loader)
+        return (move(batch, self._device) for batch in _apart(lambda: loader, seed))
 
     def on(self, device: torch.device) -> Batches:
         moved = copy.copy(self)
@@ -371,16 +387,12 @@ class _LoaderBatches:
         self._make_loader, self._argument, self._device, self._seed = make_loader, argument, device, seed
 
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """Seeded, so that a loader that shuffles does so alike for every trial."""
-        with preserved_generators():
-            seed_generators(derive_seed(self._seed, "shuffle", epoch))
-            batches = iter(self._loader(batch_size))
-            first = next(batches, None)
-        if first is None:
-            _refuse_empty(0, self._argument)
-        yield move(first, self._device)
-        for batch in batches:
-            yield move(batch, self._device)
+        """Seeded, so that a loader that shuffles does so alike for every trial; copied, for it may keep its batches."""
+        batches = 0
+        for batch in _apart(lambda: self._loader(batch_size), derive_seed(self._seed, "shuffle", epoch)):
+            batches += 1
+            yield move(batch, self._device, always=True)
+        _refuse_empty(batches, self._argument)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         return self.epoch(batch_size, 0)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusion import OPTIMIZERS, FusedModel, clip_grad_norm_, dry_run, fuse, fused_optimizer, lr_factor
 from fusion.keys import read
 from fusion.memory import is_out_of_memory
+from fusion.streams import seed_generators
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 from .data import Batch
@@ -52,6 +53,13 @@ class FusedLearner:
         self._configs = list(configs)
         self._objective = problem.objective
         self._max_t = problem.max_t
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        if self.fused.K == 1:
+            # It draws from the global generators as any model does, without the time that it takes to exchange them.
+            seed_generators(seeds[0])
+        else:
+            self.fused.seed(seeds)
 
     def train_mode(self, training: bool) -> None:
         self.fused.train(training)
@@ -219,8 +227,7 @@ def _train(
     learner.fused.one_by_one = not task.groups[0].fused
     dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(batch_size, task.span.start)))
     history: dict[int, History] = {number: [] for number in members}
-    seed_parts = ("surrogate", members[0])
-    for epoch, metrics in train_epochs(learner, problem, task.span, batch_size, seed_parts, should_stop):
+    for epoch, metrics in train_epochs(learner, problem, task.span, batch_size, members, should_stop):
         for k, number in enumerate(members):
             history[number].append((epoch, {name: values[k] for name, values in metrics.items()}))
         on_epoch(epoch, metrics)

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.keys import read
+from fusion.streams import seed_generators
 from surrogate import make_surrogate, shrink
 
 from .config import Keep, Mode, require
 from .data import Batch, Batches
 from .forks import can_be_pickled, cores
 from .objective import Objective, check_metrics, checked
-from .seeds import derive_seed, seed_generators
+from .seeds import derive_seed
 
 
 class NoModule(TypeError):

@@ -16,6 +16,7 @@ from ray import cloudpickle
 from rich.console import Group
 from torch import nn
 
+from fusion.streams import preserved_generators
 from surrogate import RankComparison
 
 from .data import Data, batch_length, make_batches
@@ -23,7 +24,6 @@ from .problem import Problem, Trial
 from .report import render, write_report
 from .run import Run
 from .schedulers import rank
-from .seeds import preserved_generators
 from .sweep import AllTrialsFailed
 from .train import EVAL_BATCH_FACTOR, mean_metrics
 

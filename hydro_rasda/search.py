@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
+from fusion.streams import preserved_generators, seed_generators
+
 from .config import Mode
 from .problem import Trial
 from .run import Run
-from .seeds import derive_seed, preserved_generators, seed_generators
+from .seeds import derive_seed
 from .space import Config, check_config, plain, sample
 
 SEARCHER_ROUNDS = 4

@@ -77,8 +77,8 @@ def train_target(
         learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.max_t)
         if state is not None:
             learner.load(state)
-        seed_parts = ("target", trial.number)
-        for epoch, metrics in train_epochs(learner, problem, task.span, trial.batch_size, seed_parts, should_stop):
+        numbers = [trial.number]
+        for epoch, metrics in train_epochs(learner, problem, task.span, trial.batch_size, numbers, should_stop):
             remember_best(learner, problem, epoch, metrics)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)

@@ -27,9 +27,9 @@ from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer
 from ray.tune.search.variant_generator import generate_variants
 
 from fusion.keys import KEYS, check, read
+from fusion.streams import preserved_generators, seed_generators
 
 from .config import require
-from .seeds import preserved_generators, seed_generators
 
 __all__ = [
     "check_config",

@@ -19,13 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fusion import lr_factor, optimizer
 from fusion.keys import read
+from fusion.streams import seed_generators
 
 from .config import Mode
 from .data import ALONE, Batch, Shard, Share
 from .objective import Objective
 from .problem import Problem
 from .schedulers import rank
-from .seeds import derive_seed, seed_generators
+from .seeds import derive_seed
 
 EVAL_BATCH_FACTOR = 4
 """Evaluation keeps no activations for a backward pass, so its batches are this many times larger."""
@@ -33,6 +34,10 @@ EVAL_BATCH_FACTOR = 4
 
 class Learner(Protocol):
     """K models in training."""
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Say which random numbers (dropout) each model draws from now on: K seeds."""
+        ...
 
     def train_mode(self, training: bool) -> None:
         """Switch dropout, batch statistics and the like."""
@@ -78,6 +83,11 @@ class SingleLearner:
         if shard.world > 1:
             # Which parameters a step uses may differ from step to step, as with stochastic depth.
             self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """What one model draws comes from the global generators."""
+        (seed,) = seeds
+        seed_generators(seed)
 
     def train_mode(self, training: bool) -> None:
         self.model.train(training)
@@ -190,7 +200,7 @@ def train_epochs(
     problem: Problem,
     span: Span,
     batch_size: int,
-    seed_parts: Sequence[int | str],
+    numbers: Sequence[int],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, EpochMetrics]]:
     """Train and validate epoch by epoch.
@@ -202,7 +212,8 @@ def train_epochs(
         problem: Its data.
         span: Which epochs.
         batch_size: Examples per step.
-        seed_parts: Tells this learner's random numbers (dropout) from others'.
+        numbers: Of the K trials. In each epoch, a trial draws the same random numbers (dropout) as any model of that
+            trial, whatever the other members are.
         should_stop: Asked after each epoch.
 
     Yields:
@@ -212,14 +223,14 @@ def train_epochs(
     def step(share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
         return learner.step(share.batch, epoch, steps)
 
-    for epoch, metrics in _epochs(learner, step, problem, span, batch_size, seed_parts, ALONE):
+    for epoch, metrics in _epochs(learner, step, problem, span, batch_size, numbers, ALONE):
         yield epoch, metrics
         if should_stop():
             return
 
 
 def train_epochs_on_ranks(
-    learner: SingleLearner, problem: Problem, span: Span, batch_size: int, seed_parts: Sequence[int | str]
+    learner: SingleLearner, problem: Problem, span: Span, batch_size: int, number: int
 ) -> Iterator[tuple[int, EpochMetrics]]:
     """The same for one model, of which each rank learns and validates its share.
 
@@ -232,7 +243,7 @@ def train_epochs_on_ranks(
         problem: Its data, the same on all ranks.
         span: Which epochs.
         batch_size: Examples per step, over all ranks.
-        seed_parts: As for `train_epochs`; each rank derives its own seeds from it.
+        number: Of the trial. Rank 0 draws random numbers as one process does, the others their own.
 
     Yields:
         As `train_epochs`.
@@ -241,7 +252,7 @@ def train_epochs_on_ranks(
     def step(share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
         return learner.step(share.batch, epoch, steps, share.weight)
 
-    yield from _epochs(learner, step, problem, span, batch_size, seed_parts, learner.shard)
+    yield from _epochs(learner, step, problem, span, batch_size, [number], learner.shard)
 
 
 def _epochs(
@@ -250,13 +261,13 @@ def _epochs(
     problem: Problem,
     span: Span,
     batch_size: int,
-    seed_parts: Sequence[int | str],
+    numbers: Sequence[int],
     shard: Shard,
 ) -> Iterator[tuple[int, EpochMetrics]]:
     steps = problem.train_data.steps(batch_size)
     own_seed = ("rank", shard.rank) if shard.rank else ()
     for epoch in range(span.start, span.stop):
-        seed_generators(derive_seed(problem.seed, *seed_parts, epoch, *own_seed))
+        learner.seed([derive_seed(problem.seed, "trial", number, epoch, *own_seed) for number in numbers])
         learner.train_mode(True)
         train = _sums(
             (step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)

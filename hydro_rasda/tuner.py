@@ -17,6 +17,7 @@ from ray.tune.search import Searcher
 from torch import nn
 from torch.nn import functional as F
 
+from fusion.streams import preserved_generators
 from surrogate import doubtful_hyperparameters
 
 from .backends.local import LocalBackend, default_device
@@ -32,7 +33,6 @@ from .result import TuneResult, make_result
 from .run import Run
 from .schedulers import first_milestone
 from .search import RandomSearch, Search, SearcherSearch, prepare
-from .seeds import preserved_generators
 from .space import check_space, derived, describe, longest_warmup, tuned
 from .store import Store
 from .sweep import sweep

@@ -51,7 +51,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
     span = Span(worker.iteration, problem.max_t)
     began = time.perf_counter()
-    for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, ("target", trial.number)):
+    for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, trial.number):
         remember_best(learner, problem, epoch, metrics)
         worker.report(
             {name: values[0] for name, values in metrics.items()}

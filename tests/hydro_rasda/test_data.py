@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import mmap
 import pickle
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from fusion.streams import seed_generators
 from hydro_rasda.data import Batches, Data, Shard, Share, batch_length, make_batches, move
 
 N = 11
@@ -328,6 +331,64 @@ def test_a_plain_pickle_reads_as_before(form: str) -> None:
     assert targets(again.in_order(4)) == targets(read(FORMS[form]).in_order(4))
 
 
-def test_evaluation_of_tensors_in_this_process_copies_nothing() -> None:
-    views = [x for x, _ in read((X, Y)).in_order(4)]
-    assert [view.data_ptr() for view in views] == [X[i:].data_ptr() for i in (0, 4, 8)]
+KEPT: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "tensors": lambda x, y: (x, y),
+    "arrays": lambda x, y: [x.numpy(), y.numpy()],
+    "dataset": TensorDataset,
+    "loader of one batch": lambda x, y: lambda batch_size: [(x, y)],
+    "loader of nested batches": lambda x, y: lambda batch_size: [{"x": [x], "y": y}],
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, N])
+@pytest.mark.parametrize("form", KEPT)
+def test_what_is_written_into_a_batch_does_not_reach_the_data(form: str, batch_size: int) -> None:
+    x, y = X.clone(), Y.clone()
+    batches = read(KEPT[form](x, y))
+    for epoch in (batches.epoch(batch_size, 0), batches.in_order(batch_size), batches.on(CPU).in_order(batch_size)):
+        for batch in epoch:
+            for leaf in tree_leaves(batch):
+                leaf.fill_(-1)
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Draws from every generator for each example."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        noise = torch.rand(2) + random.random() + np.random.rand()
+        return X[i] + noise, Y[i]
+
+
+def augmented(batch_size: int) -> Iterator[Any]:
+    data = Augmented()
+    for rows in torch.randperm(N).split(batch_size):
+        yield tuple(map(torch.stack, zip(*(data[int(i)] for i in rows))))
+
+
+@pytest.mark.parametrize("data", [Augmented(), augmented, lambda n: DataLoader(Augmented(), n, shuffle=True)])
+def test_what_a_model_draws_does_not_change_the_data(data: Data) -> None:
+    """Nor the other way round; and each epoch draws anew."""
+
+    def epoch(number: int | None, draws: int) -> tuple[list[Any], list[float]]:
+        batches, drawn, seen = read(data), [], []
+        seed_generators(0)
+        for batch in batches.in_order(4) if number is None else batches.epoch(4, number):
+            seen.append(batch[0].tolist())
+            drawn += [torch.rand(()).item() + random.random() + np.random.rand() for _ in range(draws)]
+        return seen, drawn
+
+    assert epoch(1, 0)[0] == epoch(1, 3)[0]
+    assert epoch(None, 0)[0] == epoch(None, 3)[0]
+    assert epoch(1, 3)[1] == epoch(2, 3)[1]
+    assert epoch(1, 0)[0] != epoch(2, 0)[0]
+
+
+def test_ranks_draw_different_augmentations() -> None:
+    ones = [next(read(Augmented()).shares(4, 0, Shard(rank, 2))).batch for rank in range(2)]
+    noise = [(x - X[y])[0] for x, y in ones]
+    assert not torch.allclose(noise[0], noise[1])

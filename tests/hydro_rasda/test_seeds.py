@@ -3,7 +3,8 @@ import random
 import numpy as np
 import torch
 
-from hydro_rasda.seeds import derive_seed, preserved_generators, seed_generators
+from fusion.streams import preserved_generators, seed_generators
+from hydro_rasda.seeds import derive_seed
 
 
 def draw() -> tuple[float, float, float]:

@@ -89,7 +89,7 @@ def train_on_rank(rank: int, world: int, data: tuple[Pair, Pair], kind: str) -> 
     trial = Trial(0, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16})
     model = problem.target(trial)
     learner = SingleLearner(model, trial.config, problem.objective, problem.max_t, Shard(rank, world))
-    history = list(train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, ("target", 0)))
+    history = list(train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, 0))
     return model, history
 
 

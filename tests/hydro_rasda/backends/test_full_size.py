@@ -139,7 +139,7 @@ def one_process(
             learner.load(state)
         steps = round(warmup * (what.train_data.steps(batch_size) or 0))
         rescaled = RescaledLR(learner.optimizer, growth, "auto", steps, rescaled.state_dict() if rescaled else None)
-        for _, metrics in train_epochs(learner, what, span, batch_size, ("target", 5)):
+        for _, metrics in train_epochs(learner, what, span, batch_size, [5]):
             history.append({name: values[0] for name, values in metrics.items()})
         state = learner.state()
     return history, state["model"]
