@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusion.streams import preserved_generators, seed_generators
+
 from .data import Data
-from .seeds import preserved_generators, seed_generators
 
 BYTES = 32 * 2**20
 """Of a tensor, all bytes up to so many count; of a larger one, as many from rows at even distances."""

@@ -258,7 +258,9 @@ class _Sweep:
         fresh = {n: [at for at in h if at[0] > run.epochs("surrogate", n)] for n, h in outcome.history.items()}
         lines = [line for n, history in fresh.items() for line in metric_lines("surrogate", n, history)]
         lines += [{"event": "failed", "trial": number, "error": error} for number, error in outcome.failures.items()]
-        value = {"members": list(task.members), "stop": task.span.stop}
+        # The last digits depend on how many train as one, which memory may have decided.
+        groups = [part["members"] for part in outcome.checkpoint]
+        value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
         self._take_in(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
 
     def _next_recorded(self) -> str | None:

@@ -103,7 +103,8 @@ def tune(
         surrogate: Width of the surrogates over that of the model, in (0, 1]; 1 sweeps the model itself, and full-size
             training goes on from there.
         fusion: Most trials in one fused model; "auto" measures what is fastest, once on a machine (the measurements are
-            kept below HYDRO_RASDA_CACHE, or the user's cache folder).
+            kept below HYDRO_RASDA_CACHE, or the user's cache folder). Random numbers do not depend on it; the last
+            digits do, since groups of another width add up in another order.
         check_transfer: Whether to train 6 configurations at full size to the sweep's first milestone, and compare their
             ranking with the surrogates' (`TuneResult.transfer`).
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
