@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hydro_rasda import TuneResult, loguniform
 from hydro_rasda.data import make_batches
 from hydro_rasda.fused import Group, GroupTask, train_group
 from hydro_rasda.problem import Problem, Trial
@@ -138,3 +140,13 @@ def test_data_that_an_objective_writes_into_stay_as_they_are(normalizing: Proble
     alone = at_full_size(normalizing, 1)
     for members, fused in (((0, 1, 2), True), ((2, 1), False), ((1,), False)):
         assert losses(normalizing, members, fused)[1] == pytest.approx(alone, rel=1e-3)
+
+
+def test_the_journal_names_the_groups_that_trained(quick: Callable[..., TuneResult]) -> None:
+    space = {"lr": loguniform(1e-3, 0.3), "dropout": 0.5}
+    result = quick(space=space, fusion=2, num_samples=5, top_k=1, max_t=2)
+    lines = [json.loads(line) for line in (result.path / "journal.jsonl").read_text().splitlines()]
+    units = [line["value"] for line in lines if "/group-" in line.get("key", "")]
+    assert {n for unit in units for group in unit["groups"] for n in group} == set(range(5))
+    assert max(len(group) for unit in units for group in unit["groups"]) == 2
+    assert all(sorted(n for group in unit["groups"] for n in group) == sorted(unit["members"]) for unit in units)
