@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -91,6 +91,21 @@ class Run:
         """
         chosen: list[int] = self.store.once(decision_key(key, candidates), lambda: list(decision())).value
         return chosen
+
+    def go_on_from(self, key: str, members: Iterable[int], failed: Collection[int]) -> None:
+        """Have trials of the sweep go on from a checkpoint, now that it is recorded; all but those that failed."""
+        members = list(members)
+        before = {key, *(self.sources.pop(n) for n in members if n in self.sources)}
+        self.sources |= dict.fromkeys((n for n in members if n not in failed), key)
+        self._discard(before)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Have trials of the sweep go on no more."""
+        self._discard({self.sources.pop(n) for n in list(numbers) if n in self.sources})
+
+    def _discard(self, keys: Iterable[str]) -> None:
+        needed = set(self.sources.values())
+        self.store.discard(key for key in keys if key not in needed)
 
     def epochs(self, stage: Stage, number: int) -> int:
         """Epochs that a trial has trained in a stage."""

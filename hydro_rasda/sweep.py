@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -271,7 +271,7 @@ class _Sweep:
 
     def _take_in(self, key: str, unit: Unit) -> None:
         run, stop, members = self._run, unit.value["stop"], unit.value["members"]
-        self._go_on_from(key, members, {line["trial"] for line in unit.lines if line["event"] == "failed"})
+        run.go_on_from(key, members, {line["trial"] for line in unit.lines if line["event"] == "failed"})
         if stop in self._halving.milestones:  # of more samples, one may have a longer warm-up, which moves the rungs
             self._reach(stop, members)
         self._done += sum(line["event"] == "metrics" for line in unit.lines)
@@ -296,21 +296,6 @@ class _Sweep:
         """The milestone before; None below the first."""
         return max((earlier for earlier in self._halving.milestones if earlier < stop), default=None)
 
-    def _go_on_from(self, key: str, members: Iterable[int], failed: Collection[int]) -> None:
-        """Have trials go on from a checkpoint that is recorded now."""
-        before = {key, *(self._run.sources.pop(n) for n in members if n in self._run.sources)}
-        self._run.sources |= dict.fromkeys((n for n in members if n not in failed), key)
-        self._discard(before)
-
-    def _forget(self, numbers: Iterable[int]) -> None:
-        """Have trials go on no more."""
-        self._discard({self._run.sources.pop(n) for n in list(numbers) if n in self._run.sources})
-
-    def _discard(self, keys: Iterable[str]) -> None:
-        """Remove those checkpoints that no trial will go on from."""
-        needed = set(self._run.sources.values())
-        self._run.store.discard(key for key in keys if key not in needed)
-
     def _halve(self, stop: int, scores: Mapping[int, float]) -> list[int] | None:
         """Decide a rung over all of its trials, and tell user and searcher; the finalists if it was the last."""
         run = self._run
@@ -324,7 +309,7 @@ class _Sweep:
         for n in sorted(out):
             self._search.close(n, run.epochs("surrogate", n), scores[n])
         if not last:
-            self._forget(out)
+            run.forget(out)
             following = self._halving.next_milestone(stop)
             assert following is not None
             self._ladder.reach(following, self._scores(following, kept))
@@ -343,7 +328,7 @@ class _Sweep:
         run = self._run
         finalists = run.decide(FINALISTS, run.trials, lambda: kept[: run.settings.top_k])
         go_on = finalists if run.problem.width_ratio == 1 else []
-        self._forget([n for n in run.sources if n not in go_on])
+        run.forget([n for n in run.sources if n not in go_on])
         return finalists
 
     def _deepest(self) -> list[int]:

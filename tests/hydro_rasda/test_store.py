@@ -157,6 +157,14 @@ def test_another_run_of_the_name_is_refused_and_left_alone(path: Path, other: di
     assert contents(path) == before
 
 
+def test_a_run_of_an_earlier_version_is_refused(path: Path) -> None:
+    """It says nothing of its code and data, so that there is nothing to compare."""
+    three_units(path)
+    for resume in ("auto", "must", "changed"):
+        with pytest.raises(RunExists, match="is of an earlier version, which kept no digest of its code and data"):
+            Store.open(path, {**ASKED, "digests": {}}, resume)
+
+
 def test_never_refuses_what_is_there_and_must_what_is_not(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="`resume` is 'must', but there is no run"):
         Store.open(path, ASKED, "must")
