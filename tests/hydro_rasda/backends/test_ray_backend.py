@@ -135,6 +135,19 @@ class _Deadly:
         return self.objective(model, batch)
 
 
+@pytest.mark.slow
+def test_finalists_go_on_from_a_sweep_at_full_width(ray8: None, quick: Quick) -> None:
+    result = quick(**on_devices(2), surrogate=1, rasda=RASDAConfig(grace_period=4))
+    finalists = [record for record in result.trials if record.epochs]
+    assert [record.epochs for record in finalists] == [4, 4]
+    for record in finalists:
+        told = [(line["stage"], line["epoch"]) for line in record.history]
+        swept = record.surrogate_epochs
+        assert told == [("surrogate" if t <= swept else "target", t) for t in range(1, 5)]
+        assert swept > 0
+    assert result.cost.target_epochs == sum(4 - record.surrogate_epochs for record in finalists)
+
+
 def _is_driver() -> bool:
     return bool(ray.get_runtime_context().worker.mode == 0)
 
