@@ -118,6 +118,20 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
     unbroken.store.close()
 
 
+def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[..., Run]) -> None:
+    for finalists in ([1, 0], [0, 1]):
+        train_targets(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
+        assert epochs(run) == {1: [1]}
+        assert not run.store.done("target/done")
+
+
+def test_who_was_interrupted_catches_up_first(open_race: Callable[..., Run]) -> None:
+    settings = {"rasda": RASDAConfig(grace_period=2)}
+    train_targets(open_race(2, **settings), [0, 1], Scripted(SCORES, epochs=1))
+    train_targets(open_race(2, **settings), [0, 1], device := Scripted(SCORES))
+    assert device.trained[:3] == [(1, 1), (1, 2), (0, 2)]
+
+
 def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race(open_race: Callable[..., Run]) -> None:
     train_targets(open_race(), [0, 1], first := Scripted(SCORES))
     assert first.trained == [(0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
