@@ -109,7 +109,7 @@ class _Follow(TorchDispatchMode):
         return False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._contents: dict[StorageWeakRef, _Content] = {}
         self._generator = torch.Generator().manual_seed(0)
 

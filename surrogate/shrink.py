@@ -45,8 +45,8 @@ def shrink(module: nn.Module, width_ratio: float, example_input: Any, *, zero_re
     Raises:
         TypeError: `module` is no `nn.Module`, or `width_ratio` is no number.
         ValueError: `width_ratio` lies outside (0, 1], `module` has lazy parameters or cannot run on
-            `example_input`, no width can be scaled, one falls to a single unit, or the result cannot run on `example_input`; the message
-            names the module.
+            `example_input`, no width can be scaled, one falls to a single unit, or the result cannot run on
+            `example_input`; the message names the module.
     """
     check_width_ratio(width_ratio)
     shapes = _check_target(module, example_input)

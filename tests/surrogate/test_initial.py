@@ -77,8 +77,8 @@ def initialized(initialize: Callable[[Tensor], Any]) -> Callable[[Any, float], n
     def model_fn(config: Any, width_ratio: float) -> nn.Module:
         width = int(config["width"] * width_ratio)
         model = nn.Sequential(nn.Linear(12, width), nn.Linear(width, width), nn.Linear(width, 5))
-        for layer in model:
-            initialize(layer.weight)
+        for index in range(3):
+            initialize(model.get_parameter(f"{index}.weight"))
         return model
 
     return model_fn

@@ -44,7 +44,7 @@ def test_a_width_of_one_unit_is_refused() -> None:
     told = r"'1.weight' is \(1, 8\) in the surrogate and \(8, 64\) .* 8 falls to one unit, .* \(a width ratio of 0.25 "
     with pytest.raises(ValueError, match=told):
         make_surrogate(bottleneck, {}, 1 / 8)
-    with pytest.raises(ValueError, match="1.weight.* falls to one unit"):
+    with pytest.raises(ValueError, match=r"1.weight.* falls to one unit"):
         shrink(bottleneck({}, 1.0), 1 / 8, torch.zeros(2, 8))
     make_surrogate(bottleneck, {}, 1 / 4)
 
