@@ -39,8 +39,8 @@ from .sweep import sweep
 
 _PRETRAINED = (
     "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
-    "width would lose them, so the model itself is swept (`surrogate=1`). If it should start at random, have `model_fn` "
-    "neither load weights nor seed itself"
+    "width would lose them, so the model itself is swept (`surrogate=1`). If it should start at random, have "
+    "`model_fn` neither load weights nor seed itself"
 )
 
 

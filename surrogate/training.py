@@ -21,7 +21,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
 }
 _ABSENT: dict[str, Any] = {"schedule": "constant", "warmup_epochs": 0, "independent_weight_decay": False}
-"""Keys of this library that the loop here does not follow -> the value that asks for nothing."""
+"""Keys that fused training follows and the loop here does not -> the value that asks for nothing."""
 
 
 def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -33,17 +33,12 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
             `momentum`, `dampening`, `nesterov`; for Adam `beta1`, `beta2`, `eps`. What is left out has torch's default.
 
     Raises:
-        ValueError: `lr` is missing, `optimizer` is another word, or there is a `schedule`, `warmup_epochs` or
-            `independent_weight_decay`, which the training here does not have.
+        ValueError: `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
+            torch's optimizers do not have.
     """
     if "lr" not in config:
         raise ValueError(f"config has no 'lr', only {sorted(config)}; a configuration must state its learning rate")
-    for key, nothing in _ABSENT.items():
-        if config.get(key, nothing) != nothing:
-            raise ValueError(
-                f"config has {key}={config[key]!r}, which this plain training loop does not follow; leave it out, or "
-                "hand `transfer_check` a score_fn that trains as you do"
-            )
+    _refuse(config, "independent_weight_decay")
     kind = config.get("optimizer", "adamw")
     rates = lr_multipliers(surrogate, kind)
     decays = weight_decay_multipliers(surrogate, kind)
@@ -65,6 +60,25 @@ def _given(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _refuse(config: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
+        if config.get(key, _ABSENT[key]) != _ABSENT[key]:
+            raise ValueError(
+                f"config has {key}={config[key]!r}, which this plain training loop does not follow; leave it out, or "
+                "hand `transfer_check` a score_fn that trains as you do"
+            )
+
+
+def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """`make_optimizer` for the loops of this package, which know no `schedule` and no `warmup_epochs`.
+
+    Raises:
+        ValueError: The configuration has one, or as for `make_optimizer`.
+    """
+    _refuse(config, *_ABSENT)
+    return make_optimizer(model, config)
+
+
 def step(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: Mapping[str, Any], batch: Any, objective: Objective
 ) -> None:
@@ -78,7 +92,7 @@ def step(
 
 def train(model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], objective: Objective) -> None:
     """One step for each batch, in place."""
-    optimizer = make_optimizer(model, config)
+    optimizer = make_plain_optimizer(model, config)
     model.train()
     for batch in batches:
         step(model, optimizer, config, batch, objective)

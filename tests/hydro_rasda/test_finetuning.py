@@ -40,7 +40,7 @@ def with_adapters(base: nn.Module) -> Callable[[Config], nn.Module]:
 
     def model_fn(config: Config) -> nn.Module:
         lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
-        model: nn.Module = get_peft_model(copy.deepcopy(base), lora)  # type: ignore[arg-type]
+        model: nn.Module = get_peft_model(copy.deepcopy(base), lora)
         return model
 
     return model_fn

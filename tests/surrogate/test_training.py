@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusion.optim.hyper import Hyperparameters
 from surrogate import make_surrogate
-from surrogate.training import evaluate, make_optimizer, train
+from surrogate.training import evaluate, make_optimizer, make_plain_optimizer, train
 from tests.surrogate.models import mlp
 
 X, Y = torch.randn(32, 64), torch.randint(10, (32,))
@@ -75,8 +75,10 @@ def test_the_default_decay_is_multiplied_like_a_given_one() -> None:
 def test_what_the_loop_does_not_follow_is_refused(key: str, value: Any) -> None:
     model = make_surrogate(mlp, {}, 1.0)
     with pytest.raises(ValueError, match=rf"config has {key}={value!r}, which this plain training loop does not"):
-        make_optimizer(model, {"lr": 0.1, key: value})
-    make_optimizer(model, {"lr": 0.1, "schedule": "constant", "warmup_epochs": 0.0, "independent_weight_decay": False})
+        train(model, {"lr": 0.1, key: value}, [(X, Y)], objective)
+    make_plain_optimizer(
+        model, {"lr": 0.1, "schedule": "constant", "warmup_epochs": 0.0, "independent_weight_decay": False}
+    )
 
 
 def test_gradients_are_clipped() -> None:
