@@ -112,6 +112,8 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
         device = Scripted(scores, epochs_a_process)
         train_targets(run, [0, 1, 2, 3], device)
         trained += device.trained
+        assert device.trained, "it would go on for ever"
+        assert len(trained) < 20, "it would go on for ever"
     recall_targets(run)
     assert sorted(trained) == sorted((n, epoch) for n, seen in epochs(unbroken).items() for epoch in seen)
     assert (run.metrics, run.checkpoints, run.failures) == (unbroken.metrics, unbroken.checkpoints, unbroken.failures)
