@@ -3,6 +3,7 @@
 from fusion.assemble import fuse
 from fusion.backoff import OutOfMemoryGuard
 from fusion.clip import clip_grad_norm_
+from fusion.compare import FusionMismatch
 from fusion.dry_run import FusionWarning, Obstacle, dry_run
 from fusion.lora import pad_lora, trim_lora
 from fusion.memory import keep_freed_memory
@@ -21,6 +22,7 @@ __all__ = [
     "FusedModel",
     "FusedOptimizer",
     "FusedSGD",
+    "FusionMismatch",
     "FusionPlan",
     "FusionWarning",
     "Obstacle",

@@ -4,7 +4,6 @@ import linecache
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fusion.attributes import plain_attributes, set_attributes
+from fusion.compare import check_members, restored
 from fusion.model import FusedModel, Objective
-from fusion.streams import global_states, preserved_generators
+from fusion.streams import global_states
 from fusion.tensors import copied
 
 
@@ -50,7 +49,7 @@ class SharedDraws(RuntimeError):
     """Members that are evaluated at once drew from a generator of which there is but one."""
 
 
-def dry_run(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | None:
+def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: bool = True) -> Obstacle | None:
     """Try the forward and backward pass of one batch, and leave the model as it was.
 
     Where vmap cannot follow the model (`.item()`, control flow that depends on data, an operator it does not know,
@@ -61,18 +60,28 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | N
         fused: the model.
         objective: what `fused.map` will be called with.
         batch: any batch.
+        compare: whether to compare what a few members compute (losses and whatever else the objective returns,
+            gradients, buffers) with what each computes by itself on its own module.
 
     Returns:
         What stood in the way, or None if the members can be evaluated at once.
 
     Raises:
+        FusionMismatch: where members compute something else than they do alone: train them by themselves.
         Exception: what a single member raises, if the objective fails for one member too.
 
     Warns:
         FusionWarning: naming module and line, if the members have to be evaluated one by one.
     """
-    if fused.one_by_one:
-        return None
+    obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch)
+    if compare and fused.K > 1:
+        check_members(fused, objective, batch)
+    if obstacle is not None:
+        warnings.warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning, stacklevel=2)
+    return obstacle
+
+
+def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | None:
     failure = _attempt(fused, objective, batch)
     if failure and fused.common.bufs():
         # A module may be writing into a buffer that was held once because it was equal in all members.
@@ -85,14 +94,12 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | N
     if error:
         fused.one_by_one = False
         raise _explained(error)
-    obstacle = _locate(failure, fused.template)
-    warnings.warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning, stacklevel=2)
-    return obstacle
+    return _locate(failure, fused.template)
 
 
 def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception | None:
     """The error of a forward and backward pass, if any, without a trace of it in the model."""
-    with _restored(fused):
+    with restored(fused):
         try:
             before = global_states()
             result = fused.map(objective, copied(batch))
@@ -107,26 +114,6 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception |
         except Exception as error:
             return error
     return None
-
-
-@contextmanager
-def _restored(fused: FusedModel) -> Iterator[None]:
-    """Put buffers, plain attributes and random state back afterwards; members draw alike each time."""
-    attributes = plain_attributes(fused.template)
-    before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
-    streams = fused.streams
-    fused.seed(range(fused.K))
-    with preserved_generators():
-        try:
-            yield
-        finally:
-            fused.streams = streams
-            fused._reached.clear()
-            set_attributes(fused.template, attributes)
-            for name, buffer in before.items():
-                tree = fused.common if fused.common.get(name) is not None else fused.own
-                now = tree.get(name)
-                tree.put(name, buffer if now is None or now.shape == buffer.shape else buffer.expand_as(now).clone())
 
 
 def _explained(error: Exception) -> Exception:

@@ -140,7 +140,7 @@ def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone
         try:
             with peak_memory(device) as peak:
                 fused, step = trials.step(width)
-                obstacle = obstacle if speedup else dry_run(fused, trials.objective, trials.batch)
+                obstacle = obstacle if speedup else _obstacle(fused, trials)
                 if obstacle is not None:
                     break
                 _warm_up(step, device)
@@ -159,6 +159,11 @@ def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone
     fixed, per_trial = memory_line(_of_groups(peaks))
     throughput = {1: rate, **{K: rate * s for K, s in speedup.items()}}
     return FusionPlan(best_width(speedup, limit), limit, per_trial, fixed, throughput, obstacle=str(obstacle or ""))
+
+
+def _obstacle(fused: FusedModel, trials: _Trials) -> Obstacle | None:
+    """Whether members compute the same alone is for training to find out, since it is not remembered with a plan."""
+    return dry_run(fused, trials.objective, trials.batch, compare=False)
 
 
 def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:

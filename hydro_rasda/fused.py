@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion import OPTIMIZERS, FusedModel, clip_grad_norm_, dry_run, fuse, fused_optimizer, lr_factor
+from fusion import (
+    OPTIMIZERS,
+    FusedModel,
+    FusionMismatch,
+    FusionWarning,
+    clip_grad_norm_,
+    dry_run,
+    fuse,
+    fused_optimizer,
+    lr_factor,
+)
 from fusion.keys import read
 from fusion.memory import is_out_of_memory
 from fusion.streams import seed_generators
@@ -185,6 +196,8 @@ def train_group(
 ) -> GroupOutcome:
     """Train a group to its milestone, fused; one member after another where vmap cannot follow the model.
 
+    Members that have not trained together before are first compared, on one batch, with what each computes alone.
+
     Where memory runs out, the group's halves start again from its checkpoint, one after the other. Where it raises
     anything else, its members do, one by one, so that only those that raise by themselves fail.
 
@@ -203,6 +216,8 @@ def train_group(
     except Exception as error:
         if len(members) == 1:
             return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
+        if isinstance(error, FusionMismatch):
+            warnings.warn(f"{len(members)} trials train each by itself: {error}", FusionWarning, stacklevel=2)
         size = -(-len(members) // 2) if is_out_of_memory(error) else 1
     # Only here are the failed group's tensors gone: until then the error's traceback holds them.
     parts = (group.of(members[i : i + size]) for i in range(0, len(members), size))
@@ -221,11 +236,14 @@ def _train(
 ) -> GroupOutcome:
     members = task.members
     batch_size = trials[members[0]].batch_size
-    learner = (
-        _resume(problem, trials, members, task.sources, load) if task.sources else _start(problem, trials, members)
-    )
+    known = False
+    if task.sources:
+        learner, known = _resume(problem, trials, members, task.sources, load)
+    else:
+        learner = _start(problem, trials, members)
     learner.fused.one_by_one = not task.groups[0].fused
-    dry_run(learner.fused, problem.objective, next(problem.train_data.epoch(batch_size, task.span.start)))
+    batch = next(problem.train_data.epoch(batch_size, task.span.start))
+    dry_run(learner.fused, problem.objective, batch, compare=not known)
     history: dict[int, History] = {number: [] for number in members}
     for epoch, metrics in train_epochs(learner, problem, task.span, batch_size, members, should_stop):
         for k, number in enumerate(members):
@@ -259,15 +277,19 @@ def state_of(problem: Problem, trials: Mapping[int, Trial], number: int, source:
         source: Key of the task that trained it last.
         load: Gives a task's checkpoint by its key.
     """
-    return _resume(problem, trials, [number], [source], load).member_state(0)
+    return _resume(problem, trials, [number], [source], load)[0].member_state(0)
 
 
 def _resume(
     problem: Problem, trials: Mapping[int, Trial], members: Sequence[int], sources: Sequence[str], load: Load
-) -> FusedLearner:
-    """The fused model of a group whose members were trained in other groups, in the group's order."""
+) -> tuple[FusedLearner, bool]:
+    """The fused model of a group whose members were trained in other groups, in the group's order.
+
+    And whether any of them were trained as one: those that were refused as one have trained by themselves.
+    """
     merged: FusedLearner | None = None
     order: list[int] = []
+    together = False
     for part in (part for source in sources for part in load(source)["parts"]):
         kept = [number for number in part["members"] if number in members]
         if not kept:
@@ -278,10 +300,11 @@ def _resume(
         learner.load(part["state"])
         learner.keep([part["members"].index(number) for number in kept])
         order += kept
+        together = together or len(part["members"]) > 1
         if merged is None:
             merged = learner
         else:
             merged.concat(learner)
     assert merged is not None
     merged.keep([order.index(number) for number in members])
-    return merged
+    return merged, together

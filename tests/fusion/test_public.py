@@ -12,6 +12,7 @@ def test_public_names() -> None:
         "FusedModel",
         "FusedOptimizer",
         "FusedSGD",
+        "FusionMismatch",
         "FusionPlan",
         "FusionWarning",
         "Obstacle",

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import lr_factor
+from fusion import FusionWarning, lr_factor
 from hydro_rasda.fused import FusedLearner, Group, GroupTask, multipliers, train_group
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.store import Store
@@ -202,6 +202,34 @@ def test_only_the_member_that_raises_fails(problem: Problem) -> None:
     assert "this forward pass cannot be done" in outcome.failures[1]
     assert [len(outcome.history[n]) for n in (0, 1, 3)] == [1, 0, 1]
     assert [part["members"] for part in outcome.checkpoint] == [[0], [3]]
+
+
+class Averaging(nn.Module):
+    """Divides by a running mean that is in no buffer, so that only one member can have it."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.mean = body, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().abs().mean().item()
+        return y / self.mean
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_members_that_would_compute_something_else_train_by_themselves(problem: Problem, fused: bool) -> None:
+    asked = replace(problem, model_fn=lambda config, width_ratio: Averaging(mlp(config, width_ratio)))
+    kept: dict[str, Any] = {}
+    for start, sources in ((0, ()), (1, ("to-1/0",))):
+        one = replace(task((0, 1), start, start + 1, sources), groups=(Group("kind", (0, 1), fused),))
+        with pytest.warns(FusionWarning, match="2 trials train each by itself: of 2 members, fused and alone differ"):
+            together = train_group(asked, TRIALS, one, kept.__getitem__)
+        assert [part["members"] for part in together.checkpoint] == [[0], [1]]
+        for n in (0, 1):
+            alone = train_group(asked, TRIALS, task((n,), start, start + 1, sources), kept.__getitem__)
+            assert together.history[n] == alone.history[n]
+        kept[one.key] = {"parts": together.checkpoint}
 
 
 def test_out_of_memory_halves_the_group_and_loses_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,156 @@
+"""The dry run compares fused members with each of them alone: faults are found, rounding is not one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusion import FusionMismatch, dry_run, fuse
+from tests.zoo import CASES, Case
+
+X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+BATCH = (X, Y)
+
+
+def loss(model: Any, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    out = model(batch[0])
+    return {"loss": F.cross_entropy(out, batch[1]), "accuracy": (out.argmax(1) == batch[1]).float().mean()}
+
+
+class Annealed(nn.Linear):
+    """A float of each member's own, which forward changes."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__(4, 3)
+        self.temperature = temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.temperature = self.temperature * 0.5
+        return super().forward(x) / self.temperature
+
+
+class Averaging(nn.Linear):
+    """What one member sees, the next would go on from: it is in no buffer."""
+
+    mean = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.mean = 0.5 * self.mean + 0.5 * out.detach().abs().mean().item()
+        return out / self.mean
+
+
+class Seeing(nn.Linear):
+    """Takes a number for a sign of being a plain number, which inside vmap it is not."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(4, 3)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.scale if type(self.scale) is float else 1.0)
+
+
+class Detaching(nn.Linear):
+    """The same values, another gradient."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(4, 3)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out if type(self.scale) is float else out.detach() + 0 * out
+
+
+class Tallying(nn.Linear):
+    """Writes into a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.seen = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.seen.add_(out.detach().mean(0))
+        return out - self.seen
+
+
+FAULTS: list[tuple[str, Callable[[int], nn.Module], str]] = [
+    ("anneals", lambda k: Annealed(1.0 + k), "attribute temperature"),
+    ("averages", lambda k: Averaging(4, 3), "attribute mean"),
+    ("sees", lambda k: Seeing(2.0 + k), r"member 0 in value\['loss'\]"),
+    ("detaches", lambda k: Detaching(2.0 + k), "gradient of weight"),
+    ("tallies", lambda k: Tallying(), "value"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
+@pytest.mark.parametrize(("build", "match"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
+def test_members_that_compute_something_else_are_refused(build: Callable[[int], nn.Module], match: str) -> None:
+    torch.manual_seed(0)
+    fused = fuse([build(k) for k in range(5)])
+    with pytest.raises(FusionMismatch, match=rf"^of 5 members, fused and alone differ .*{match}"):
+        dry_run(fused, loss, BATCH)
+
+
+def prepared(case: Case, dtype: torch.dtype) -> tuple[Any, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    x, y = case.batch(0)
+    fused = fuse([case.build().to(dtype) for _ in range(5)])
+    return fused, (x.to(dtype) if x.is_floating_point() else x, y)
+
+
+NO_HALF = {"parametrized"}
+
+
+@pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_rounding_is_no_fault(case: Case, dtype: torch.dtype) -> None:
+    if dtype == torch.bfloat16 and case.name in NO_HALF:
+        pytest.skip("no solver in half precision")
+    fused, batch = prepared(case, dtype)
+    before = {name: tensor.clone() for name, tensor in fused.state_dict().items()}
+    dry_run(fused, case.objective, batch)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fused.state_dict().items())
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_autocast_dropout_and_a_member_that_is_not_finite(one_by_one: bool) -> None:
+    def objective(model: Any, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(model, batch)
+
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(4, 99), nn.ReLU(), nn.Dropout(p), nn.Linear(99, 3)) for p in (0.0, 0.1, 0.5)]
+    with torch.no_grad():
+        models[2][0].get_parameter("weight").fill_(float("nan"))
+    fused = fuse(models, one_by_one=one_by_one)
+    assert dry_run(fused, objective, BATCH) is None
+
+
+def test_chaos_within_rounding_is_no_fault() -> None:
+    """The logistic map doubles a rounding at each of its steps."""
+
+    class Chaotic(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x).sigmoid()
+            for _ in range(16):
+                out = 3.9 * out * (1 - out)
+            return out
+
+    torch.manual_seed(0)
+    assert dry_run(fuse([Chaotic(64, 3) for _ in range(4)]), loss, (torch.randn(12, 64), Y)) is None
+
+
+def test_an_objective_that_writes_into_its_batch() -> None:
+    def objective(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0].sub_(1).mul_(3)), batch[1])
+
+    before = X.clone()
+    assert dry_run(fuse([nn.Linear(4, 3) for _ in range(3)]), objective, BATCH, compare=True) is None
+    assert torch.equal(X, before)
