@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import platform
 import time
@@ -167,6 +168,8 @@ def tune(
     code = {"model_fn": model_fn, "loss_fn" if objective is None else "objective": objective or loss_fn}
     made = {"space": content(space), "searcher": parameters(searcher), "scheduler": parameters(scheduler)}
     if searcher is not None:
+        # It is told the space, and learns: the caller's own stays as it is, to begin the same run or another with.
+        searcher = copy.deepcopy(searcher)
         prepare(searcher, space, metric, mode)
     with preserved_generators():
         where = default_device() if device is None and backend == "local" else torch.device(device or "cpu")
