@@ -160,12 +160,17 @@ class DryRun:
         parameters: Name and "shape dtype" of each parameter of the first target that could be built.
         example_input: What the objective called it with: positional arguments, or a dict of keyword arguments, of a
             few examples; None where it never called the model itself.
+        pretrained: Whether initial weights are the same whatever the seed. A narrow surrogate would have a random part
+            of what was learnt, so none was tried; at a width ratio of 1 nobody asks, and it is False.
     """
 
     parameters: dict[str, str]
     example_input: Any
+    pretrained: bool = False
 
 
+PRETRAINED_SHARE = 0.1
+"""So many of a model's elements come out the same from two seeds where they were trained before."""
 EXAMPLES = 4
 MISFITS = 8
 """So many configurations in a row whose model is built but cannot be trained mean that none can."""
@@ -212,6 +217,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
 
 def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
+    pretrained = problem.width_ratio < 1 and _is_pretrained(problem, trial, target)
     calls: list[Any] = []
     handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     train = next(problem.train_data.epoch(trial.batch_size, 0))
@@ -223,8 +229,22 @@ def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in validated])
     require(problem.metric in available, "metric", problem.metric, f"one of {available}")
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if isinstance(leaf, Tensor) else leaf, calls[0]) if calls else None
-    _try_surrogate(replace(problem, example_input=example), trial)
-    return DryRun(parameters, example)
+    if not pretrained:
+        _try_surrogate(replace(problem, example_input=example), trial)
+    return DryRun(parameters, example, pretrained)
+
+
+def _is_pretrained(problem: Problem, trial: Trial, target: nn.Module) -> bool:
+    """Whether another seed gives the same weights, constants and identities (of at most two values) aside."""
+    other = dict(replace(problem, seed=problem.seed + 1).target(trial).named_parameters())
+    same = total = 0
+    for name, parameter in target.named_parameters():
+        values = parameter.detach()
+        if values.numel() == 0 or bool(((values == values.min()) | (values == values.max())).all()):
+            continue
+        total += values.numel()
+        same += values.numel() if name in other and torch.equal(values, other[name]) else 0
+    return same > PRETRAINED_SHARE * total
 
 
 def _try_surrogate(problem: Problem, trial: Trial) -> None:

@@ -38,6 +38,12 @@ from .space import check_space, derived, describe, longest_warmup, tuned
 from .store import Store
 from .sweep import sweep
 
+_PRETRAINED = (
+    "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
+    "width would lose them, so the model itself is swept (`surrogate=1`). If it should start at random, have "
+    "`model_fn` neither load weights nor seed itself"
+)
+
 
 def tune(
     model_fn: Callable[..., nn.Module],
@@ -164,7 +170,6 @@ def tune(
     require(resume in RESUME, "resume", resume, f"one of {RESUME}")
     require(name is None or (name not in ("", ".", "..") and Path(name).name == name), "name", name, "a folder's name")
     check_space(space)
-    _warn_of_doubtful(space, settings.surrogate)
     code = {"model_fn": model_fn, "loss_fn" if objective is None else "objective": objective or loss_fn}
     made = {"space": content(space), "searcher": parameters(searcher), "scheduler": parameters(scheduler)}
     if searcher is not None:
@@ -177,7 +182,11 @@ def tune(
         candidates = RandomSearch(space, num_samples, seed)
         before = {name: content(function) for name, function in code.items()}
         checked = dry_run(problem, candidates.trials)
-        problem = replace(problem, example_input=checked.example_input)
+        if checked.pretrained:
+            warnings.warn(_PRETRAINED.format(surrogate), stacklevel=2)
+            settings = replace(settings, surrogate=1)
+        _warn_of_doubtful(space, settings.surrogate)
+        problem = replace(problem, example_input=checked.example_input, width_ratio=settings.surrogate)
         warmup = longest_warmup(space, (trial.config for trial in candidates.trials))
         _warn_of_endless(warmup, max_t)
         # What a call of the functions changes, such as a counter, is not what they are.
@@ -201,6 +210,8 @@ def tune(
             if (now := run.settings).grace_period > grace_period or now.full_grace_period > settings.full_grace_period:
                 rungs = f"at epoch {now.grace_period} of the sweep and {now.full_grace_period} at full size"
                 shown.say(f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
+            if checked.pretrained:
+                shown.say(_PRETRAINED.format(surrogate))
             search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
             for change in store.changes:
                 shown.say(f"going on all the same: {change}")

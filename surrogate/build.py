@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,9 +14,11 @@ from torch.nn.parameter import UninitializedParameter
 
 from surrogate.attention import find_logit_scales, head_sizes, scale_logits
 from surrogate.forward import find_readouts, scale_readouts
-from surrogate.initial import rescale_initial_weights
+from surrogate.initial import corrections, rescale, zero_modules
+from surrogate.laws import initial_laws
+from surrogate.multipliers import width_plan
 from surrogate.outputs import check_outputs
-from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, compare_shapes, shapes_of
+from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, compare_shapes, refuse_single_units, shapes_of
 
 Config = Mapping[str, Any]
 ModelFn = Callable[[Any, float], nn.Module]
@@ -32,8 +35,10 @@ def make_surrogate(
 ) -> nn.Module:
     """Build a narrow model that ranks hyperparameters like the wide one.
 
-    The target is `model_fn(config, 1.0)`; it is built on the meta device (no memory) where the model allows
-    that. Train the result with `lr_multipliers` and `weight_decay_multipliers`; train the target as usual.
+    The target is `model_fn(config, 1.0)`; it is built without memory for its parameters where its constructor
+    allows that (see `surrogate.laws`).
+
+    Train the result with `lr_multipliers` and `weight_decay_multipliers`; train the target as usual.
 
     Random numbers come from torch's global generator: seed it, and the same seed gives the same surrogate.
 
@@ -56,23 +61,27 @@ def make_surrogate(
     Raises:
         TypeError: `model_fn` takes no width ratio, or returns something else than an `nn.Module`.
         ValueError: `width_ratio` lies outside (0, 1], `model_fn` fails, ignores the ratio, builds other
-            parameters at another width or a wider model, has lazy modules, or its output depends on the
-            width.
+            parameters at another width, a wider model or a layer of one unit, has lazy modules, or its
+            output depends on the width.
     """
     check_width_ratio(width_ratio)
     _check_signature(model_fn, config)
     if width_ratio == 1.0:
         return mark_as_target(_build(model_fn, config, 1.0))
-    surrogate = _build(model_fn, config, width_ratio)
+    build_narrow = functools.partial(_build, model_fn, config, width_ratio)
+    build_target = functools.partial(_build, model_fn, config, 1.0)
+    surrogate = build_narrow()
     with torch.random.fork_rng(devices=[]):
-        target = _build_shapes(model_fn, config)
+        target, laws = initial_laws(build_target)
         params = compare_shapes(shapes_of(target), shapes_of(surrogate))
-        other = _build_other(model_fn, config, width_ratio)
+        refuse_single_units(params, surrogate, target)
+        factors = corrections(params, initial_laws(build_narrow)[1], laws, build_narrow, build_target)
         if example_input is not None:
-            check_outputs(surrogate, other, example_input)
+            check_outputs(surrogate, _build_other(model_fn, config, width_ratio), example_input)
     parametrize(surrogate, width_ratio, params, head_sizes(target))
-    plan: WidthPlan = surrogate.width_plan  # type: ignore[assignment]
-    rescale_initial_weights(surrogate, other, params, zero_readout=tuple(plan.readouts) if zero_readout else ())
+    rescale(surrogate, factors)
+    if zero_readout:
+        zero_modules(surrogate, tuple(width_plan(surrogate).readouts))
     return surrogate
 
 
@@ -141,17 +150,8 @@ def _build(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
     return module
 
 
-def _build_shapes(model_fn: ModelFn, config: Config) -> nn.Module:
-    """The target, for its shapes only."""
-    try:
-        with torch.device("meta"):
-            return _build(model_fn, config, 1.0)
-    except ValueError:  # a constructor that reads values cannot run on meta; if it fails for real too, that is raised
-        return _build(model_fn, config, 1.0)
-
-
 def _build_other(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
-    """A second width to measure the initializer at: narrow ones first, since they cost least."""
+    """A second width to compare outputs with: narrow ones first, since they cost least."""
     for ratio in (2 * width_ratio, width_ratio / 2):
         # Not every width need exist (heads may not divide it); the target always does.
         with contextlib.suppress(TypeError, ValueError):

@@ -1,86 +1,84 @@
 """Initial weights: the model's own initializer, corrected to what muP asks of a surrogate.
 
-muP relative to the target: a hidden weight's standard deviation is the target's / sqrt(width_mult); every
-other parameter's is the target's. How the model's initializer itself depends on width (torch's defaults
-shrink with 1 / sqrt(fan_in), GPT-2 and BERT start at 0.02 at any width) is measured between two narrow
-builds, as an exponent:
-
-    std(width) ~ width ** exponent,  exponent = 0 or -1/2
-    correction = width_mult ** (-1/2 - exponent)  hidden weights
-    correction = width_mult ** (-exponent)        all others
+muP relative to the target: a hidden weight's standard deviation is the target's / sqrt(width_mult); every other
+parameter's is the target's. How large the model's own initializer makes both is read off its constructor
+(`surrogate.laws`), or measured where that does not tell it. What is not random stays as it was made, but for a constant
+outside of hidden weights: it gets the target's value, should that depend on the width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from surrogate.laws import Law
 from surrogate.widths import ParamWidth
 
-_FEW = 1024
-"""Below this many elements a random parameter's own spread is too noisy to tell the two laws apart."""
+_ENOUGH = 4096
+"""So many elements tell a scale to about 1 %; drawn in several builds where one has fewer."""
+_MOST_BUILDS = 8
 
 
-def rescale_initial_weights(
-    surrogate: nn.Module,
-    other: nn.Module,
+def corrections(
     params: Mapping[str, ParamWidth],
-    *,
-    zero_readout: tuple[str, ...] = (),
-) -> None:
-    """Correct the freshly initialized `surrogate` in place.
+    narrow: Mapping[str, Law],
+    target: Mapping[str, Law],
+    build_narrow: Callable[[], nn.Module],
+    build_target: Callable[[], nn.Module],
+) -> dict[str, float]:
+    """What to multiply each parameter of a freshly initialized surrogate by.
 
     Args:
-        surrogate: The narrow model as its own initializer left it.
-        other: The same model at another narrow width, freshly initialized too.
         params: The surrogate's widths relative to the target.
-        zero_readout: Names of readout modules whose weight and bias start at zero; a weight tied to an
-        embedding stays.
+        narrow, target: Parameter name -> the law of its initial weights, at either width.
+        build_narrow, build_target: Make either model; called where a parameter's laws are unknown.
     """
-    spreads = _spreads(surrogate, other, params)
+    factors = {}
+    for name, param in params.items():
+        own, full = narrow[name], target[name]
+        if not own.random and (param.is_matrix or not own.constant):
+            factors[name] = 1.0
+        elif own.size is not None and full.size is not None:
+            scale = full.size / own.size if own.size else 1.0
+            factors[name] = scale * (param.spread if own.random else 1.0)
+    unread = [name for name in params if name not in factors]
+    if unread:
+        own_sizes, full_sizes = _measure(build_narrow, unread), _measure(build_target, unread)
+        for name in unread:
+            own_size, full_size = own_sizes[name], full_sizes[name]
+            factors[name] = full_size / own_size * params[name].spread if own_size and full_size else 1.0
+    return factors
+
+
+def _measure(build: Callable[[], nn.Module], names: Sequence[str]) -> dict[str, float | None]:
+    """Parameter name -> root mean square over several builds; None where all of them are the same."""
+    draws = [_values(build, names), _values(build, names)]
+    fewest = min(draws[0][name].numel() for name in names)
+    while len(draws) < min(_MOST_BUILDS, _ENOUGH / fewest):
+        draws.append(_values(build, names))
+    pooled = {name: torch.stack([values[name] for values in draws]) for name in names}
+    return {name: None if bool((x == x[0]).all()) else _size(x) for name, x in pooled.items()}
+
+
+def _values(build: Callable[[], nn.Module], names: Sequence[str]) -> dict[str, Tensor]:
+    parameters = dict(build().named_parameters())
+    return {name: parameters[name].detach() for name in names}
+
+
+def _size(x: Tensor) -> float:
+    """Root mean square."""
+    return float(x.double().square().mean().sqrt())
+
+
+def rescale(surrogate: nn.Module, factors: Mapping[str, float]) -> None:
+    """Multiply parameters by name, in place; those whose factor is 1 keep their last digits."""
     with torch.no_grad():
         for name, parameter in surrogate.named_parameters():
-            wanted = params[name].width_mult ** (-0.5 if params[name].is_matrix else 0.0)
-            if wanted != spreads[name]:
-                parameter.mul_(wanted / spreads[name])
-    zero_modules(surrogate, zero_readout)
-
-
-def _spreads(surrogate: nn.Module, other: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
-    """Parameter name -> its standard deviation over the target's, as the model's own initializer has it."""
-    others = dict(other.named_parameters())
-    spreads: dict[str, float] = {}
-    for prefix, layer in surrogate.named_modules():
-        joined = ((f"{prefix}.{key}" if prefix else key, p) for key, p in layer.named_parameters(recurse=False))
-        own = {name: parameter for name, parameter in joined if name in params}
-        for name, parameter in own.items():
-            # torch draws a layer's bias from its weight's bound, so the weight speaks for a bias too short to
-            # measure.
-            noisy = parameter.numel() < _FEW and _is_random(parameter)
-            source = max(own, key=lambda key: own[key].numel()) if noisy else name
-            spreads[name] = params[source].width_mult ** _exponent(own[source], others[source])
-    return spreads
-
-
-def _exponent(here: Tensor, there: Tensor) -> float:
-    ratio = ParamWidth(tuple(there.shape), tuple(here.shape)).width_mult
-    size_here, size_there = _size(here), _size(there)
-    if ratio == 1.0 or size_here == 0.0 or size_there == 0.0:
-        return 0.0
-    slope = math.log(size_here / size_there) / math.log(ratio)
-    return -0.5 if slope < -0.25 else 0.0
-
-
-def _size(parameter: Tensor) -> float:
-    """Root mean square."""
-    return float(parameter.detach().double().square().mean().sqrt())
-
-
-def _is_random(parameter: Tensor) -> bool:
-    return bool((parameter != parameter.flatten()[0]).any())
+            if not math.isclose(factors[name], 1.0):
+                parameter.mul_(factors[name])
 
 
 def zero_modules(module: nn.Module, names: tuple[str, ...]) -> None:

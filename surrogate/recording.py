@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from surrogate.training import Objective, make_optimizer
+from surrogate.training import Objective, make_plain_optimizer, step
 
 
 def record_training(
@@ -20,15 +20,13 @@ def record_training(
     Returns:
         (module name, steps done) -> mean of |x| and mean of |x - x at step 0|; the model itself is named "".
     """
-    optimizer = make_optimizer(model, config)
+    optimizer = make_plain_optimizer(model, config)
     first = _outputs(model, batches[0], objective)
     found = {(name, 0): (_size(output), 0.0) for name, output in first.items()}
-    for step, batch in enumerate(batches, start=1):
-        optimizer.zero_grad()
-        objective(model, batch).backward()
-        optimizer.step()
+    for done, batch in enumerate(batches, start=1):
+        step(model, optimizer, config, batch, objective)
         now = _outputs(model, batches[0], objective)
-        found |= {(name, step): (_size(output), _size(output - first[name])) for name, output in now.items()}
+        found |= {(name, done): (_size(output), _size(output - first[name])) for name, output in now.items()}
     return found
 
 

@@ -16,7 +16,7 @@ from surrogate.initial import zero_modules
 from surrogate.multipliers import width_plan
 from surrogate.outputs import record_calls, run_for_shapes
 from surrogate.slices import fill_from_target
-from surrogate.widths import ParamWidth, compare_shapes, shapes_of
+from surrogate.widths import ParamWidth, compare_shapes, refuse_single_units, shapes_of
 
 
 def shrink(module: nn.Module, width_ratio: float, example_input: Any, *, zero_readout: bool = False) -> nn.Module:
@@ -45,8 +45,8 @@ def shrink(module: nn.Module, width_ratio: float, example_input: Any, *, zero_re
     Raises:
         TypeError: `module` is no `nn.Module`, or `width_ratio` is no number.
         ValueError: `width_ratio` lies outside (0, 1], `module` has lazy parameters or cannot run on
-            `example_input`, no width can be scaled, or the result cannot run on `example_input`; the message
-            names the module.
+            `example_input`, no width can be scaled, one falls to a single unit, or the result cannot run on
+            `example_input`; the message names the module.
     """
     check_width_ratio(width_ratio)
     shapes = _check_target(module, example_input)
@@ -61,6 +61,7 @@ def shrink(module: nn.Module, width_ratio: float, example_input: Any, *, zero_re
             "rounded up; give the model a width argument and use make_surrogate"
         )
     params = compare_shapes(shapes_of(module), shapes_of(narrow))
+    refuse_single_units(params, narrow, module)
     fill_from_target(narrow, module, params)
     parametrize(narrow, width_ratio, params, head_sizes(module), _report_rounding(params, width_ratio))
     _check_same_outputs(narrow, shapes, example_input)

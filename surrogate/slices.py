@@ -1,7 +1,8 @@
 """Narrower weights, taken from the wide ones.
 
 A random part of each weight has the spread that the model's own initializer gave the whole, whatever it was.
-muP then asks for a hidden weight's spread to grow with 1 / sqrt(width_mult), and for all others to stay.
+muP then asks for a hidden weight's spread to grow with 1 / sqrt(width_mult), and for all others to stay. A constant,
+or an identity, stays as it is.
 """
 
 from __future__ import annotations
@@ -32,5 +33,14 @@ def fill_from_target(narrow: nn.Module, target: nn.Module, params: Mapping[str, 
     wide = dict(target.named_parameters())
     with torch.no_grad():
         for name, parameter in narrow.named_parameters():
-            part = take_part(wide[name].detach(), tuple(parameter.shape))
-            parameter.copy_(part * params[name].width_mult ** (-0.5 if params[name].is_matrix else 0.0))
+            full = wide[name].detach()
+            part = take_part(full, tuple(parameter.shape))
+            if _is_pattern(full):
+                parameter.copy_(full[tuple(slice(size) for size in parameter.shape)])
+            else:
+                parameter.copy_(part * params[name].spread)
+
+
+def _is_pattern(tensor: Tensor) -> bool:
+    """Whether a tensor holds no more than two values: a constant, or an identity."""
+    return bool(((tensor == tensor.min()) | (tensor == tensor.max())).all())

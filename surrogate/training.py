@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,43 +15,87 @@ Objective = Callable[[nn.Module, Any], Tensor]
 """`objective(model, batch)`: the loss, a scalar."""
 
 
+_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+_ABSENT: dict[str, Any] = {"schedule": "constant", "warmup_epochs": 0, "independent_weight_decay": False}
+"""Keys that fused training follows and the loop here does not -> the value that asks for nothing."""
+
+
 def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
     """torch's own optimizer with one parameter group for each parameter, at its multiplied rates.
 
     Args:
         surrogate: From `make_surrogate` or `shrink`; at width ratio 1 all multipliers are 1.
-        config: `lr` (required), `optimizer` ("sgd", "adam" or "adamw"; default "adamw"), `momentum`,
-            `nesterov`, `beta1`, `beta2`, `eps`, `weight_decay`; other keys are ignored.
+        config: `lr` (required), `optimizer` ("sgd", "adam" or "adamw"; default "adamw"), `weight_decay`; for SGD
+            `momentum`, `dampening`, `nesterov`; for Adam `beta1`, `beta2`, `eps`. What is left out has torch's default.
 
     Raises:
-        ValueError: `lr` is missing, or `optimizer` is another word.
+        ValueError: `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
+            torch's optimizers do not have.
     """
     if "lr" not in config:
         raise ValueError(f"config has no 'lr', only {sorted(config)}; a configuration must state its learning rate")
+    _refuse(config, "independent_weight_decay")
     kind = config.get("optimizer", "adamw")
     rates = lr_multipliers(surrogate, kind)
     decays = weight_decay_multipliers(surrogate, kind)
-    decay = config.get("weight_decay", 0.0)
-    groups = [
-        {"params": [p], "lr": config["lr"] * rates[name], "weight_decay": decay * decays[name]}
-        for name, p in surrogate.named_parameters()
-    ]
-    if kind == "sgd":
-        momentum, nesterov = config.get("momentum", 0.0), config.get("nesterov", False)
-        return torch.optim.SGD(groups, lr=config["lr"], momentum=momentum, nesterov=nesterov)
-    betas = (config.get("beta1", 0.9), config.get("beta2", 0.999))
-    cls = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-    return cls(groups, lr=config["lr"], betas=betas, eps=config.get("eps", 1e-8))
+    names, parameters = zip(*surrogate.named_parameters())
+    optimizer = _OPTIMIZERS[kind]([{"params": [p]} for p in parameters], **_given(kind, config))
+    for name, group in zip(names, optimizer.param_groups):
+        group["lr"] *= rates[name]
+        group["weight_decay"] *= decays[name]
+    return optimizer
+
+
+def _given(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration states, as torch's optimizer takes it: torch has the defaults."""
+    keys = ("lr", "weight_decay", *(("momentum", "dampening", "nesterov") if kind == "sgd" else ("eps",)))
+    given = {key: config[key] for key in keys if key in config}
+    if kind != "sgd" and ("beta1" in config or "beta2" in config):
+        beta1, beta2 = inspect.signature(_OPTIMIZERS[kind]).parameters["betas"].default
+        given["betas"] = (config.get("beta1", beta1), config.get("beta2", beta2))
+    return given
+
+
+def _refuse(config: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
+        if config.get(key, _ABSENT[key]) != _ABSENT[key]:
+            raise ValueError(
+                f"config has {key}={config[key]!r}, which this plain training loop does not follow; leave it out, or "
+                "hand `transfer_check` a score_fn that trains as you do"
+            )
+
+
+def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """`make_optimizer` for the loops of this package, which know no `schedule` and no `warmup_epochs`.
+
+    Raises:
+        ValueError: The configuration has one, or as for `make_optimizer`.
+    """
+    _refuse(config, *_ABSENT)
+    return make_optimizer(model, config)
+
+
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: Mapping[str, Any], batch: Any, objective: Objective
+) -> None:
+    """One optimizer step on one batch, in place; `grad_clip` in the configuration is the gradients' largest norm."""
+    optimizer.zero_grad()
+    objective(model, batch).backward()
+    if config.get("grad_clip") is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), config["grad_clip"])
+    optimizer.step()
 
 
 def train(model: nn.Module, config: Mapping[str, Any], batches: Sequence[Any], objective: Objective) -> None:
     """One step for each batch, in place."""
-    optimizer = make_optimizer(model, config)
+    optimizer = make_plain_optimizer(model, config)
     model.train()
     for batch in batches:
-        optimizer.zero_grad()
-        objective(model, batch).backward()
-        optimizer.step()
+        step(model, optimizer, config, batch, objective)
 
 
 def evaluate(model: nn.Module, batches: Sequence[Any], objective: Objective) -> float:

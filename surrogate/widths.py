@@ -45,6 +45,11 @@ class ParamWidth:
         """Whether two dimensions are widths: a hidden weight in muP's table."""
         return bool(self.infshape().ninf() == 2)
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the initial weights over the target's."""
+        return self.width_mult**-0.5 if self.is_matrix else 1.0
+
 
 @dataclass(frozen=True)
 class WidthPlan:
@@ -111,3 +116,30 @@ def _check_width_count(infshapes: Mapping[str, InfShape]) -> None:
                 f"parameter {name!r} changes in {infshape.ninf()} dimensions ({infshape.base_shape()} to "
                 f"{infshape.shape()}), but muP has rules for at most 2; keep the others at their full size"
             )
+
+
+def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, target: nn.Module) -> None:
+    """Refuse a width of one unit, which says nothing of a wide layer. One head of the target's head size is fine.
+
+    Raises:
+        ValueError: A width falls to 1; the message names the first parameter that has it.
+    """
+    for name, param in params.items():
+        fallen = [full for full, size in zip(param.target_shape, param.shape) if size == 1 < full]
+        if any(not _counts_heads(name, full, narrow, target) for full in fallen):
+            raise ValueError(
+                f"parameter {name!r} is {param.shape} in the surrogate and {param.target_shape} in the target: a width "
+                f"of {max(fallen)} falls to one unit, which ranks hyperparameters like no wide layer; make the "
+                f"surrogate wider (a width ratio of {2 / min(fallen):.3g} leaves two units), or keep that size fixed"
+            )
+
+
+def _counts_heads(name: str, full: int, narrow: nn.Module, target: nn.Module) -> bool:
+    """Whether a size of a parameter is the number of heads of a module around it, which is 1 now."""
+    parts = name.split(".")[:-1]
+    around = [".".join(parts[:depth]) for depth in range(len(parts) + 1)]
+    return any(
+        value == 1 and "head" in attribute and vars(target.get_submodule(path)).get(attribute) == full
+        for path in around
+        for attribute, value in vars(narrow.get_submodule(path)).items()
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +39,19 @@ def test_check_at_full_width_agrees_with_itself(quick: Quick) -> None:
     assert result.transfer.rho == pytest.approx(1.0)
     assert result.transfer.regret[1] == pytest.approx(0.0, abs=1e-4)
     assert result.transfer.verdict == "trusted"
+
+
+def test_what_two_seeds_of_one_configuration_differ_by_counts_as_no_regret(quick: Quick, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transfer = quick(check_transfer=True).transfer
+    lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    values = {line["key"]: line["value"] for line in lines if line.get("key", "").startswith("check/")}
+    (again,) = (key for key in values if key.endswith("/again"))
+    spread = abs(values[again] - values[again.replace("/again", "/first")])
+    assert transfer is not None
+    assert transfer.tolerance == pytest.approx(spread)
+    assert spread > 0
 
 
 def test_a_ranking_upside_down_is_not_trusted(quick: Quick) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import mup
@@ -157,3 +158,34 @@ def test_rounding_that_undoes_the_ratio() -> None:
 def test_ratio_outside_its_range() -> None:
     with pytest.raises(ValueError, match=r"width_ratio is 2, but must lie in \(0, 1\]"):
         shrink(nn.Linear(4, 3), 2, torch.zeros(2, 4))
+
+
+INITIALIZERS: dict[str, Callable[[Tensor], Any]] = {
+    "normal": lambda w: nn.init.normal_(w, std=0.02),
+    "xavier": nn.init.xavier_uniform_,
+    "fan_in": nn.init.kaiming_normal_,
+    "trunc_normal": lambda w: nn.init.trunc_normal_(w, std=0.02),
+    "orthogonal": nn.init.orthogonal_,
+    "one over width": lambda w: nn.init.normal_(w, std=1 / w.shape[1]),
+}
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_each_initializer_keeps_the_targets_scale(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 256), nn.Linear(256, 256), nn.Linear(256, 12))
+    for layer in model.children():
+        INITIALIZERS[name](layer.weight)  # type: ignore[arg-type]
+    narrow = shrink(model, 1 / 4, torch.randn(2, 12))
+    for key, spread in [("0.weight", 1.0), ("1.weight", 2.0), ("2.weight", 1.0)]:
+        size = narrow.get_parameter(key).std().item() / model.get_parameter(key).std().item()
+        assert size == pytest.approx(spread, rel=0.1), key
+
+
+@pytest.mark.parametrize("initialize", [lambda w: nn.init.constant_(w, 0.3), nn.init.zeros_, nn.init.eye_])
+def test_weights_that_are_not_random_are_left_alone(initialize: Callable[[Tensor], Any]) -> None:
+    model = nn.Sequential(nn.Linear(6, 64), nn.Linear(64, 64), nn.Linear(64, 2))
+    hidden = model.get_parameter("1.weight")
+    initialize(hidden)
+    narrow = shrink(model, 1 / 4, torch.randn(2, 6))
+    assert torch.equal(narrow.get_parameter("1.weight"), hidden[:16, :16])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusion.optim.hyper import Hyperparameters
 from surrogate import make_surrogate
-from surrogate.training import evaluate, make_optimizer, train
+from surrogate.training import evaluate, make_optimizer, make_plain_optimizer, train
 from tests.surrogate.models import mlp
 
 X, Y = torch.randn(32, 64), torch.randint(10, (32,))
@@ -39,10 +40,53 @@ def test_trains_as_mups_optimizer_does(optimizer: str) -> None:
 
 def test_settings_reach_the_optimizer() -> None:
     model = make_surrogate(mlp, {}, 1.0)
-    sgd = make_optimizer(model, {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True})
-    assert (sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (0.9, True)
+    sgd = make_optimizer(model, {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "dampening": 0.1})
+    assert (sgd.defaults["momentum"], sgd.defaults["dampening"]) == (0.9, 0.1)
+    assert make_optimizer(model, {"optimizer": "sgd", "lr": 1, "momentum": 0.9, "nesterov": True}).defaults["nesterov"]
     adam = make_optimizer(model, {"lr": 0.1, "beta1": 0.8, "eps": 1e-6})
     assert (adam.defaults["betas"], adam.defaults["eps"]) == ((0.8, 0.999), 1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ORACLES)
+def test_what_is_left_out_has_torchs_default(optimizer: str) -> None:
+    """Which are also the defaults of fused training."""
+    ours = make_optimizer(make_surrogate(mlp, {}, 1.0), {"optimizer": optimizer, "lr": 0.1})
+    theirs = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]([X], lr=0.1)
+    fused = Hyperparameters.from_config({"optimizer": optimizer, "lr": 0.1})
+    group = ours.param_groups[0]
+    for key, value in theirs.defaults.items():
+        assert group[key] == value, key
+    assert group["weight_decay"] == fused.decay
+    assert group.get("betas", (fused.beta1, fused.beta2)) == (fused.beta1, fused.beta2)
+    assert (group.get("momentum", 0.0), group.get("eps", 1e-8)) == (fused.momentum, fused.eps)
+
+
+def test_the_default_decay_is_multiplied_like_a_given_one() -> None:
+    narrow = make_surrogate(mlp, {}, 1 / 4)
+    left_out, given = (make_optimizer(narrow, {"lr": 0.1, **extra}) for extra in ({}, {"weight_decay": 0.01}))
+    decays = [group["weight_decay"] for group in left_out.param_groups]
+    assert decays == [group["weight_decay"] for group in given.param_groups]
+    assert min(decays) < max(decays) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("schedule", "cosine"), ("warmup_epochs", 2), ("independent_weight_decay", True)]
+)
+def test_what_the_loop_does_not_follow_is_refused(key: str, value: Any) -> None:
+    model = make_surrogate(mlp, {}, 1.0)
+    with pytest.raises(ValueError, match=rf"config has {key}={value!r}, which this plain training loop does not"):
+        train(model, {"lr": 0.1, key: value}, [(X, Y)], objective)
+    make_plain_optimizer(
+        model, {"lr": 0.1, "schedule": "constant", "warmup_epochs": 0.0, "independent_weight_decay": False}
+    )
+
+
+def test_gradients_are_clipped() -> None:
+    model = make_surrogate(mlp, {}, 1.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    train(model, {"optimizer": "sgd", "lr": 1.0, "grad_clip": 1e-3}, [(X, Y)], objective)
+    moved = torch.cat([(p - old).flatten() for p, old in zip(model.parameters(), before)])
+    assert moved.norm().item() == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_evaluate_is_the_mean_over_batches_in_evaluation_mode() -> None:

@@ -4,11 +4,13 @@ import copy
 import pickle
 
 import pytest
+import torch
+from torch import nn
 
-from surrogate import make_surrogate
+from surrogate import make_surrogate, shrink
 from surrogate.multipliers import width_plan
 from surrogate.widths import ParamWidth, compare_shapes
-from tests.surrogate.models import mlp
+from tests.surrogate.models import ZOO, Config, mlp, transformer
 
 
 def test_a_dimension_that_differs_is_a_width() -> None:
@@ -31,3 +33,52 @@ def test_the_plan_is_plain_values() -> None:
 def test_another_number_of_dimensions() -> None:
     with pytest.raises(ValueError, match="'w' has 2 dimensions in the target and 1 in the surrogate"):
         compare_shapes({"w": (8, 8)}, {"w": (4,)})
+
+
+def bottleneck(config: Config, width_ratio: float) -> nn.Module:
+    width = int(64 * width_ratio)
+    return nn.Sequential(nn.Linear(8, width), nn.Linear(width, width // 8), nn.Linear(width // 8, 3))
+
+
+def test_a_width_of_one_unit_is_refused() -> None:
+    told = r"'1.weight' is \(1, 8\) in the surrogate and \(8, 64\) .* 8 falls to one unit, .* \(a width ratio of 0.25 "
+    with pytest.raises(ValueError, match=told):
+        make_surrogate(bottleneck, {}, 1 / 8)
+    with pytest.raises(ValueError, match=r"1.weight.* falls to one unit"):
+        shrink(bottleneck({}, 1.0), 1 / 8, torch.zeros(2, 8))
+    make_surrogate(bottleneck, {}, 1 / 4)
+
+
+def grouped(config: Config, width_ratio: float) -> nn.Module:
+    """Of a fixed number of groups, and a norm of as many groups as there are channels to eight."""
+    width = int(64 * width_ratio)
+    return nn.Sequential(nn.Conv2d(3, width, 1), nn.Conv2d(width, width, 3, groups=8), nn.GroupNorm(width // 8, width))
+
+
+def test_groups_may_be_few_but_no_group_one_channel_wide() -> None:
+    narrow = make_surrogate(grouped, {}, 1 / 4)
+    assert narrow.get_parameter("1.weight").shape == (16, 2, 3, 3)
+    with pytest.raises(ValueError, match=r"'1.weight' is \(8, 1, 3, 3\)"):
+        make_surrogate(grouped, {}, 1 / 8)
+
+
+class HeadScales(nn.Module):
+    """An attention layer with a scale for each head, as Swin has."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_heads = width // 16
+        self.scale = nn.Parameter(torch.ones(self.num_heads, 1, 1))
+        self.bias = nn.Embedding(5, self.num_heads)
+        self.out = nn.Linear(width, width)
+
+
+def test_one_head_of_the_same_size_is_no_single_unit() -> None:
+    narrow = make_surrogate(lambda config, ratio: HeadScales(int(64 * ratio)), {}, 1 / 4)
+    assert narrow.get_parameter("scale").shape == (1, 1, 1)
+    assert width_plan(make_surrogate(transformer, {}, 1 / 8)).attention == {}
+
+
+def test_a_depthwise_convolution_has_no_width_to_lose() -> None:
+    model_fn, config, _ = ZOO["cnn"]
+    assert make_surrogate(model_fn, config, 1 / 4).get_parameter("3.weight").shape == (16, 1, 3, 3)
