@@ -283,9 +283,7 @@ class _Sweep:
         # Whom an earlier decision over fewer trials let go on, this one may not.
         entered, below = self._ladder.entered(stop), self._below(stop)
         takes_part = [n for n in members if n in entered or below is None or n not in self._chosen[below]]
-        there = self._scores(stop, takes_part)
-        self._ladder.reach(stop, there)
-        self._ladder.wait_again(stop, [n for n in takes_part if n not in there])
+        self._ladder.reach(stop, self._scores(stop, takes_part))
 
     def _scores(self, stop: int, numbers: Iterable[int]) -> dict[int, float]:
         """Scores at a milestone, of those that are through with it: the time budget may have ended others before."""

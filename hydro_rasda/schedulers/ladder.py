@@ -95,12 +95,6 @@ class Ladder:
         self.begin(stop, scores)
         self._at(stop).scores |= scores
 
-    def wait_again(self, stop: int, trials: Iterable[int]) -> None:
-        """Trials were interrupted on their way to a milestone."""
-        trials = list(trials)
-        self.begin(stop, trials)
-        self._at(stop).begun -= set(trials)
-
     def entered(self, stop: int) -> set[int]:
         """Trials that are on their way to a milestone, or there, or wait to be sent."""
         return set(self._at(stop).entered)

@@ -46,6 +46,7 @@ class Curves:
     def __init__(self, run: Run, devices: int = 1, last_first: bool = False, clock: Clock | None = None) -> None:
         self.run, self.devices, self.last_first, self.clock = run, devices, last_first, clock or Clock()
         self.speeds = [1.0] * devices
+        self.slow = False
         self.tasks: list[GroupTask] = []
         self.shares: list[float] = []
         self._under_way: dict[int, GroupTask] = {}
@@ -84,6 +85,7 @@ class Curves:
 
     def told(self, share: float, best: Sequence[int]) -> None:
         self.shares.append(share)
+        self.clock.now += 0.2 if self.tasks and self.slow else 0.0
         # No more lie there than a trial goes on from, and each is recorded.
         there = {p.name for p in (self.run.store.path / "checkpoints").iterdir()}
         needed = set(self.run.sources.values())
@@ -262,6 +264,32 @@ def test_with_more_time_a_sweep_goes_on_where_it_stood(run: Run, clock: Clock, b
         assert (before, run.store.swept) == (11, 8 + 3 * 2 + 6)
 
 
+def test_a_budget_that_was_spent_between_two_groups_stays_spent(run: Run, clock: Clock) -> None:
+    timed = again(run, time_budget_s=2 * 5.9)
+    devices = Curves(timed, clock=clock)
+    devices.slow = True
+    sweep(timed, Given([configs(FINALS)]), devices)
+    assert len(devices.tasks) == 5  # the last was recorded at 5.8 s
+    same = again(run, time_budget_s=2 * 5.9)
+    idle = Curves(same, clock=clock)
+    sweep(same, Given([configs(FINALS)]), idle)
+    assert not idle.tasks
+
+
+def test_whom_fewer_samples_let_go_on_more_may_not(run: Run) -> None:
+    worst_first = [float(27 - n) for n in range(27)]
+    few = again(run, num_samples=9)
+    assert sweep(few, Given([configs(worst_first[:9])]), Curves(few)) == [8]
+    more = again(run)
+    assert sweep(more, Given([configs(worst_first)]), Curves(more)) == [26]
+    decided = [key.rpartition("-")[0] for key in run.store.units() if "/kept" in key]
+    assert decided == [f"surrogate/to-{stop}/kept/of-{n}" for n, stop in ((9, 1), (3, 3), (27, 1), (9, 3), (3, 9))]
+    lines = [
+        (line["trial"], line["epoch"]) for unit in run.store.units().values() for line in unit.lines if "epoch" in line
+    ]
+    assert len(lines) == len(set(lines))
+
+
 @pytest.mark.parametrize("begin_with", [1, 9, 18])
 def test_a_run_that_is_given_more_samples_ends_as_one_that_had_them_at_first(run: Run, begin_with: int) -> None:
     few = again(run, num_samples=begin_with)
@@ -273,6 +301,10 @@ def test_a_run_that_is_given_more_samples_ends_as_one_that_had_them_at_first(run
     for place, number in enumerate(BEST_FIRST):
         reached = next(stop for left, stop in ((3, 9), (9, 3), (27, 1)) if place < left)
         assert epochs(more)[number] == list(range(1, max(reached, trained.get(number, 0)) + 1))
+    lines = [
+        (line["trial"], line["epoch"]) for unit in run.store.units().values() for line in unit.lines if "epoch" in line
+    ]
+    assert len(lines) == len(set(lines))
     from_their_start = [n for task in devices.tasks if task.span.start == 0 for n in task.members if n in trained]
     assert len(from_their_start) == len(set(from_their_start))
     assert all(trained[n] < epochs(more)[n][-1] for n in from_their_start)  # halved away then, in the race now
