@@ -17,6 +17,7 @@ from hydro_rasda.backends.cluster import read_journal
 from hydro_rasda.backends.full_size import train_full_size
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.backends.ray_targets import FullSize
+from hydro_rasda.backends.simulator import read_past_run
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
@@ -154,3 +155,6 @@ def test_what_one_backend_finished_the_other_returns(
     assert second.cost.target_epochs == first.cost.target_epochs
     assert weights(second).keys() == weights(first).keys()
     assert all(torch.equal(weights(second)[name], value) for name, value in weights(first).items())
+    past = read_past_run(tmp_path / "run")
+    assert past.workload.trials == sum(record.surrogate_epochs > 0 for record in first.trials)
+    assert past.epoch_seconds is not None
