@@ -195,7 +195,7 @@ def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(tmp_path), "run", "2"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     reached = []
-    for point in ("surrogate/to-1/group", "surrogate/to-2/group", "target/trial"):
+    for point in ("surrogate/to-1/from-0/group", "surrogate/to-2/from-", "target/trial"):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ) as run:
             while not any(key.startswith(point) for key in units(tmp_path / "run")):
                 assert run.poll() is None, run.stdout and run.stdout.read()
