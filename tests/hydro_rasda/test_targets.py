@@ -222,3 +222,11 @@ def test_what_pbt_changed_on_ray_is_what_a_model_was_trained_with(open_race: Cal
     record_epochs(run, 1, line, {"model": {}}, origin=0, mutable={"lr": 0.4})
     settle_configs(run)
     assert [run.trials[n].config for n in (0, 1)] == [{"lr": 0.3, "depth": 1}, {"lr": 0.4, "depth": 0}]
+
+
+def test_a_metric_counts_for_nothing_where_the_loss_was_not_finite(open_race: Callable[..., Run]) -> None:
+    run = open_race(1)
+    line = {"event": "metrics", "stage": "target", "trial": 0, "epoch": 1, "train_loss": math.nan, "val_loss": 0.1}
+    record_epochs(run, 0, [line], {"model": {}})
+    assert math.isnan(run.score_at("target", 0, 1))
+    assert math.isnan(run.score("target", 0))
