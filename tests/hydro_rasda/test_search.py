@@ -227,8 +227,6 @@ def test_tune_with_a_searcher(quick: Quick) -> None:
     assert (resumed.best_config, resumed.best_metric) == (first.best_config, first.best_metric)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_process")
 def test_a_searcher_stays_as_it_was(quick: Quick) -> None:
     searcher = OptunaSearch(seed=0)
     before = repr(vars(searcher))
@@ -236,6 +234,8 @@ def test_a_searcher_stays_as_it_was(quick: Quick) -> None:
     assert repr(vars(searcher)) == before
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_an_interrupted_run_with_a_seeded_searcher_ends_as_an_unbroken_one(quick: Quick) -> None:
     calls: list[bool] = []
     impatient = counted(calls, interrupted_at=60)
