@@ -66,6 +66,7 @@ class Problem:
         example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
             a dict of keyword arguments. A model that takes no width is narrowed by following it through the model.
         keep: Of a full-size training, whether the last epoch's weights count or the best epoch's.
+        copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
     """
 
     model_fn: Callable[..., nn.Module]
@@ -79,6 +80,7 @@ class Problem:
     seed: int
     device: torch.device
     example_input: Any = None
+    copied: bool = False
     keep: Keep = "last"
 
     @property
@@ -130,10 +132,12 @@ class Problem:
         """A copy of the configuration is the model function's own: what it changes there, nobody sees."""
         own = copy.deepcopy(dict(config))
         if not takes_width_ratio(self.model_fn):
-            return self.model_fn(own)
-        if "width_ratio" in inspect.signature(self.model_fn).parameters:
-            return self.model_fn(own, width_ratio=width_ratio)
-        return self.model_fn(own, width_ratio)
+            model = self.model_fn(own)
+        elif "width_ratio" in inspect.signature(self.model_fn).parameters:
+            model = self.model_fn(own, width_ratio=width_ratio)
+        else:
+            model = self.model_fn(own, width_ratio)
+        return copy.deepcopy(model) if self.copied else model
 
 
 def takes_width_ratio(model_fn: Callable[..., nn.Module]) -> bool:
@@ -162,11 +166,14 @@ class DryRun:
             few examples; None where it never called the model itself.
         pretrained: Whether initial weights are the same whatever the seed. A narrow surrogate would have a random part
             of what was learnt, so none was tried; at a width ratio of 1 nobody asks, and it is False.
+        shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
+            that it keeps, which training one trial would change for all others.
     """
 
     parameters: dict[str, str]
     example_input: Any
     pretrained: bool = False
+    shared: bool = False
 
 
 PRETRAINED_SHARE = 0.1
@@ -217,7 +224,11 @@ def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
 
 def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
-    pretrained = problem.width_ratio < 1 and _is_pretrained(problem, trial, target)
+    other = replace(problem, seed=problem.seed + 1).target(trial)
+    pretrained = problem.width_ratio < 1 and _is_pretrained(target, other)
+    if shared := not _addresses(target).isdisjoint(_addresses(other)):
+        problem, target = replace(problem, copied=True), copy.deepcopy(target)
+    del other
     calls: list[Any] = []
     handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     train = next(problem.train_data.epoch(trial.batch_size, 0))
@@ -231,12 +242,18 @@ def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if isinstance(leaf, Tensor) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
-    return DryRun(parameters, example, pretrained)
+    return DryRun(parameters, example, pretrained, shared)
 
 
-def _is_pretrained(problem: Problem, trial: Trial, target: nn.Module) -> bool:
+def _addresses(model: nn.Module) -> set[int]:
+    """Where its tensors lie in memory."""
+    tensors = (*model.parameters(), *model.buffers())
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
+
+
+def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
     """Whether another seed gives the same weights, constants and identities (of at most two values) aside."""
-    other = dict(replace(problem, seed=problem.seed + 1).target(trial).named_parameters())
+    other = dict(from_another_seed.named_parameters())
     same = total = 0
     for name, parameter in target.named_parameters():
         values = parameter.detach()

@@ -186,7 +186,9 @@ def tune(
             warnings.warn(_PRETRAINED.format(surrogate), stacklevel=2)
             settings = replace(settings, surrogate=1)
         _warn_of_doubtful(space, settings.surrogate)
-        problem = replace(problem, example_input=checked.example_input, width_ratio=settings.surrogate)
+        problem = replace(
+            problem, example_input=checked.example_input, width_ratio=settings.surrogate, copied=checked.shared
+        )
         warmup = longest_warmup(space, (trial.config for trial in candidates.trials))
         _warn_of_endless(warmup, max_t)
         # What a call of the functions changes, such as a counter, is not what they are.

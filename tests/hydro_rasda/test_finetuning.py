@@ -156,6 +156,24 @@ def test_nobody_asks_at_full_width() -> None:
     assert len(built) <= before
 
 
+def test_a_backbone_that_model_fn_keeps_is_not_trained_by_one_trial_for_the_next(quick: Quick) -> None:
+    kept = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU())
+    before = copy.deepcopy(kept.state_dict())
+
+    def wraps(config: Config) -> nn.Module:
+        return nn.Sequential(kept, nn.Linear(32, 10))
+
+    def copies(config: Config) -> nn.Module:
+        return nn.Sequential(copy.deepcopy(kept), nn.Linear(32, 10))
+
+    arguments: dict[str, Any] = {"space": {"lr": loguniform(1e-2, 1.0)}, "num_samples": 4, "surrogate": 1, "fusion": 1}
+    with_kept, with_copies = (quick(model_fn=f, name=f.__name__, **arguments) for f in (wraps, copies))
+    with_kept.best_model()
+    assert all(torch.equal(value, before[name]) for name, value in kept.state_dict().items())
+    assert all(parameter.grad is None for parameter in kept.parameters())
+    assert [t.history for t in with_kept.trials] == [t.history for t in with_copies.trials]
+
+
 def test_a_surrogate_of_one_unit_is_refused_before_any_work(quick: Quick, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'0.weight' is \(1, 64\) in the surrogate .* falls to one unit"):
         quick(surrogate=1 / 32)
