@@ -32,6 +32,7 @@ from .data import Batch
 from .forks import Died, each
 from .fused import multipliers
 from .grouping import Widths
+from .identity import content, digest
 from .problem import Problem, Trial, outline
 from .store import write_atomically
 
@@ -68,11 +69,13 @@ def planned_widths(problem: Problem, kinds: Mapping[str, Sequence[Trial]], cores
     """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     keys = dict[str, str]()
+    functions = digest(content((problem.model_fn, problem.objective)))
     for kind, trials in kinds.items():
         part = trials[: -(-len(trials) // cores)]
         batch = next(problem.train_data.epoch(part[0].batch_size, 0))
         where = f"{machine(problem.device)} of {cores}"
-        keys[kind] = "/".join([kind, outline(batch), where, _updates(part), f"{len(part)} trials", _code()])
+        own = [kind, functions, outline(batch), _updates(part), f"{len(part)} trials"]
+        keys[kind] = "/".join([*own, where, _code()])
         found[kind] = recall(keys[kind]) if len(part) > 1 else None
         if len(part) > 1 and found[kind] is None:
             work[kind] = partial(_measure, problem, part, batch, cores)

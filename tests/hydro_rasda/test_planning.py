@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -273,6 +274,19 @@ def test_an_objective_with_a_branch_on_data(quick: Callable[..., TuneResult]) ->
     with pytest.warns(FusionWarning, match="one after another"):
         result = quick(objective=objective, **ONE_KIND)
     assert all(math.isfinite(trial.surrogate_metric) for trial in result.trials)
+
+
+def test_what_one_objective_measured_is_not_anothers(problem: Problem) -> None:
+    def halting(model: nn.Module, batch: Pair) -> dict[str, Tensor]:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return {"loss": loss * 2 if loss > 1 else loss}
+
+    kinds = {"one": [Trial(number, {"lr": 0.1}) for number in range(4)]}
+    with pytest.warns(FusionWarning, match="one after another"):
+        assert planned_widths(replace(problem, objective=halting), kinds)["one"].most == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(planned_widths(problem, kinds)["one"].throughput) > 1
 
 
 class SequenceFirst(nn.Module):
