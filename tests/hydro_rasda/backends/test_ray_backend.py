@@ -53,6 +53,22 @@ def test_one_device_gives_the_answer_of_the_local_backend(quick: Quick) -> None:
     assert torch.equal(there.best_model()(x), local.best_model()(x))
 
 
+@pytest.mark.slow
+def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> None:
+    """A cluster is a backend like another: it takes over where the run stands, and so does this machine after it."""
+    settings = {"space": SPACE | {"batch_size": 32}, "max_t": 2, "top_k": 1, "fusion": 1}
+    hasty = quick(time_budget_s=1e-3, num_samples=3, **settings)
+    there = quick(num_samples=3, backend="ray", **settings)
+    assert [record.surrogate_epochs > 0 for record in there.trials] == [True] * 3
+    assert [line for a, b in zip(hasty.trials, there.trials) for line in a.history if line not in b.history] == []
+    grown = quick(num_samples=5, backend="ray", **settings)
+    whole = quick(num_samples=5, name="whole", **settings)
+    assert (grown.best_config, grown.best_metric) == (whole.best_config, whole.best_metric)
+    again = quick(num_samples=5, **settings)
+    assert (again.best_metric, again.cost.target_epochs) == (grown.best_metric, grown.cost.target_epochs)
+    assert not ray.is_initialized()
+
+
 def test_no_cluster_at_the_address(quick: Quick) -> None:
     with pytest.raises(ConnectionError, match=r"`address` is '127\.0\.0\.1:1', but no Ray cluster answers there"):
         quick(backend="ray", address="127.0.0.1:1")
@@ -252,19 +268,3 @@ def test_a_device_is_what_was_asked_for_or_what_the_nodes_have() -> None:
     assert worker_resources(nodes, {"CPU": 2}) == {"CPU": 2}
     assert worker_resources([*nodes, {"CPU": 8.0, "GPU": 4.0}], None) == {"CPU": 1, "GPU": 1}
     assert worker_resources([{"CPU": 0.0}, {"CPU": 4.0}], None) == {"CPU": 4}
-
-
-@pytest.mark.slow
-def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> None:
-    """A cluster is a backend like another: it takes over where the run stands, and so does this machine after it."""
-    settings = {"space": SPACE | {"batch_size": 32}, "max_t": 2, "top_k": 1, "fusion": 1}
-    hasty = quick(time_budget_s=1e-3, num_samples=3, **settings)
-    there = quick(num_samples=3, backend="ray", **settings)
-    assert [record.surrogate_epochs > 0 for record in there.trials] == [True] * 3
-    assert [line for a, b in zip(hasty.trials, there.trials) for line in a.history if line not in b.history] == []
-    grown = quick(num_samples=5, backend="ray", **settings)
-    whole = quick(num_samples=5, name="whole", **settings)
-    assert (grown.best_config, grown.best_metric) == (whole.best_config, whole.best_metric)
-    again = quick(num_samples=5, **settings)
-    assert (again.best_metric, again.cost.target_epochs) == (grown.best_metric, grown.cost.target_epochs)
-    assert not ray.is_initialized()
