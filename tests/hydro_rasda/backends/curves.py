@@ -58,7 +58,12 @@ class Counter(tune.Trainable):  # type: ignore[misc]
 
 
 class Raises(Counter):
-    """Cannot be made another trial's."""
+    """Cannot be made another trial's. Its first step ends once there are others to be made, see :class:`AllThere`."""
+
+    def step(self) -> dict[str, float]:
+        while not Path(self.config["others"]).exists():
+            time.sleep(0.01)
+        return super().step()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         raise RuntimeError("not today")
@@ -86,6 +91,17 @@ class Late(Searcher):  # type: ignore[misc]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         pass
+
+
+class AllThere(tune.Callback):  # type: ignore[misc]
+    """Makes a file once there are so many trials, those that wait for workers among them."""
+
+    def __init__(self, trials: int, file: Path) -> None:
+        self._trials, self._file = trials, file
+
+    def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
+        if len(trials) >= self._trials:
+            self._file.touch()
 
 
 class Watch(tune.Callback):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
 from hydro_rasda.backends.cluster import RASDAScheduler, read_journal
-from tests.hydro_rasda.backends.curves import Counter, Late, Raises, Unresettable, Watch, curve, lingering
+from tests.hydro_rasda.backends.curves import AllThere, Counter, Late, Raises, Unresettable, Watch, curve, lingering
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def run(
     scheduler: RASDAScheduler,
     space: dict,
     trainable: Any = curve,
-    watch: Watch | None = None,
+    watch: tune.Callback | None = None,
     checkpoints: tune.CheckpointConfig | None = None,
     **config: Any,
 ) -> ResultGrid:
@@ -215,9 +215,11 @@ def test_an_actor_that_cannot_be_reused_keeps_nobody_waiting(
     One whose reset raises has failed by its own code, one whose actor was merely not free in time has not.
     """
     never = tune.CheckpointConfig(checkpoint_at_end=False)
-    space = {"x": 0.0, "i": tune.grid_search([0, 1, 2])}
+    others = tmp_path / "others"
+    space = {"x": 0.0, "i": tune.grid_search([0, 1, 2]), "others": str(others)}
     with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
-        results = run(tmp_path, RASDAScheduler(max_t=2, workers=4), space, trainable, checkpoints=never)
+        scheduler = RASDAScheduler(max_t=2, workers=4)
+        results = run(tmp_path, scheduler, space, trainable, AllThere(3, others), checkpoints=never)
     assert results.num_errors == lost
     ended = [r.metrics["training_iteration"] for r in results if r.metrics is not None and not r.error]
     assert ended == [2] * (3 - lost)
