@@ -47,17 +47,16 @@ def with_adapters(base: nn.Module) -> Callable[[Config], nn.Module]:
 
 
 def tuned(quick: Quick, model_fn: Callable[..., nn.Module], **arguments: Any) -> TuneResult:
-    return quick(
-        model_fn=model_fn,
-        space={"lr": loguniform(1e-3, 1e-1), "batch_size": 8},
-        train_data=(TOKENS, TOKENS),
-        val_data=(TOKENS[:8], TOKENS[:8]),
-        objective=next_token,
-        num_samples=3,
-        max_t=2,
-        surrogate=1 / 8,
-        **arguments,
-    )
+    defaults: dict[str, Any] = {
+        "space": {"lr": loguniform(1e-3, 1e-1), "batch_size": 8},
+        "train_data": (TOKENS, TOKENS),
+        "val_data": (TOKENS[:8], TOKENS[:8]),
+        "objective": next_token,
+        "num_samples": 3,
+        "max_t": 2,
+        "surrogate": 1 / 8,
+    }
+    return quick(model_fn=model_fn, **{**defaults, **arguments})
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
@@ -74,17 +73,7 @@ def test_all_weights_of_a_trained_model(quick: Quick, base: nn.Module, one_proce
     """The run is one at full width, however its surrogate was asked for."""
     with pytest.warns(UserWarning, match="same from every seed"):
         first = tuned(quick, lambda config: copy.deepcopy(base))
-    again = quick(
-        model_fn=lambda config: copy.deepcopy(base),
-        space={"lr": loguniform(1e-3, 1e-1), "batch_size": 8},
-        train_data=(TOKENS, TOKENS),
-        val_data=(TOKENS[:8], TOKENS[:8]),
-        objective=next_token,
-        num_samples=3,
-        max_t=2,
-        surrogate=1,
-        name="full width",
-    )
+    again = tuned(quick, lambda config: copy.deepcopy(base), surrogate=1, name="full width")
     assert again.best_metric == pytest.approx(first.best_metric)
 
 
