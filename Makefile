@@ -7,11 +7,14 @@ BIN := .venv/bin
 demo: .venv/.demo
 	$(BIN)/python examples/digits.py
 
+# Two processes: what most machines have cores for, and tests use processes of their own.
+pytest = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --durations 10
+
 test: .venv/.test
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	$(pytest)
 
 fast: .venv/.test
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow"
+	$(pytest) -m "not slow"
 
 bench: .venv/.test
 	$(BIN)/python -m benchmarks.bench

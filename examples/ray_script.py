@@ -1,6 +1,6 @@
-"""RASDA in a Ray Tune script of your own: the scheduler and elastic trials, without ``tune()``.
+"""RASDA in a Ray Tune script of your own: the scheduler and elastic trials, without `tune()`.
 
-Run it as it is (8 logical CPUs are enough), or on a cluster with ``--address auto`` after ``slurm/submit.sh``.
+Run it as it is (8 logical CPUs are enough), or on a cluster with `--address auto` after `slurm/submit.sh`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from ray.tune.search import BasicVariantGenerator
 from sklearn.datasets import load_digits
 from torch import nn
 
-from hydro_rasda.backends.cluster import RASDAScheduler, Worker, elastic, read_journal
+from hydro_rasda import RASDAScheduler, Worker, elastic, read_journal
 
 EPOCHS, BATCH = 8, 32
 

@@ -1,18 +1,16 @@
 """Many models as one: K modules of one shape, one forward, one backward, one optimizer step."""
 
 from fusion.assemble import fuse
-from fusion.backoff import OutOfMemoryGuard
 from fusion.clip import clip_grad_norm_
 from fusion.compare import FusionMismatch
 from fusion.dry_run import FusionWarning, Obstacle, dry_run
+from fusion.guard import OutOfMemoryGuard
 from fusion.lora import pad_lora, trim_lora
-from fusion.memory import keep_freed_memory
 from fusion.model import FusedModel
 from fusion.optim import OPTIMIZERS, FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
-from fusion.plan import FusionPlan
-from fusion.probe import plan_fusion
 from fusion.schedules import SCHEDULES, lr_factor
 from fusion.structure import fusion_key
+from fusion.width import FusionPlan, keep_freed_memory, plan_fusion
 
 __all__ = [
     "OPTIMIZERS",

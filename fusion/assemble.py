@@ -1,14 +1,16 @@
 """From K modules to a `FusedModel`."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fusion.checks import require
 from fusion.model import FusedModel, Shell
-from fusion.structure import FusionKey, check_same, fusion_key
+from fusion.structure import FusionKey, check_same, describe, fusion_key
 from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skeleton
-from fusion.walk import describe
 
 
 def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedModel:
@@ -17,23 +19,23 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
     Args:
         modules: K >= 1 modules with equal `fusion_key`, in one mode and on one device. They are copied, and stay as
             they are.
-        one_by_one: evaluate the members in a loop; see `FusedModel`.
+        one_by_one: Evaluate the members in a loop; see `FusedModel`.
 
     Returns:
         A `FusedModel` whose parameters and buffers are those of the modules, stacked as [K, ...]. Frozen parameters
         that are equal in all members, and constants that are (non-persistent buffers), are held once, without K.
 
     Raises:
-        TypeError: if something else than modules is given.
-        ValueError: if there are no modules, or if they differ in more than the values of tensors and floats.
+        ValueError: where something else than modules is given, or none, or where they differ in more than the values of
+            tensors and floats.
 
     >>> fused = fuse([nn.Linear(2, 3) for _ in range(4)])
     >>> fused.stacked["weight"].shape, fused(torch.ones(5, 2)).shape
     (torch.Size([4, 3, 2]), torch.Size([4, 5, 3]))
     """
     modules = list(modules)
-    key = _check_modules(modules)
-    states = [named_tensors(module) for module in modules]
+    states = _states(modules)
+    key = _check_same(modules, states)
     own, common = TensorTree(), TensorTree()
     constants = non_persistent(modules[0])
     for name, first in states[0].items():
@@ -44,11 +46,12 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
         else:
             stacked = torch.stack([tensor.detach() for tensor in tensors])
             own.put(name, like(first, stacked), persistent=name not in constants)
-    return FusedModel([_take_apart(module) for module in modules], own, common, key, one_by_one=one_by_one)
+    members = [_take_apart(module, state) for module, state in zip(modules, states)]
+    return FusedModel(members, own, common, key, one_by_one=one_by_one)
 
 
-def _take_apart(module: nn.Module) -> Shell:
-    marks = {name: dict(vars(tensor)) for name, tensor in named_tensors(module).items() if vars(tensor)}
+def _take_apart(module: nn.Module, state: Mapping[str, Tensor]) -> Shell:
+    marks = {name: dict(vars(tensor)) for name, tensor in state.items() if vars(tensor)}
     hollow = skeleton(module)
     return Shell(hollow, marks, describe(hollow).floats)
 
@@ -58,22 +61,28 @@ def _all_equal(tensors: Sequence[Tensor]) -> bool:
     return all(other is first or torch.equal(first, other) for other in tensors[1:])
 
 
-def _check_modules(modules: Sequence[nn.Module]) -> FusionKey:
-    """The key that all modules share; raises for what `fuse` refuses."""
+def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
+    """Each module's tensors by name; raises for what has none yet, or is no module."""
     if not modules:
-        raise ValueError("modules is empty, but a fused model has at least one member")
+        raise ValueError("`modules` is empty, but must have at least one")
+    states = []
     for k, module in enumerate(modules):
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"modules[{k}] is a {type(module).__name__}, but must be an nn.Module")
-        lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.UninitializedParameter)]
+        require(isinstance(module, nn.Module), f"modules[{k}]", module, "an nn.Module")
+        states.append(named_tensors(module))
+        lazy = [name for name, tensor in states[k].items() if isinstance(tensor, nn.UninitializedParameter)]
         if lazy:
-            raise ValueError(f"modules[{k}].{lazy[0]} is not initialized: run the module once first")
+            raise ValueError(f"`modules[{k}].{lazy[0]}` is not initialized: run the module once first")
+    return states
+
+
+def _check_same(modules: Sequence[nn.Module], states: Iterable[Mapping[str, Tensor]]) -> FusionKey:
+    """The key that all modules share; raises where they differ, in structure, device or mode."""
     key = check_same((fusion_key(module) for module in modules), "modules")
-    devices = {str(t.device) for module in modules for t in named_tensors(module).values()}
+    devices = {str(device) for device in {tensor.device for state in states for tensor in state.values()}}
     if len(devices) > 1:
-        raise ValueError(f"modules are on several devices ({', '.join(sorted(devices))}), but must be on one")
+        raise ValueError(f"`modules` are on several devices ({', '.join(sorted(devices))}), but must be on one")
     modes = [[child.training for child in module.modules()] for module in modules]
     for k, mode in enumerate(modes):
         if mode != modes[0]:
-            raise ValueError(f"modules[{k}] is not in the mode (train or eval) of modules[0] in all parts")
+            raise ValueError(f"`modules[{k}]` is not in the mode (train or eval) of `modules[0]` in all parts")
     return key

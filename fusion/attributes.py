@@ -3,6 +3,8 @@
 One module computes for all members, so what it changes holds for all; the others catch up when they are looked at.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from torch import nn
@@ -36,8 +38,8 @@ def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]]) -> N
     """Give `target` the plain attributes of `source`, a module of the same structure.
 
     Args:
-        source: the module that has run.
-        target: the module that catches up.
+        source: The module that has run.
+        target: The module that catches up.
         own: (id of a module in `source`, attribute) where each member has a value of its own.
     """
     for theirs, ours in zip(source.modules(), target.modules(), strict=True):

@@ -1,126 +1,63 @@
-"""Going on after an out-of-memory error: half as many members at once, from the state before the failed step."""
+"""Going on after an out-of-memory error with what takes less memory."""
 
 from __future__ import annotations
 
-import copy
 import gc
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from fusion.memory import is_out_of_memory
-from fusion.model import FusedModel
-from fusion.optim import FusedOptimizer
-
-Step = Callable[[FusedModel, FusedOptimizer], Any]
+Work = TypeVar("Work")
+Result = TypeVar("Result")
 
 
-class Group(NamedTuple):
-    """Members that train as one, and their optimizer."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that a device, or the CPU, has no memory left."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    signs = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
-    fused: FusedModel
-    optimizer: FusedOptimizer
 
+def back_off(
+    do: Callable[[Work], Result],
+    work: Work,
+    can_be_smaller: Callable[[Work], bool],
+    smaller: Callable[[Work], Sequence[Work]],
+) -> list[Result]:
+    """Do a piece of work; where memory runs out, do smaller pieces in its place, one after the other.
 
-class OutOfMemoryGuard:
-    """Runs training steps of a group of members; when memory runs out, halves the group and repeats the step.
-
-    A step may change parameters, buffers, optimizer state and random number generators; all are put back before
-    it is repeated, so every member takes each step once. Before the first step of a group all of this is copied;
-    later steps copy buffers only, since an update allocates nothing that the first one did not.
+    A smaller piece for which memory runs out again gives way to still smaller ones. All that the failed attempt
+    allocated is free before the next begins, provided that `do` keeps nothing of it.
 
     Args:
-        fused: K members. The guard takes them over: after a split they are in `groups`.
-        optimizer: theirs.
+        do: Does a piece of work, and returns its result.
+        work: The piece to begin with.
+        can_be_smaller: Asked after an out-of-memory error, before it is dropped: whether there are smaller pieces.
+        smaller: The pieces that together take the place of one.
 
-    Attributes:
-        groups: the members, in their order, in groups that fit.
+    Returns:
+        The results of the pieces that were done, in their order.
+
+    Raises:
+        Exception: whatever `do` raises besides an out-of-memory error; that error itself where a piece cannot be made
+            smaller.
+
+    >>> def add_up_two_at_most(numbers):
+    ...     if len(numbers) > 2:
+    ...         raise MemoryError
+    ...     return sum(numbers)
+    >>> back_off(add_up_two_at_most, [1, 2, 3, 4, 5], lambda n: len(n) > 1, lambda n: [n[:2], n[2:]])
+    [3, 7, 5]
     """
-
-    def __init__(self, fused: FusedModel, optimizer: FusedOptimizer) -> None:
-        self.groups = [Group(fused, optimizer)]
-        self._proven: set[int] = set()
-
-    def step(self, step: Step) -> list[Any]:
-        """Call `step(fused, optimizer)` for each group: forward, backward, update, on one batch.
-
-        Returns:
-            What `step` returned, for each of `groups`.
-
-        Raises:
-            RuntimeError: the out-of-memory error itself, if one member alone does not fit, or if memory ran out
-                within an update after the first.
-        """
-        results: list[Any] = []
-        at = 0
-        while at < len(self.groups):
-            group = self.groups[at]
-            before = _Snapshot(group, complete=id(group.fused) not in self._proven)
-            done, result = _attempt(step, group, before)
-            if done:
-                self._proven.add(id(group.fused))
-                results.append(result)
-                at += 1
-                continue
-            before.restore(group)
-            del before
-            self._proven.discard(id(group.fused))
-            self.groups[at : at + 1] = _halves(group)
-        return results
-
-
-class _Snapshot:
-    """What a step changes: the generators and buffers always, parameters and moments if `complete`."""
-
-    def __init__(self, group: Group, *, complete: bool) -> None:
-        fused, update = group
-        tensors = {**fused.stacked_buffers, **(fused.stacked if complete else {})}
-        self.tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        self.state = update.state_dict() if complete else None
-        self.steps = update.steps_PK.clone()
-        self.device = next(iter(fused.stacked.values())).device
-        self.streams = fused.streams.copy()
-        self.cpu_generator = torch.get_rng_state()
-        cuda = self.device.type == "cuda"
-        self.cuda_generator: Tensor | None = torch.cuda.get_rng_state(self.device) if cuda else None
-
-    def can_restore(self, group: Group) -> bool:
-        return self.state is not None or torch.equal(self.steps, group.optimizer.steps_PK.to(self.steps.device))
-
-    @torch.no_grad()
-    def restore(self, group: Group) -> None:
-        group.optimizer.zero_grad()
-        live = {**group.fused.stacked, **group.fused.stacked_buffers}
-        for name, tensor in self.tensors.items():
-            live[name].copy_(tensor)
-        if self.state is not None:
-            group.optimizer.load_state_dict(self.state)
-        group.fused.streams = self.streams
-        torch.set_rng_state(self.cpu_generator)
-        if self.cuda_generator is not None:
-            torch.cuda.set_rng_state(self.cuda_generator, self.device)
-
-
-def _attempt(step: Step, group: Group, before: _Snapshot) -> tuple[bool, Any]:
-    """(whether the step was done, its result). The error, and all that its frames hold, is gone on return."""
     try:
-        return True, step(*group)
+        return [do(work)]
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or group.fused.K == 1 or not before.can_restore(group):
+        if not is_out_of_memory(error) or not can_be_smaller(work):
             raise
-        return False, None
-
-
-def _halves(group: Group) -> list[Group]:
+    # Only here are the failed attempt's tensors gone: until then the error's traceback holds them.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    second = Group(*copy.deepcopy((group.fused, group.optimizer)))
-    middle = group.fused.K // 2
-    for (fused, update), kept in ((group, range(middle)), (second, range(middle, group.fused.K))):
-        chosen = list(kept)
-        fused.keep(chosen)
-        update.keep(chosen)
-    return [group, second]
+    return [result for part in smaller(work) for result in back_off(do, part, can_be_smaller, smaller)]

@@ -1,33 +1,34 @@
 """Gradient clipping that knows its members."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from fusion.checks import require
 from fusion.members import member_vector
 from fusion.model import FusedModel
 
 
 @torch.no_grad()
 def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tensor) -> Tensor:
-    """Scale each member's gradients down to a norm of its own, as `torch.nn.utils.clip_grad_norm_` does for
-    one.
+    """Scale each member's gradients down to a norm of its own, as `torch.nn.utils.clip_grad_norm_` does for one.
 
     Args:
-        fused: the model, after `backward`.
-        max_norm: the largest 2-norm over all of a member's gradients, one for all members or [K]; inf clips
+        fused: The model, after `backward`.
+        max_norm: The largest 2-norm over all of a member's gradients, one for all members or [K]; inf clips
             nothing.
 
     Returns:
         The norms before clipping, [K]. A member whose norm is infinite or NaN affects no other.
 
     Raises:
-        ValueError: if `max_norm` is negative or has another length than K.
+        ValueError: where `max_norm` is negative or has another length than K.
     """
     limit_K = member_vector("max_norm", max_norm, fused.K)
-    if not bool((limit_K >= 0).all()):
-        raise ValueError(f"max_norm is {limit_K.tolist()}, but must be >= 0")
+    require(bool((limit_K >= 0).all()), "max_norm", limit_K.tolist(), ">= 0")
     grads = [p.grad for p in fused.stacked.values() if p.grad is not None]
     if not grads:
         return torch.zeros(fused.K)

@@ -1,5 +1,7 @@
 """Whether members compute fused what each computes alone: values, gradients, buffers, attributes that change."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,13 +17,13 @@ from fusion.model import FusedModel, Objective
 from fusion.streams import preserved_generators, seed_generators
 from fusion.tensors import copied
 
-# So many members stand for all.
+# How many members are compared, for all of them.
 _MEMBERS = 3
-# What rounding does to one member, seen in a few tries, may be this much larger in another order of summation.
+# Fused, sums are added up in another order: rounding may do this many times what it does in a few tries alone.
 _TRIES, _FACTOR = 3, 30.0
 # Metrics that count, such as accuracy, jump where an example's two best classes are a rounding apart.
 _JUMPS = 2
-# A gradient that is zero but for rounding is compared with the largest: of 1 % of its size, if it is smaller.
+# A gradient that is zero but for rounding has no scale of its own: it is measured by 1 % of the largest gradient.
 _LEAST_SHARE = 0.01
 _TF32 = 2.0**-10
 
@@ -89,7 +91,7 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
     }
 
 
-def _alone(own: nn.Module, k: int, objective: Objective, batch: Any, seen: "_Precisions | None" = None) -> _Outcome:
+def _alone(own: nn.Module, k: int, objective: Objective, batch: Any, seen: _Precisions | None = None) -> _Outcome:
     with preserved_generators(), seen or nullcontext():
         seed_generators(k)
         result = objective(own, copied(batch))
@@ -100,7 +102,7 @@ def _alone(own: nn.Module, k: int, objective: Objective, batch: Any, seen: "_Pre
 
 
 def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any) -> list[_Outcome]:
-    """Member k by itself, with weights moved by a rounding of the coarsest precision that is seen on the way."""
+    """Member k alone, a few times, its weights changed by a rounding of the coarsest precision that it computes in."""
     seen = _Precisions()
     with preserved_generators():
         seed_generators(k)
@@ -172,7 +174,7 @@ def _differences(together: _Outcome, alone: _Outcome, eps: float, jump: float) -
 
 
 def _explained(name: str, together: _Outcome, alone: _Outcome, tries: Sequence[_Outcome]) -> bool:
-    """Whether a member moves as far by itself when its weights do in their last digits."""
+    """Whether the member alone changes as much when its weights change in their last digits."""
     if name in alone.attributes:
         return False
     ours, value = together.tensors()[name], alone.tensors()[name]
@@ -211,14 +213,14 @@ def _tolerance(value: Tensor, eps: float) -> float:
 
 
 def _coarseness(fused: FusedModel) -> float:
-    """Of the members' arithmetic, besides what their types say."""
+    """Relative rounding of arithmetic that is coarser than the tensors' types say (TF32 on CUDA); 0 elsewhere."""
     device = next(iter(fused.parameters()), torch.empty(0)).device
     fast = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     return _TF32 if device.type == "cuda" and fast else 0.0
 
 
 def _jump(batch: Any) -> float:
-    """What a few examples are of a mean over the batch."""
+    """How much a mean over the batch changes where a few of its examples count differently."""
     samples = next((leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 1)
     return _JUMPS / max(samples, 1)
 

@@ -1,5 +1,7 @@
 """Find out before training whether a model can be vmapped, and where it cannot."""
 
+from __future__ import annotations
+
 import linecache
 import traceback
 import warnings
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fusion.backoff import is_out_of_memory
 from fusion.compare import check_members, restored
 from fusion.model import FusedModel, Objective
 from fusion.streams import global_states
@@ -28,10 +31,10 @@ class Obstacle:
     """Why a model cannot be vmapped.
 
     Attributes:
-        module: path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none was.
+        module: Path and type of the innermost module that was running, e.g. "encoder.2 (Router)"; empty if none was.
         location: "file:line" there; empty if the error arose in the backward pass, or none did.
-        code: that line.
-        reason: torch's message.
+        code: That line.
+        reason: Torch's message.
     """
 
     module: str
@@ -57,10 +60,10 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
     the same results; and warns. A single member is never vmapped, so it passes: try again when others have joined it.
 
     Args:
-        fused: the model.
-        objective: what `fused.map` will be called with.
-        batch: any batch.
-        compare: whether to compare what a few members compute (losses and whatever else the objective returns,
+        fused: The model.
+        objective: What `fused.map` will be called with.
+        batch: Any batch.
+        compare: Whether to compare what a few members compute (losses and whatever else the objective returns,
             gradients, buffers) with what each computes by itself on its own module.
 
     Returns:
@@ -68,7 +71,7 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
 
     Raises:
         FusionMismatch: where members compute something else than they do alone: train them by themselves.
-        Exception: what a single member raises, if the objective fails for one member too.
+        Exception: what a single member raises, where the objective fails for one member too.
 
     Warns:
         FusionWarning: naming module and line, if the members have to be evaluated one by one.
@@ -109,9 +112,9 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception |
             trainable = [p for p in fused.stacked.values() if p.requires_grad]
             if losses:
                 torch.autograd.grad(losses, trainable, allow_unused=True)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             return error
     return None
 

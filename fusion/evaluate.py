@@ -4,6 +4,8 @@ They take `one(tensors, settings) -> (result, rebound)`: the function of one mem
 floats by path, which returns a result and the buffers that it replaced. They return the same with a leading K.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -57,13 +59,13 @@ def in_turn(
     """K calls, one after another.
 
     Args:
-        one: see above.
+        one: See above.
         parameters: [K, ...] each.
         buffers: [K, ...] each; they are copied, and all are among those replaced.
-        settings: the floats in which members differ.
-        streams: what each of them draws its random numbers from.
-        K: the number of members.
-        on_gradient: called with a parameter's name and a member in the backward pass, when the one gets a gradient
+        settings: The floats in which members differ.
+        streams: What each of them draws its random numbers from.
+        K: The number of members.
+        on_gradient: Called with a parameter's name and a member in the backward pass, when the one gets a gradient
             from the other.
     """
     # One backward node for all members: indexing would make a gradient of K members' size for each.
@@ -114,4 +116,4 @@ def _as_tensor(value: Any) -> Tensor:
         return value
     if isinstance(value, bool | int | float):
         return torch.tensor(value)
-    raise TypeError(f"the objective returns a {type(value).__name__}, but must return tensors or numbers")
+    raise ValueError(f"`objective` returns a {type(value).__name__}, but must return tensors or numbers")

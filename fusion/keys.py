@@ -1,10 +1,13 @@
-"""The keys of a configuration that training reads: what each may be, what it is where it is left out, who reads it and
-when."""
+"""The keys of a configuration that training reads: what each may be, its default, who reads it and when."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from fusion.checks import require
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "step", "exponential")
@@ -15,13 +18,13 @@ class Key:
     """One row of the table.
 
     Attributes:
-        kind: type of its values.
-        holds: whether a plain Python value is allowed.
-        rule: the same in words.
-        reader: who reads it.
-        default: where it is left out; None for `lr`, which cannot be.
-        under: another key on whose value it depends; None for a key that is always read.
-        defaults: by that key's values, those under which this one is read.
+        kind: Type of its values.
+        holds: Whether a plain Python value is allowed.
+        rule: The same in words.
+        reader: Who reads it.
+        default: Its value where it is left out; None for `lr`, which cannot be.
+        under: Another key on whose value it depends; None for a key that is always read.
+        defaults: Its value where it is left out, for each value of that other key under which it is read.
     """
 
     kind: type
@@ -124,8 +127,7 @@ def read(config: Mapping[str, Any], name: str) -> Any:
     if name not in config:
         return default(name, config)
     key, value = KEYS[name], _plain(config[name])
-    if not key.holds(value):
-        raise ValueError(f"{name} is {value!r}, but must be {key.rule}")
+    require(key.holds(value), name, value, key.rule)
     return value if value is None else key.kind(value)
 
 
@@ -140,9 +142,8 @@ def check(config: Mapping[str, Any]) -> None:
             read(config, name)
     if is_read("nesterov", config) and read(config, "nesterov"):
         momentum, dampening = read(config, "momentum"), read(config, "dampening")
-        if not (momentum > 0 and dampening == 0):
-            given = f"they are {momentum} and {dampening}"
-            raise ValueError(f"nesterov needs momentum > 0 and dampening 0, but {given}")
+        rule = f"False unless `momentum` is > 0 and `dampening` 0: they are {momentum} and {dampening}"
+        require(momentum > 0 and dampening == 0, "nesterov", True, rule)
 
 
 def _plain(value: Any) -> Any:

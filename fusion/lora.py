@@ -5,6 +5,8 @@ A's row gets no gradient, and with A's row zero B's column gets none. Padding wi
 every optimizer here, and the padded part adds nothing to gradient norms or weight decay.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator, Sequence
 
@@ -20,19 +22,20 @@ def pad_lora(modules: Sequence[nn.Module]) -> list[nn.Module]:
     originals, and `fuse` holds those that are equal once.
 
     Args:
-        modules: models of one architecture, adapted in the same places.
+        modules: Models of one architecture, adapted in the same places.
 
     Returns:
         As many modules; `trim_lora` takes the padding off again.
 
     Raises:
-        ValueError: if a module has no adapters, or has them in other places than the first.
+        ValueError: where a module has no adapters, or has them in other places than the first.
     """
     places = [dict(_adapters(module)) for module in modules]
     for k, own in enumerate(places):
         if not own or own.keys() != places[0].keys():
             differing = sorted(own.keys() ^ places[0].keys())
-            raise ValueError(f"modules[{k}] has LoRA adapters in other places than modules[0], or none: {differing}")
+            elsewhere = f"in other places than `modules[0]`, or none: {differing}"
+            raise ValueError(f"`modules[{k}]` has LoRA adapters {elsewhere}")
     ranks = {place: max(own[place].shape[0] for own in places) for place in (places[0] if places else {})}
     padded = [_copy(module) for module in modules]
     for module in padded:

@@ -1,5 +1,7 @@
 """The member axis: indices into it, and vectors along it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def member_indices(indices: Sequence[int], K: int) -> list[int]:
+def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> list[int]:
     """Indices of members as non-negative integers, checked.
 
     >>> member_indices([0, -1], 4)
@@ -15,11 +17,16 @@ def member_indices(indices: Sequence[int], K: int) -> list[int]:
     """
     chosen = [int(k) for k in indices]
     if not chosen:
-        raise ValueError("indices is empty, but a fused model has at least one member")
+        raise ValueError(f"`{name}` is empty, but must name at least one member")
     for k in chosen:
         if not -K <= k < K:
-            raise IndexError(f"index {k} is out of range for a fused model of {K} members")
+            raise IndexError(f"`{name}` has {k}, but must be in [-{K}, {K}): there are {K} members")
     return [k % K for k in chosen]
+
+
+def member_rows(tensor_K: Tensor, chosen: Sequence[int]) -> Tensor:
+    """A copy of [K, ...] with these members alone, in this order: [len(chosen), ...]."""
+    return tensor_K.detach().index_select(0, torch.tensor(chosen, device=tensor_K.device))
 
 
 def member_vector(name: str, value: Any, K: int) -> Tensor:
@@ -28,8 +35,11 @@ def member_vector(name: str, value: Any, K: int) -> Tensor:
     >>> member_vector("lr", 0.1, 3).tolist()
     [0.1, 0.1, 0.1]
     """
-    vector = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+    rule = f"a number or one for each of {K} members"
+    try:
+        vector = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"`{name}` is {value!r}, but must be {rule}") from None
     if vector.ndim > 1 or (vector.ndim == 1 and len(vector) != K):
-        shape = tuple(vector.shape)
-        raise ValueError(f"{name} has shape {shape}, but must be a number or one for each of {K} members")
+        raise ValueError(f"`{name}` has shape {tuple(vector.shape)}, but must be {rule}")
     return vector.expand(K).clone()

@@ -4,6 +4,8 @@ Shape suffixes: K members, N samples of a batch. Every stacked tensor has K as i
 shared by all members.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fusion.attributes import check_same_state, follow, plain_attributes, set_attributes
+from fusion.checks import require
 from fusion.evaluate import alone, at_once, in_turn
-from fusion.members import member_indices
+from fusion.members import member_indices, member_rows
 from fusion.settings import Settings
 from fusion.streams import Streams
-from fusion.structure import FusionKey, check_same
+from fusion.structure import FloatSlot, FusionKey, check_same
 from fusion.tensors import TensorTree, bound, copied, like, materialize, named_tensors, tensor_slots
-from fusion.walk import FloatSlot
 
 Objective = Callable[[Any, Any], Any]
 """`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""
@@ -30,9 +32,9 @@ class Shell:
     """What a member has besides the data of its tensors.
 
     Attributes:
-        skeleton: the module without data.
-        marks: attributes that were set on its tensors, by name: other libraries mark parameters so.
-        floats: where the skeleton has floats, by path.
+        skeleton: The module without data.
+        marks: Attributes that were set on its tensors, by name: other libraries mark parameters so.
+        floats: Where the skeleton has floats, by path.
     """
 
     skeleton: nn.Module
@@ -48,9 +50,9 @@ class FusedModel(nn.Module):
     member its own gradient, since no member's loss depends on another's parameters.
 
     Attributes:
-        key: the `fusion_key` that a module must have to join the members.
-        streams: where each member's random numbers come from, see `seed`.
-        one_by_one: if True, `map` evaluates the members one after another, which runs whatever one module runs and
+        key: The `fusion_key` that a module must have to join the members.
+        streams: Where each member's random numbers come from, see `seed`.
+        one_by_one: If True, `map` evaluates the members one after another, which runs whatever one module runs and
             is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
     """
 
@@ -109,9 +111,9 @@ class FusedModel(nn.Module):
         """Evaluate a function of one module for every member, on one batch.
 
         Args:
-            objective: called as `objective(model, batch)` with a real module, attributes and methods included, whose
+            objective: Called as `objective(model, batch)` with a real module, attributes and methods included, whose
                 tensors are one member's. It returns a tensor or number, or a dict, list or tuple of them.
-            batch: passed on as it is, and shared by all members.
+            batch: Passed on as it is, and shared by all members.
 
         Returns:
             What `objective` returns, each tensor with a leading K: losses are [K]. Buffers that the modules update
@@ -119,7 +121,7 @@ class FusedModel(nn.Module):
             from each member's own stream, see `seed`.
 
         Raises:
-            TypeError: if `objective` returns something else.
+            ValueError: where `objective` returns something else.
         """
         if self.one_by_one and self.K > 1:
             self.part_buffers()
@@ -160,13 +162,12 @@ class FusedModel(nn.Module):
         Members that were never seeded draw their seeds from torch's default generator when they first draw at once.
 
         Args:
-            seeds: one for each member.
+            seeds: One for each member.
 
         Raises:
-            ValueError: if there are not K seeds.
+            ValueError: where there are not K seeds.
         """
-        if len(seeds) != self.K:
-            raise ValueError(f"seeds has {len(seeds)} entries, but there are {self.K} members")
+        require(len(seeds) == self.K, "len(seeds)", len(seeds), f"{self.K}, the number of members")
         self.streams = Streams(self.K, seeds)
 
     def keep(self, indices: Sequence[int]) -> None:
@@ -177,22 +178,21 @@ class FusedModel(nn.Module):
         same random numbers until it is seeded.
 
         Raises:
-            ValueError: if no index is given.
-            IndexError: if an index is not in [-K, K).
+            ValueError: where no index is given.
+            IndexError: where an index is not in [-K, K).
         """
         chosen = member_indices(indices, self.K)
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
-            at = torch.tensor(chosen, device=tensor.device)
-            self.own.put(name, like(tensor, tensor.detach().index_select(0, at)))
+            self.own.put(name, like(tensor, member_rows(tensor, chosen)))
         self._catch_up(chosen)
         self.streams = self.streams.joined(chosen)
         self._set_members([self._members[k] for k in chosen])
 
-    def concat(self, other: "FusedModel") -> None:
+    def concat(self, other: FusedModel) -> None:
         """Append the members of `other`, which keeps its own, in place.
 
         Raises:
-            ValueError: if the structures differ, or a plain attribute that the modules change as they run.
+            ValueError: where the structures differ, or a plain attribute that the modules change as they run.
         """
         check_same((self.key, other.key), "models")
         check_same_state(self.template, other.template)
@@ -213,7 +213,7 @@ class FusedModel(nn.Module):
         """Member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
 
         Raises:
-            IndexError: if `k` is not in [-K, K).
+            IndexError: where `k` is not in [-K, K).
         """
         (k,) = member_indices([k], self.K)
         tensors: dict[str, Tensor] = {}
@@ -223,8 +223,30 @@ class FusedModel(nn.Module):
         self._catch_up([k])
         return materialize(self._members[k].skeleton, tensors)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Restore what `state_dict` returned, for as many members, whatever they shared then and share now."""
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        *,
+        members: Sequence[int] | None = None,
+    ) -> Any:
+        """Restore what `state_dict` returned, whatever the members shared then and share now.
+
+        Args:
+            state_dict: Of as many members as this model has, or of more.
+            strict: As in `nn.Module.load_state_dict`.
+            assign: Likewise.
+            members: Which of the members in `state_dict` to load, in this order, as after `keep(members)`; all if None.
+
+        Raises:
+            IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
+            RuntimeError: where names or shapes differ, the number of members among them.
+        """
+        if members is not None:
+            own = {name: tensor for name, tensor in state_dict.items() if name.startswith("own.")}
+            chosen = member_indices(members, len(next(iter(own.values()))), "members")
+            state_dict = {**state_dict, **{name: member_rows(tensor, chosen) for name, tensor in own.items()}}
         for name in self.shared:
             if f"own.{name}" in state_dict:
                 self._unshare(name)
@@ -266,7 +288,7 @@ class FusedModel(nn.Module):
         self._reached.clear()
         super().zero_grad(set_to_none)
 
-    def train(self, mode: bool = True) -> "FusedModel":
+    def train(self, mode: bool = True) -> FusedModel:
         """Set the mode of all members."""
         if mode != self.training:
             self.streams.look_again()

@@ -1,9 +1,12 @@
 """Learning-rate schedules as one pure function of the epoch."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fusion.checks import require
 from fusion.keys import SCHEDULES, read
 
 __all__ = ["SCHEDULES", "lr_factor"]
@@ -26,11 +29,11 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     cosine stays at 0.
 
     Args:
-        config: the keys `schedule`, `gamma`, `step_size`, `warmup_epochs`, with the defaults of `fusion.keys`; others
+        config: The keys `schedule`, `gamma`, `step_size`, `warmup_epochs`, with the defaults of `fusion.keys`; others
             are ignored.
-        epoch: epochs done before the step, >= 0; 2.5 is the middle of the third.
-        max_epochs: epochs in all, >= 1.
-        steps_per_epoch: how often an epoch the factor is set, >= 1.
+        epoch: Epochs done before the step, >= 0; 2.5 is the middle of the third.
+        max_epochs: Epochs in all, >= 1.
+        steps_per_epoch: How often an epoch the factor is set, >= 1.
 
     Raises:
         ValueError: for an unknown schedule or a value out of range.
@@ -42,10 +45,9 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     >>> [lr_factor({"warmup_epochs": 2}, step / 2, 10, steps_per_epoch=2) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
-    if not epoch >= 0 or max_epochs < 1:
-        raise ValueError(f"epoch is {epoch} and max_epochs {max_epochs}, but they must be >= 0 and >= 1")
-    if not steps_per_epoch >= 1:
-        raise ValueError(f"steps_per_epoch is {steps_per_epoch}, but must be >= 1")
+    require(epoch >= 0, "epoch", epoch, ">= 0")
+    require(max_epochs >= 1, "max_epochs", max_epochs, ">= 1")
+    require(steps_per_epoch >= 1, "steps_per_epoch", steps_per_epoch, ">= 1")
     warmup = read(config, "warmup_epochs")
     rise = min(1.0, (epoch + 1 / steps_per_epoch) / warmup) if warmup > 0 else 1.0
     return rise * _DECAYS[read(config, "schedule")](config, math.floor(epoch), max_epochs)

@@ -4,6 +4,8 @@ Inside the vmapped call such a float is a tensor without dimensions. Arithmetic 
 the operators that matter for speed; where an operator insists on a number, `PlainFloats` runs it member by member.
 """
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,14 +19,14 @@ from torch.utils._pytree import tree_any
 from fusion.rules.drawing import member_by_member
 from fusion.rules.member import fold
 from fusion.streams import Streams
-from fusion.walk import FloatSlot
+from fusion.structure import FloatSlot
 
 
 class Settings:
     """The floats in which members differ; those that all have in common stay plain numbers in the module.
 
     Args:
-        members: for each of the K members, path -> where its float is; the first one's module computes for all.
+        members: For each of the K members, path -> where its float is; the first one's module computes for all.
 
     Attributes:
         values_K: path -> [K], float64 on the CPU.
@@ -51,7 +53,7 @@ class Settings:
         return {(id(slot.owner), slot.key) for slot in self._slots.values()}
 
     def of(self, k: int) -> dict[tuple[int, Any], float]:
-        """Member k's values, by the same."""
+        """Member k's values, by (id of the owner, key)."""
         return {(id(slot.owner), slot.key): self.values_K[path].tolist()[k] for path, slot in self._slots.items()}
 
     @contextmanager
@@ -74,9 +76,9 @@ class PlainFloats(TorchFunctionMode):
     at once where the members agree.
 
     Args:
-        scalars: the settings, as they are inside.
-        values: for each of them, its K values.
-        streams: the members'.
+        scalars: The settings, as they are inside.
+        values: For each of them, its K values.
+        streams: The members'.
     """
 
     def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]], streams: Streams) -> None:

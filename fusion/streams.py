@@ -57,7 +57,7 @@ class Stream:
         """Inside, the global generators go on from here; an error takes back what was drawn.
 
         Args:
-            beyond_torch: whether Python's and NumPy's do so, too: that takes 0.3 ms, torch's alone 5 us.
+            beyond_torch: Whether Python's and NumPy's do so, too: that takes 0.3 ms, torch's alone 5 us.
         """
         pairs = [(default, self.generator(default.device)) for default in _defaults()]
         before = [default.get_state() for default, _ in pairs]

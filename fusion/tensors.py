@@ -4,7 +4,10 @@
 memo, so tied weights stay tied, and attributes, hooks and subclasses survive as they are.
 """
 
+from __future__ import annotations
+
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -113,7 +116,7 @@ def non_persistent(module: nn.Module) -> set[str]:
 def skeleton(module: nn.Module) -> nn.Module:
     """A deep copy of `module` whose tensors have shapes but no data."""
     memo: dict[int, Any] = {id(t): _hollow(t) for t in named_tensors(module).values()}
-    return copy.deepcopy(module, memo)
+    return copy.deepcopy(module, memo | _empty_containers(module))
 
 
 def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -122,7 +125,20 @@ def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     # What forward kept for inspection (`self.weights = ...`) was a view inside vmap, which has ended.
     kept = (value for module in hollow.modules() for value in vars(module).values() if isinstance(value, Tensor))
     memo.update({id(t): None for t in kept if torch._C._functorch.is_functorch_wrapped_tensor(t)})
-    return copy.deepcopy(hollow, memo)
+    return copy.deepcopy(hollow, memo | _empty_containers(hollow))
+
+
+def _empty_containers(module: nn.Module) -> dict[int, Any]:
+    """Copies of a module's containers that are empty, for `copy.deepcopy`.
+
+    Each module has a dozen for its hooks, and `deepcopy` takes longer over those than over all the rest.
+    """
+    return {
+        id(value): type(value)()
+        for child in module.modules()
+        for value in vars(child).values()
+        if type(value) in (OrderedDict, dict, set, list) and not value
+    }
 
 
 @contextmanager

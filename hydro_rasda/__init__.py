@@ -6,50 +6,116 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .backends.ray_scheduler import RASDAScheduler
-    from .config import RASDAConfig
-    from .result import Cost, TrialRecord, TuneResult
-    from .space import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
-    from .store import RunExists
-    from .sweep import AllTrialsFailed
-    from .tuner import tune
+    from hydro_rasda.backends.local import LocalBackend
+    from hydro_rasda.backends.ray.backend import RayBackend
+    from hydro_rasda.backends.ray.elastic import elastic
+    from hydro_rasda.backends.ray.journal import JournalEntry, read_journal
+    from hydro_rasda.backends.ray.large_batch import RescaledLR, lr_factor
+    from hydro_rasda.backends.ray.scheduler import RASDAScheduler
+    from hydro_rasda.backends.ray.worker import Worker
+    from hydro_rasda.config import RASDAConfig
+    from hydro_rasda.contracts import Backend, Callback, Event
+    from hydro_rasda.run.events import (
+        CheckpointSaved,
+        EpochEnded,
+        EpochsTrained,
+        FinalistsChosen,
+        MessageSaid,
+        RunBegan,
+        RunEnded,
+        RungDecided,
+        StageBegan,
+        StageEnded,
+        TrialConfigured,
+        TrialEnded,
+        TrialFailed,
+    )
+    from hydro_rasda.run.load import load
+    from hydro_rasda.run.records import Cost, TrialRecord
+    from hydro_rasda.run.result import AllTrialsFailed, TuneResult
+    from hydro_rasda.run.store import RunExists
+    from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, SweepRule, SweepState
+    from hydro_rasda.space import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
+    from hydro_rasda.tuner import tune
 
 __all__ = [
     "AllTrialsFailed",
+    "Backend",
+    "Callback",
+    "CheckpointSaved",
     "Cost",
+    "Drop",
+    "EpochEnded",
+    "EpochsTrained",
+    "Event",
+    "FinalistsChosen",
+    "GoOn",
+    "JournalEntry",
+    "LocalBackend",
+    "MessageSaid",
     "RASDAConfig",
     "RASDAScheduler",
+    "RayBackend",
+    "RescaledLR",
+    "RunBegan",
+    "RunEnded",
     "RunExists",
+    "RungDecided",
+    "StageBegan",
+    "StageEnded",
+    "SweepRule",
+    "SweepState",
+    "TrialConfigured",
+    "TrialEnded",
+    "TrialFailed",
     "TrialRecord",
     "TuneResult",
+    "Worker",
     "choice",
+    "elastic",
     "grid_search",
+    "load",
     "loguniform",
+    "lr_factor",
     "qloguniform",
     "quniform",
     "randint",
+    "read_journal",
     "sample_from",
     "tune",
     "uniform",
 ]
 
 _HOMES = {
-    "AllTrialsFailed": "sweep",
-    "Cost": "result",
-    "RASDAConfig": "config",
-    "RASDAScheduler": "backends.ray_scheduler",
-    "RunExists": "store",
-    "TrialRecord": "result",
-    "TuneResult": "result",
-    "tune": "tuner",
+    "backends.local": ["LocalBackend"],
+    "backends.ray.backend": ["RayBackend"],
+    "backends.ray.elastic": ["elastic"],
+    "backends.ray.journal": ["JournalEntry", "read_journal"],
+    "backends.ray.large_batch": ["RescaledLR", "lr_factor"],
+    "backends.ray.scheduler": ["RASDAScheduler"],
+    "backends.ray.worker": ["Worker"],
+    "config": ["RASDAConfig"],
+    "contracts": ["Backend", "Callback", "Event"],
+    "run.events": [
+        *("CheckpointSaved", "EpochEnded", "EpochsTrained", "FinalistsChosen", "MessageSaid", "RunBegan", "RunEnded"),
+        *("RungDecided", "StageBegan", "StageEnded", "TrialConfigured", "TrialEnded", "TrialFailed"),
+    ],
+    "run.load": ["load"],
+    "run.records": ["Cost", "TrialRecord"],
+    "run.result": ["AllTrialsFailed", "TuneResult"],
+    "run.store": ["RunExists"],
+    "schedulers.sweep_rule": ["Drop", "GoOn", "SweepRule", "SweepState"],
+    "space": ["choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"],
+    "tuner": ["tune"],
 }
 
 
 def __getattr__(name: str) -> Any:
     # Every worker process of a cluster imports this package: each pays for what it uses alone.
-    if name not in __all__:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOMES.get(name, 'space')}", __name__), name)
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

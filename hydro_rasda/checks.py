@@ -1,35 +1,57 @@
-"""One wording for every refused argument: its name, its value and the rule. Needs neither torch nor Ray."""
+"""The one form in which a bad argument is refused: its name, its value and the rule. Needs neither torch nor Ray.
+
+A wrong type and a wrong value are refused alike, by a ValueError of one wording.
+"""
 
 from __future__ import annotations
 
-from hydro_rasda.config import MODES, require
+from typing import TypeGuard
 
 
-def check_int(name: str, value: object, at_least: int) -> None:
-    """Raises unless ``value`` is an integer (and no bool) of ``at_least`` or more.
+def require(holds: bool, argument: str, value: object, rule: str) -> None:
+    """Refuse an argument unless its rule holds.
 
     Raises:
-        TypeError: ``value`` is no integer.
-        ValueError: ``value`` is too small.
+        ValueError: where `holds` is false; it names argument, value and rule.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}` is {value!r}, but must be an integer >= {at_least}")
-    require(value >= at_least, name, value, f">= {at_least}")
+    if not holds:
+        raise ValueError(f"`{argument}` is {value!r}, but must be {rule}")
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number, infinities and NaN included; a bool is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_int(name: str, value: object, at_least: int, optional: bool = False) -> None:
+    """Refuse what is no integer of `at_least` or more; where it is `optional`, None will do.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    holds = (optional and value is None) or (is_int(value) and value >= at_least)
+    require(holds, name, value, f"{'None or ' if optional else ''}an integer >= {at_least}")
 
 
 def check_number(name: str, value: object, above: float | None = None) -> None:
-    """Raises unless ``value`` is a number >= 0, or > ``above``.
+    """Refuse what is no number >= 0, or, where it is given, no number > `above`.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is too small.
+        ValueError: where `value` is something else, such as NaN.
     """
-    rule = ">= 0" if above is None else f"> {above:g}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"`{name}` is {value!r}, but must be a number {rule}")
-    require(value >= 0 if above is None else value > above, name, value, rule)
+    holds = is_number(value) and (value >= 0 if above is None else value > above)
+    require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
 
 
 def check_mode(mode: object) -> None:
-    """Raises ValueError unless ``mode`` is "min" or "max"."""
-    require(mode in MODES, "mode", mode, "'min' or 'max'")
+    """Refuse what is neither "min" nor "max".
+
+    Raises:
+        ValueError: where `mode` is something else.
+    """
+    require(mode in ("min", "max"), "mode", mode, "'min' or 'max'")

@@ -1,15 +1,18 @@
-"""``hydro-rasda simulate``: how long, and how many GPU hours, for my space on N GPUs?"""
+"""`hydro-rasda show`: what has a run found? `simulate`: how long would one like it take on N GPUs, in GPU hours?"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from hydro_rasda.backends.simulator import (
+from hydro_rasda.checks import check_int, check_number, require
+from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
+from hydro_rasda.simulator import (
     AnyPlan,
     Cluster,
     CostModel,
@@ -21,26 +24,39 @@ from hydro_rasda.backends.simulator import (
     read_past_run,
     simulate,
 )
-from hydro_rasda.checks import check_number
-from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 
 GIGA = 1e9
 HOUR = 3600.0
 
+_LEAST = {
+    "trials": 1,
+    "max_t": 1,
+    "grace_period": 1,
+    "reduction_factor": 2,
+    "scaling_factor": 2,
+    "workers": 1,
+    "max_workers": 1,
+    "seeds": 1,
+    "gpus": 1,
+    "gpus_per_node": 1,
+}
+_ABOVE_ZERO = ("speed", "epoch_seconds", "steps", "intra_bandwidth", "inter_bandwidth", "mtbf_hours")
+_FINITE = ("speed", "epoch_seconds", "steps", "restart_seconds")
+
 
 @dataclass(frozen=True)
 class Forecast:
-    """What one scheduler would take: medians over seeds, and the range of the time.
+    """What a search would take under one scheduler: medians over seeds, and the range of the time.
 
     Attributes:
         scheduler: "ASHA" or "RASDA".
-        hours: Until the last trial ends.
-        hours_range: Over the seeds.
-        gpu_hours: Held by trials.
-        reserved_gpu_hours: Of all GPUs, from start to end: what an allocation of that size is charged.
-        utilization: Share of the latter that trials held.
-        epochs: Of all trials.
-        finished: Trials that reached max_t.
+        hours: Time until the last trial ends.
+        hours_range: The shortest and the longest such time.
+        gpu_hours: GPU time of all trials.
+        reserved_gpu_hours: GPU time of the whole cluster from start to end, as a batch system would charge it.
+        utilization: `gpu_hours` over `reserved_gpu_hours`.
+        epochs: Epochs trained by all trials.
+        finished: Number of trials that reached `max_t`.
     """
 
     scheduler: str
@@ -58,25 +74,82 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        run = read_past_run(options.run)
-        forecasts = [forecast(name, plan, run, options) for name, plan in plans(run, options).items()]
-    except (ValueError, TypeError, FileNotFoundError) as error:
+        options.function(options)
+    except (ValueError, FileNotFoundError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _show(options: argparse.Namespace) -> None:
+    # Imported here, since that takes as long as all of `simulate`.
+    from rich.console import Console
+
+    from hydro_rasda.run.load import load
+    from hydro_rasda.run.store import jsonable
+
+    result = load(options.path)
+    if options.json:
+        values = {name: value for name, value in vars(result).items() if not name.startswith("_")}
+        trials = [{name: value for name, value in vars(r).items() if name != "history"} for r in result.trials]
+        transfer = asdict(result.transfer) if result.transfer else None
+        values |= {"path": str(result.path), "trials": trials, "cost": vars(result.cost), "transfer": transfer}
+        print(json.dumps(jsonable(values), indent=2))
+        return
+    console = Console()
+    console.print(result)
+    if not result.finished:
+        console.print("not finished: this is what there is so far")
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    check(options)
+    run = read_past_run(options.run)
+    forecasts = [forecast(name, plan, run, options) for name, plan in plans(run, options).items()]
     if options.json:
         print(json.dumps([asdict(f) for f in forecasts], indent=2))
     else:
         print(table(run, options, forecasts))
-    return 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses what is out of range, by the name under which it was given.
+
+    Raises:
+        ValueError: where an option is.
+    """
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    for name, least in _LEAST.items():
+        if name in given:
+            check_int(_flag(name), given[name], least)
+    for name in (*_ABOVE_ZERO, "restart_seconds"):
+        if name in given:
+            check_number(_flag(name), given[name], above=0.0 if name in _ABOVE_ZERO else None)
+            require(name not in _FINITE or math.isfinite(given[name]), _flag(name), given[name], "finite")
+    require(0 <= options.serial < 1, "--serial", options.serial, ">= 0 and < 1")
+    require(0 <= options.jitter <= 1, "--jitter", options.jitter, ">= 0 and <= 1")
+    require(options.workers <= options.gpus, "--workers", options.workers, f"<= `--gpus` ({options.gpus})")
+    most = given.get("max_workers", options.workers)
+    require(most >= options.workers, "--max-workers", most, f">= `--workers` ({options.workers})")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def plans(run: PastRun, options: argparse.Namespace) -> dict[str, AnyPlan]:
-    """The schedulers to compare; what the command line leaves open is as in the past run."""
-    settings = run.settings
-    max_t = options.max_t or int(settings["max_t"])
-    grace = options.grace_period or settings["rasda"]["grace_period"] or max(1, max_t // 4)
-    rf = options.reduction_factor or int(settings["rasda"]["reduction_factor"])
-    sf = options.scaling_factor or int(settings["rasda"]["scaling_factor"])
+    """The schedulers to compare; what the command line leaves open is as in the past run.
+
+    Raises:
+        ValueError: where there are more epochs than in the past run, or the first decision comes after the last epoch.
+    """
+    before = run.settings["rasda"]
+    max_t = _given(options.max_t, int(run.settings["max_t"]))
+    require(max_t <= run.workload.epochs, "--max-t", max_t, f"<= the past run's {run.workload.epochs} epochs")
+    grace = _given(options.grace_period, _given(before["grace_period"], max(1, max_t // 4)))
+    require(grace <= max_t, "--grace-period", grace, f"<= `--max-t` ({max_t})")
+    rf = _given(options.reduction_factor, int(before["reduction_factor"]))
+    sf = _given(options.scaling_factor, int(before["scaling_factor"]))
     mode = run.workload.mode
     both: dict[str, AnyPlan] = {
         "ASHA": Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, grace, rf, mode), options.workers)),
@@ -85,23 +158,24 @@ def plans(run: PastRun, options: argparse.Namespace) -> dict[str, AnyPlan]:
     return both if options.scheduler == "both" else {options.scheduler.upper(): both[options.scheduler.upper()]}
 
 
+def _given(option: int | None, otherwise: int) -> int:
+    return otherwise if option is None else option
+
+
 def cost_model(run: PastRun, options: argparse.Namespace) -> CostModel:
     """The past run's own epoch time and model size, on the links that the command line names.
 
     Raises:
-        ValueError: the run cannot tell the epoch time or the steps, and the command line does not.
+        ValueError: where neither the run nor the command line tells the epoch time, or the steps of an epoch.
     """
-    check_number("--speed", options.speed, above=0.0)
     seconds = options.epoch_seconds
     if seconds is None and run.epoch_seconds is not None:
         seconds = run.epoch_seconds / options.speed
     if seconds is None:
         raise ValueError("`--epoch-seconds` is None, but must be given: the run has trained no full-size epoch")
-    steps = options.steps or run.steps
+    steps = run.steps if options.steps is None else options.steps
     if steps is None:
         raise ValueError("`--steps` is None, but must be given: the run does not tell how much data it had")
-    if not 0 <= options.serial < 1:
-        raise ValueError(f"`--serial` is {options.serial}, but must be >= 0 and < 1")
     return CostModel(
         step_seconds=seconds * (1 - options.serial) / steps,
         steps=steps,
@@ -116,15 +190,20 @@ def cost_model(run: PastRun, options: argparse.Namespace) -> CostModel:
 
 
 def forecast(name: str, plan: AnyPlan, run: PastRun, options: argparse.Namespace) -> Forecast:
-    """Simulates one scheduler for each seed."""
-    if options.seeds < 1:
-        raise ValueError(f"`--seeds` is {options.seeds}, but must be >= 1")
+    """Simulates one scheduler for each seed.
+
+    Raises:
+        ValueError: where nodes fail so often that a trial never gets on.
+    """
     cost = cost_model(run, options)
     cluster = Cluster.uniform(options.gpus, options.gpus_per_node)
     if options.mtbf_hours is not None:
         cluster = replace(cluster, mtbf=options.mtbf_hours * HOUR)
     trials = run.workload.trials if options.trials is None else options.trials
-    outcomes = [simulate(plan, run.workload.resampled(trials, s), cluster, cost, s) for s in range(options.seeds)]
+    try:
+        outcomes = [simulate(plan, run.workload.resampled(trials, s), cluster, cost, s) for s in range(options.seeds)]
+    except RuntimeError as error:
+        raise ValueError(f"`--mtbf-hours` is {options.mtbf_hours}, but must be longer: {error}") from error
     return summary(name, outcomes)
 
 
@@ -166,13 +245,24 @@ def table(run: PastRun, options: argparse.Namespace, forecasts: Sequence[Forecas
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hydro-rasda", description="Hyperparameter tuning for PyTorch.")
-    command = parser.add_subparsers(dest="command", required=True).add_parser(
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser(
+        "show",
+        help="print what a run has found",
+        description="Prints the table that ends a run, or that of what there is so far, where it goes on or was "
+        "interrupted.",
+    )
+    command.set_defaults(function=_show)
+    command.add_argument("path", help="folder of a run: storage_path/name")
+    command.add_argument("--json", action="store_true", help="print JSON: all trials, without their curves")
+    command = commands.add_parser(
         "simulate",
         help="forecast a study on N GPUs from a past run",
         description="Runs the library's schedulers in virtual time over the learning curves, epoch times and model "
         "size of a past run, at full size.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    command.set_defaults(function=_simulate)
     command.add_argument("run", help="folder of a past run: storage_path/name")
     command.add_argument("--json", action="store_true", help="print JSON")
     _study_arguments(command.add_argument_group("study (where none is given, as in the past run)"))

@@ -7,32 +7,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from hydro_rasda.checks import check_int, check_mode, is_int, is_number, require
+
 Mode = Literal["min", "max"]
 Keep = Literal["last", "best"]
 
-MODES: tuple[str, ...] = ("min", "max")
 KEEP: tuple[str, ...] = ("last", "best")
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
 LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
-
-
-def require(holds: bool, argument: str, value: object, rule: str) -> None:
-    """Raise the one form of error that bad input gets: argument, value, rule.
-
-    Raises:
-        ValueError: where `holds` is false.
-    """
-    if not holds:
-        raise ValueError(f"`{argument}` is {value!r}, but must be {rule}")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -58,15 +41,12 @@ class RASDAConfig:
     lr_rule: Literal["auto", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
 
     def __post_init__(self) -> None:
-        g = self.grace_period
-        require(g is None or (_is_int(g) and g >= 1), "rasda.grace_period", g, "None or an integer >= 1 (epochs)")
-        for name in ("reduction_factor", "scaling_factor"):
-            value = getattr(self, name)
-            require(_is_int(value) and value >= 2, f"rasda.{name}", value, "an integer >= 2")
-        base, most, rule = self.workers, self.max_workers, self.lr_rule
-        require(_is_int(base) and base >= 1, "rasda.workers", base, "an integer >= 1")
-        holds = most is None or (_is_int(most) and most >= base)
-        require(holds, "rasda.max_workers", most, f"None or an integer >= rasda.workers ({base})")
+        check_int("rasda.grace_period", self.grace_period, at_least=1, optional=True)
+        check_int("rasda.reduction_factor", self.reduction_factor, at_least=2)
+        check_int("rasda.scaling_factor", self.scaling_factor, at_least=2)
+        check_int("rasda.workers", self.workers, at_least=1)
+        check_int("rasda.max_workers", self.max_workers, at_least=self.workers, optional=True)
+        rule = self.lr_rule
         require(callable(rule) or rule in LR_RULES, "rasda.lr_rule", rule, f"one of {LR_RULES}, or a function")
 
 
@@ -81,42 +61,40 @@ class TuneConfig:
     grace_period: int = 1
     reduction_factor: int = 3
     top_k: int = 4
+    full_trainings: float = 2.5
     surrogate: float = 1 / 8
     fusion: int | Literal["auto"] = "auto"
     check_transfer: bool = False
     rasda: RASDAConfig = RASDAConfig()
-    keep: Keep = "last"
+    keep: Keep = "best"
     checkpoint_every: int | None = None
+    loader_workers: int | None = None
     time_budget_s: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str) and bool(self.metric), "metric", self.metric, "the name of a metric")
-        require(self.mode in MODES, "mode", self.mode, f"one of {MODES}")
+        check_mode(self.mode)
         for name in ("num_samples", "max_t", "grace_period", "top_k"):
-            value = getattr(self, name)
-            require(_is_int(value) and value >= 1, name, value, "an integer >= 1")
+            check_int(name, getattr(self, name), at_least=1)
         require(self.grace_period <= self.max_t, "grace_period", self.grace_period, f"<= max_t ({self.max_t})")
-        rf = self.reduction_factor
-        require(_is_int(rf) and rf >= 2, "reduction_factor", rf, "an integer >= 2")
-        ratio = self.surrogate
-        require(_is_number(ratio) and 0 < ratio <= 1, "surrogate", ratio, "a width ratio in (0, 1]")
-        width = self.fusion
-        require(width == "auto" or (_is_int(width) and width >= 1), "fusion", width, '"auto" or an integer >= 1')
+        check_int("reduction_factor", self.reduction_factor, at_least=2)
+        spent = self.full_trainings
+        require(is_number(spent) and 0 <= spent < math.inf, "full_trainings", spent, "a finite number >= 0")
+        width, fusion = self.surrogate, self.fusion
+        require(is_number(width) and 0 < width <= 1, "surrogate", width, "a width ratio in (0, 1]")
+        if fusion != "auto":
+            require(is_int(fusion) and fusion >= 1, "fusion", fusion, "'auto' or an integer >= 1")
         require(isinstance(self.rasda, RASDAConfig), "rasda", self.rasda, "a RASDAConfig")
-        g = self.rasda.grace_period
-        require(g is None or g <= self.max_t, "rasda.grace_period", g, f"<= max_t ({self.max_t})")
+        grace = self.rasda.grace_period
+        require(grace is None or grace <= self.max_t, "rasda.grace_period", grace, f"<= max_t ({self.max_t})")
         require(self.keep in KEEP, "keep", self.keep, f"one of {KEEP}")
-        every = self.checkpoint_every
-        require(every is None or (_is_int(every) and every >= 1), "checkpoint_every", every, "None or epochs >= 1")
+        check_int("checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
+        check_int("loader_workers", self.loader_workers, at_least=0, optional=True)
         budget = self.time_budget_s
-        require(
-            budget is None or (_is_number(budget) and budget > 0),
-            "time_budget_s",
-            budget,
-            "None or seconds > 0",
-        )
-        require(_is_int(self.seed) and self.seed >= 0, "seed", self.seed, "an integer >= 0")
+        holds = budget is None or (is_number(budget) and 0 < budget < math.inf)
+        require(holds, "time_budget_s", budget, "None or a finite number of seconds > 0")
+        check_int("seed", self.seed, at_least=0)
 
     @property
     def full_grace_period(self) -> int:
@@ -124,7 +102,8 @@ class TuneConfig:
         return self.rasda.grace_period or max(1, self.max_t // 4)
 
     def determining(self) -> dict[str, Any]:
-        """The settings on which a run's decisions depend, as plain values: all but the limits on its cost."""
+        """The settings on which a run's decisions depend, as plain values."""
         values = asdict(self)
-        del values["time_budget_s"], values["checkpoint_every"]
+        # What a run may cost, how often it is saved, and who loads its data.
+        del values["time_budget_s"], values["checkpoint_every"], values["loader_workers"]
         return values

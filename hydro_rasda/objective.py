@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .data import Batch
+from hydro_rasda.data import Batch
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """`objective(model, batch) -> {"loss": scalar, ...}`. `model` is a real module, `batch` whatever the data yields.
@@ -38,7 +39,7 @@ class Supervised:
         inputs, target = _pair(batch)
         output = model(inputs)
         if not isinstance(output, Tensor):
-            raise TypeError(
+            raise ValueError(
                 f"the model returns a {type(output).__name__}, but `loss_fn` needs a tensor; give "
                 "`objective=`, a function of (model, batch) that returns a dict with the loss"
             )
@@ -52,19 +53,21 @@ class Supervised:
         metrics = {"loss": self.loss_fn(output, target)}
         if target.is_floating_point():
             metrics["mae"] = (output - target).abs().mean()
-        elif output.ndim == target.ndim + 1:
-            metrics["accuracy"] = (output.argmax(1) == target).float().mean()
+        elif (dim := _class_dim(output, target, self.loss_fn)) is not None:
+            metrics["accuracy"] = (output.argmax(dim) == target).float().mean()
         return metrics
 
 
 def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
     """The objective for batches `(inputs, target)`.
 
-    Classification (an integer target [N, ...] and an output with one more dimension, the classes [N, C, ...]) also
-    reports `accuracy`; regression (a floating-point target) `mae`, the mean absolute error.
+    Classification also reports `accuracy`: where an integer target [N, ...] has the shape of the output without its
+    classes, which are the second dimension [N, C, ...], as torch's losses have them, or the last [N, ..., C], as
+    language models do. Regression (a floating-point target) reports `mae`, the mean absolute error.
 
     Args:
-        loss_fn: Mean loss of a batch.
+        loss_fn: Mean loss of a batch. Where classes could be either dimension, they are the second for a loss of
+            torch's, and the last for any other.
 
     Returns:
         The objective. It raises ValueError where a floating-point target [N, ...] has another shape than the output:
@@ -76,6 +79,17 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
 def checked(objective: Objective) -> Objective:
     """The objective for a dry run: one that also looks at the values of targets, where it knows what they must be."""
     return replace(objective, checked=True) if isinstance(objective, Supervised) else objective
+
+
+def _class_dim(output: Tensor, target: Tensor, loss_fn: LossFn) -> int | None:
+    """The dimension of the output that holds the classes of an integer target; None where there is none."""
+    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    of_torch = getattr(function, "__module__", "").startswith("torch.nn.")
+    for dim in (1, -1) if of_torch else (-1, 1):
+        # Under vmap, too, these are the shapes of one model's.
+        if output.ndim > 1 and output.movedim(dim, -1).shape[:-1] == target.shape:
+            return dim
+    return None
 
 
 IGNORED = -100
@@ -108,7 +122,7 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
 def _pair(batch: Batch) -> tuple[object, Tensor]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch[0], batch[1]
-    raise TypeError(
+    raise ValueError(
         f"a batch is a {type(batch).__name__}, but `loss_fn` needs (inputs, target); for other batches give "
         "`objective=`, a function of (model, batch) that returns a dict with the loss"
     )
@@ -118,11 +132,10 @@ def check_metrics(metrics: object) -> None:
     """Check what an objective returned for one model and one batch.
 
     Raises:
-        TypeError: where it is no mapping of names to scalar tensors.
-        ValueError: where `loss` is missing or is no scalar.
+        ValueError: where it is no mapping of names to scalar tensors, or `loss` is missing.
     """
     if not isinstance(metrics, Mapping) or not all(isinstance(v, Tensor) for v in metrics.values()):
-        raise TypeError('`objective` must return a dict of tensors, such as {"loss": loss}')
+        raise ValueError('`objective` must return a dict of tensors, such as {"loss": loss}')
     if "loss" not in metrics:
         raise ValueError(f'`objective` returned {sorted(metrics)}, but must return a "loss"')
     for name, value in metrics.items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,18 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fusion import fusion_key
 from fusion.keys import read
 from fusion.streams import seed_generators
-from surrogate import make_surrogate, shrink
+from hydro_rasda.checks import require
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.data import Batch, Batches
+from hydro_rasda.objective import Objective, check_metrics, checked
+from hydro_rasda.plans import Plans
+from hydro_rasda.reads import Notes
+from hydro_rasda.seeds import derive_seed
+from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, plan_surrogate, shrink
 
-from .config import Keep, Mode, require
-from .data import Batch, Batches
-from .forks import can_be_pickled, cores
-from .objective import Objective, check_metrics, checked
-from .seeds import derive_seed
 
-
-class NoModule(TypeError):
+class NoModule(ValueError):
     """A model function returned something else than a module."""
 
 
@@ -57,46 +60,29 @@ class Problem:
         objective: What one model does with one batch.
         train_data: Batches to train on.
         val_data: Batches to compare trials on.
-        width_ratio: Width of the surrogates over that of the target; 1 sweeps the target itself.
-        metric: Name of what trials are compared by, such as "val_loss".
-        mode: Whether less or more of it is better.
-        max_t: Epochs of a full training; the horizon of learning-rate schedules, also for surrogates.
-        seed: The run's.
+        settings: What `tune` was asked for in numbers and words: the surrogates' width, the metric, the seed, ...
         device: Where models train.
         example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
             a dict of keyword arguments. A model that takes no width is narrowed by following it through the model.
-        keep: Of a full-size training, whether the last epoch's weights count or the best epoch's.
         copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
+        plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
+            models of other shapes they are not used; a copy with a `model_fn` that draws initial weights of the same
+            shapes by other rules needs its own.
     """
 
     model_fn: Callable[..., nn.Module]
     objective: Objective
     train_data: Batches
     val_data: Batches
-    width_ratio: float
-    metric: str
-    mode: Mode
-    max_t: int
-    seed: int
+    settings: TuneConfig
     device: torch.device
     example_input: Any = None
     copied: bool = False
-    keep: Keep = "last"
+    plans: Plans = field(default_factory=Plans, compare=False, repr=False)
 
-    @property
-    def cores(self) -> int:
-        """How many of its models train beside each other: as many as the device allows, where what they share does."""
-        free = cores(self.device)
-        return free if free == 1 or self._can_be_shared else 1
-
-    @cached_property
-    def _can_be_shared(self) -> bool:
-        """Whether forked processes can all use it.
-
-        An open file has one position for all of them, so that what two read is neither's; what holds one, or a
-        connection, is told by that it cannot be pickled.
-        """
-        return can_be_pickled((self.model_fn, self.objective, self.train_data, self.val_data))
+    def with_settings(self, **changes: Any) -> Problem:
+        """The same problem, some of its settings changed: `problem.with_settings(seed=1)`."""
+        return replace(self, settings=replace(self.settings, **changes))
 
     def on(self, device: torch.device) -> Problem:
         """The same problem, its models and batches on another device."""
@@ -107,7 +93,7 @@ class Problem:
 
     def target(self, trial: Trial) -> nn.Module:
         """The full-size model, its initial weights drawn from the trial's own seed."""
-        seed_generators(derive_seed(self.seed, "weights", trial.number))
+        seed_generators(derive_seed(self.settings.seed, "weights", trial.number))
         model = self._build(trial.config, 1.0)
         if not isinstance(model, nn.Module):
             raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
@@ -120,18 +106,71 @@ class Problem:
             trial: The configuration.
             checked: Whether to run it on the example input, to see that its output has the target's shape.
         """
-        if self.width_ratio == 1:
+        width = self.settings.surrogate
+        if width == 1:
             return self.target(trial)
-        if not takes_width_ratio(self.model_fn):
-            return shrink(self.target(trial), self.width_ratio, self.example_input)
-        seed_generators(derive_seed(self.seed, "weights", trial.number))
+        if not self._takes_width:
+            return self._shrunk(trial)
+        config = dict(trial.config)
+        plan, seed = self._planned(config), derive_seed(self.settings.seed, "weights", trial.number)
         example = self.example_input if checked else None
-        return make_surrogate(self._build, dict(trial.config), self.width_ratio, example_input=example).to(self.device)
+        seed_generators(seed)
+        try:
+            model = make_surrogate(self._build, config, width, example_input=example, plan=plan)
+        except PlanMismatch:
+            # The model depends on more than its configuration. It is built again for random numbers as they were.
+            seed_generators(seed)
+            model = make_surrogate(self._build, config, width, example_input=example)
+        return model.to(self.device)
+
+    def _planned(self, config: Mapping[str, Any]) -> SurrogatePlan | None:
+        """What holds for all configurations in which what `model_fn` reads is equal; None where nothing is known."""
+        width = self.settings.surrogate
+        if (known := self.plans.known_for(width, config)) is not None:
+            return self.plans.by_reads[known]
+        notes = Notes()
+        noted = replace(self, model_fn=notes.taken_by(self.model_fn))
+        try:
+            plan = plan_surrogate(noted._build, config, width)
+        except Exception:  # of the model's own, which building it tells; or as it takes no stand-in for a dict
+            return None
+        reads = notes.of(config)
+        if reads is not None:
+            self.plans.keep_for_reads(width, reads, plan)
+        return plan
+
+    def _shrunk(self, trial: Trial) -> nn.Module:
+        """The target made narrower, as planned for its structure."""
+        target = self.target(trial)
+        structure = self._structure(target)
+        plan = self.plans.by_structure.get(structure)
+        if plan is None:
+            plan = plan_shrink(target, self.settings.surrogate, self.example_input)
+            # What cannot be looked into is like nothing else, not even itself: its plan would serve nobody.
+            if self._structure(target) == structure:
+                self.plans.keep_for_structure(structure, plan)
+        try:
+            return shrink(target, self.settings.surrogate, self.example_input, plan=plan)
+        except PlanMismatch:
+            # It branches on a float, or at random. The target is built again for random numbers as they were.
+            return shrink(self.target(trial), self.settings.surrogate, self.example_input)
+
+    def _structure(self, target: nn.Module) -> str:
+        """Equal for targets that one plan narrows, but for floats on which they may branch."""
+        modes = tuple(module.training for module in target.modules())
+        example = tree_map(lambda leaf: outline(leaf) if isinstance(leaf, Tensor) else leaf, self.example_input)
+        key = fusion_key(target, modes, self.settings.surrogate, repr(example))
+        return hashlib.sha256(repr(key).encode()).hexdigest()
+
+    # Kept: to read a signature takes a third of the time in which a small model is built.
+    @cached_property
+    def _takes_width(self) -> bool:
+        return takes_width_ratio(self.model_fn)
 
     def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
-        """A copy of the configuration is the model function's own: what it changes there, nobody sees."""
+        """Call the model function, with a copy of the configuration that is its own to change."""
         own = copy.deepcopy(dict(config))
-        if not takes_width_ratio(self.model_fn):
+        if not self._takes_width:
             model = self.model_fn(own)
         elif "width_ratio" in inspect.signature(self.model_fn).parameters:
             model = self.model_fn(own, width_ratio=width_ratio)
@@ -164,8 +203,8 @@ class DryRun:
         parameters: Name and "shape dtype" of each parameter of the first target that could be built.
         example_input: What the objective called it with: positional arguments, or a dict of keyword arguments, of a
             few examples; None where it never called the model itself.
-        pretrained: Whether initial weights are the same whatever the seed. A narrow surrogate would have a random part
-            of what was learnt, so none was tried; at a width ratio of 1 nobody asks, and it is False.
+        pretrained: Whether initial weights are the same from every seed. A narrow surrogate would keep a random part of
+            what was learnt, so none was tried. With `surrogate=1` this is not looked for, and it is False.
         shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
             that it keeps, which training one trial would change for all others.
     """
@@ -198,9 +237,8 @@ def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
 
     Raises:
         ValueError: where, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
-            model's output and the target, or the model cannot be made narrower; or the metric is unknown. Each names
-            the argument.
-        TypeError: where `model_fn` returns no module, or the objective no dict of tensors.
+            model's output and the target, or the model cannot be made narrower; or where `model_fn` returns no module,
+            the objective no dict of tensors, or the metric is unknown. Each names the argument.
     """
     unbuilt: list[Exception] = []
     misfits: list[Exception] = []
@@ -224,8 +262,8 @@ def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
 
 def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
-    other = replace(problem, seed=problem.seed + 1).target(trial)
-    pretrained = problem.width_ratio < 1 and _is_pretrained(target, other)
+    other = problem.with_settings(seed=problem.settings.seed + 1).target(trial)
+    pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), copy.deepcopy(target)
     del other
@@ -238,7 +276,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
         validated = _run_batch(problem, target.eval(), validation, "val_data")
     handle.remove()
     available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in validated])
-    require(problem.metric in available, "metric", problem.metric, f"one of {available}")
+    metric = problem.settings.metric
+    require(metric in available, "metric", metric, f"one of {available}")
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if isinstance(leaf, Tensor) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
@@ -271,8 +310,8 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
         if takes_width_ratio(problem.model_fn):
             raise _Misfit(error) from error
         raise _misfit(
-            f"`surrogate` is {problem.width_ratio:g}, but the model cannot be made narrower by itself ({error}); give "
-            "`model_fn` an argument `width_ratio`, or set `surrogate=1`",
+            f"`surrogate` is {problem.settings.surrogate:g}, but the model cannot be made narrower by itself "
+            f"({error}); give `model_fn` an argument `width_ratio`, or set `surrogate=1`",
             error,
         ) from error
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from fusion.streams import preserved_generators, seed_generators
-
-from .config import Mode
-from .problem import Trial
-from .run import Run
-from .seeds import derive_seed
-from .space import Config, check_config, plain, sample
+from hydro_rasda.checks import require
+from hydro_rasda.config import Mode
+from hydro_rasda.problem import Trial
+from hydro_rasda.run.state import Run
+from hydro_rasda.seeds import derive_seed
+from hydro_rasda.space import Config, check_config, plain, sample
 
 SEARCHER_ROUNDS = 4
 """A searcher is asked for this many batches: it learns from the first rung of each before it gives the next."""
@@ -63,15 +63,13 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mod
     """Tell a searcher what to search.
 
     Raises:
-        TypeError: where it is none of Ray Tune's searchers, or limits how many trials may run at a time.
-        ValueError: where it cannot search this space.
+        ValueError: where it is none of Ray Tune's searchers, limits how many trials may run at a time, or cannot search
+            this space.
     """
-    if not isinstance(searcher, Searcher):
-        raise TypeError(f"`searcher` is {searcher!r}, but must be one of Ray Tune's searchers, such as OptunaSearch()")
-    if isinstance(searcher, ConcurrencyLimiter):
-        raise TypeError(
-            "`searcher` is a ConcurrencyLimiter, but must be the searcher that it wraps: `tune` asks for whole batches"
-        )
+    rule = "one of Ray Tune's searchers, such as OptunaSearch()"
+    require(isinstance(searcher, Searcher), "searcher", searcher, rule)
+    rule = "the searcher that it wraps: `tune` asks for whole batches"
+    require(not isinstance(searcher, ConcurrencyLimiter), "searcher", searcher, rule)
     try:
         searcher.set_search_properties(metric, mode, dict(space))
     except (TypeError, ValueError) as error:

@@ -28,8 +28,7 @@ from ray.tune.search.variant_generator import generate_variants
 
 from fusion.keys import KEYS, check, read
 from fusion.streams import preserved_generators, seed_generators
-
-from .config import require
+from hydro_rasda.checks import require
 
 __all__ = [
     "check_config",
@@ -58,11 +57,11 @@ def check_space(space: object) -> None:
         space: Maps names to Ray Tune domains, `grid_search`, constants, or nested mappings of these.
 
     Raises:
-        TypeError: where it is no mapping with string keys.
-        ValueError: where it has no domain, or a key that the library reads can take a value that breaks its rule.
+        ValueError: where it is no mapping with string keys, it has no domain, or a key that the library reads can take
+            a value that breaks its rule.
     """
     if not isinstance(space, Mapping) or not all(isinstance(key, str) for key in space):
-        raise TypeError(f"`space` is {space!r}, but must be a mapping of names to domains")
+        raise ValueError(f"`space` is {space!r}, but must be a mapping of names to domains")
     if not any(_is_domain(value) for _, value in _leaves(space)):
         raise ValueError(f"`space` is {dict(space)!r}, but must have a domain, such as loguniform(1e-4, 1), to search")
     for name in KEYS.keys() & space.keys():

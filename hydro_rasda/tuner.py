@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-import platform
 import time
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,30 +16,26 @@ from torch import nn
 from torch.nn import functional as F
 
 from fusion.streams import preserved_generators
-from surrogate import doubtful_hyperparameters
-
-from .backends.local import LocalBackend, default_device
-from .backends.ray_backend import RayBackend
-from .config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig, require
-from .data import Data, make_batches
-from .handover import hand_over
-from .identity import content, data_digest, digest, parameters, unchanged
-from .objective import LossFn, Objective, supervised
-from .problem import Problem, dry_run
-from .progress import Progress
-from .result import TuneResult, make_result
-from .run import Run
-from .schedulers import first_milestone
-from .search import RandomSearch, Search, SearcherSearch, prepare
-from .space import check_space, derived, describe, longest_warmup, tuned
-from .store import Store
-from .sweep import sweep
-
-_PRETRAINED = (
-    "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
-    "width would lose them, so the model itself is swept (`surrogate=1`). If it should start at random, have "
-    "`model_fn` neither load weights nor seed itself"
-)
+from hydro_rasda.backends.local import LocalBackend
+from hydro_rasda.checks import require
+from hydro_rasda.config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig
+from hydro_rasda.contracts import Backend, SweepRule
+from hydro_rasda.data import Data, make_batches
+from hydro_rasda.objective import LossFn, Objective, supervised
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
+from hydro_rasda.run.events import RunBegan, RunEnded
+from hydro_rasda.run.identity import Identity
+from hydro_rasda.run.progress import Progress
+from hydro_rasda.run.result import TuneResult, make_result
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.store import Store
+from hydro_rasda.search import RandomSearch, Search, SearcherSearch, prepare
+from hydro_rasda.space import check_space
+from hydro_rasda.stages.handover import hand_over
+from hydro_rasda.stages.race import train_targets
+from hydro_rasda.stages.ready import Ready, get_ready
+from hydro_rasda.stages.sweep import sweep
 
 
 def tune(
@@ -60,13 +53,15 @@ def tune(
     grace_period: int = 1,
     reduction_factor: int = 3,
     top_k: int = 4,
+    full_trainings: float = 2.5,
     surrogate: float = 1 / 8,
     fusion: int | Literal["auto"] = "auto",
     check_transfer: bool = False,
     rasda: RASDAConfig | None = None,
-    keep: Literal["last", "best"] = "last",
+    keep: Literal["last", "best"] = "best",
     searcher: Searcher | None = None,
-    backend: Literal["local", "ray"] = "local",
+    sweep_rule: SweepRule | None = None,
+    backend: Literal["local", "ray"] | Backend = "local",
     address: str | None = None,
     resources_per_worker: Mapping[str, float] | None = None,
     scheduler: str | TrialScheduler = "rasda",
@@ -74,16 +69,20 @@ def tune(
     name: str | None = None,
     resume: Literal["auto", "must", "never", "changed"] = "auto",
     checkpoint_every: int | None = None,
+    loader_workers: int | None = None,
     time_budget_s: float | None = None,
     device: str | torch.device | None = None,
     seed: int = 0,
     progress: bool = True,
+    callbacks: Sequence[Listener] = (),
 ) -> TuneResult:
     """Find good hyperparameters for a model, and train the full-size model with them.
 
     Many configurations are tried on narrow surrogates of the model (muP: Yang et al. 2022; Hydro: Hu et al. 2023),
-    fused into few models and halved at each rung. The `top_k` best train at full size, halved at RASDA's milestones
-    (Aach et al. 2024, Sec. 3) by where their surrogates' curves let expect them to end, the winner for `max_t` epochs.
+    fused into few models and halved at each rung. The `top_k` best train at full size. At RASDA's milestones (Aach et
+    al. 2024, Sec. 3) those stop that are unlikely to be the best, and those that `full_trainings` is not enough for; at
+    least one trains for `max_t` epochs. How each will end is forecast from its score and its surrogate's curve; with
+    `keep="best"`, its best so far counts where that is better (see `schedulers.race`).
 
     Args:
         model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
@@ -107,6 +106,9 @@ def tune(
         reduction_factor: One in this many goes on from each rung of the sweep; rungs lie at
             `grace_period * reduction_factor**k` epochs.
         top_k: Configurations that move to the full-size model.
+        full_trainings: What the full-size stage may take, in trainings of `max_t` epochs: at each milestone, at most as
+            many finalists go on as can train to the end for it, or as RASDA's halving leaves, which takes less than 2
+            for four finalists. Schedulers on Ray have rules of their own.
         surrogate: Width of the surrogates over that of the model, in (0, 1]; 1 sweeps the model itself, and full-size
             training goes on from there.
         fusion: Most trials in one fused model; "auto" measures what is fastest, once on a machine (the measurements are
@@ -115,13 +117,18 @@ def tune(
         check_transfer: Whether to train 6 configurations at full size to the sweep's first milestone, and compare their
             ranking with the surrogates' (`TuneResult.transfer`).
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
-        keep: Of each full-size training, the weights that count: "last", after its last epoch, or "best", after the one
-            with the best metric, where overfitting is stopped in time. The winner has trained to the end in both cases.
+        keep: Of each full-size training, the weights that count: "best", after the epoch with the best metric, so that
+            overfitting is stopped in time; or "last", after its last epoch. "best" returns the best that was found, be
+            it of a trial that was stopped; with "last", the winner has trained to the end.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
+        sweep_rule: Decides who goes on in the sweep: an object of your own subclass of `SweepRule`. None is successive
+            halving by `grace_period` and `reduction_factor`, which other rules do not look at.
         backend: "local": everything on this machine; on a CPU (Linux), in as many processes forked of this one as torch
-            has threads; what `model_fn` and `objective` change there is not seen here. `torch.set_num_threads(1)` keeps
-            all in this one. "ray": groups of surrogates on all devices of a Ray cluster, then full-size trials under
-            DDP, on `rasda.workers` of them and more at each milestone.
+            has threads, on several GPUs in a process each; what `model_fn` and `objective` change there is not seen
+            here. `torch.set_num_threads(1)` keeps a CPU's work in this one. "ray": groups of surrogates on all devices
+            of a Ray cluster, then full-size trials under DDP, on `rasda.workers` of them and more at each milestone. Or
+            an object, such as a `LocalBackend` or a `RayBackend`: then `device`, `address`, `resources_per_worker` and
+            `scheduler` are its own.
         address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
             a GPU where the cluster has any, else all CPUs of a node.
@@ -134,17 +141,22 @@ def tune(
             "changed" goes on also where code or data are others now, and what was trained counts; "never" refuses;
             "must" refuses to start anew.
         checkpoint_every: Epochs between full-size checkpoints; None checkpoints at milestones only.
+        loader_workers: Processes that load a Dataset's batches ahead for each model or group in training, as a
+            DataLoader's `num_workers`; None: up to 4 for a GPU, none for a CPU, whose cores have models to train. The
+            batches are the same, whoever loads them.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. The same call with
             more goes on where it ended: first with the sweep, then at full size.
-        device: Where to train locally; None takes the GPU where there is one.
+        device: The one device to train on locally; None takes all GPUs, in a process each, or the CPU.
         seed: Determines configurations, initial weights, shuffles and dropout.
         progress: Whether to print.
+        callbacks: Told what happens, while it happens (`hydro_rasda.Event`): functions of an event, or objects with a
+            method `on_event`. They are no part of what a run is. One that raises is named in a warning and left out.
 
     Returns:
         The best configuration, its trained model, and every trial's record.
 
     Raises:
-        ValueError, TypeError: for bad input, before any training; each names the argument, its value and the rule.
+        ValueError: for bad input, before any training; it names the argument, its value and the rule.
         RunExists: where `name` is taken by another run, saying how it differs; nothing of it is changed.
         AllTrialsFailed: where no trial has a finite metric.
         KeyboardInterrupt: on Ctrl-C; the same call goes on from the last finished unit of work.
@@ -157,129 +169,100 @@ def tune(
         grace_period=grace_period,
         reduction_factor=reduction_factor,
         top_k=top_k,
+        full_trainings=full_trainings,
         surrogate=surrogate,
         fusion=fusion,
         check_transfer=check_transfer,
         rasda=rasda or RASDAConfig(),
         keep=keep,
         checkpoint_every=checkpoint_every,
+        loader_workers=loader_workers,
         time_budget_s=time_budget_s,
         seed=seed,
     )
-    _check_backend(backend, address, resources_per_worker, scheduler, device)
-    require(resume in RESUME, "resume", resume, f"one of {RESUME}")
-    require(name is None or (name not in ("", ".", "..") and Path(name).name == name), "name", name, "a folder's name")
-    check_space(space)
-    code = {"model_fn": model_fn, "loss_fn" if objective is None else "objective": objective or loss_fn}
-    made = {"space": content(space), "searcher": parameters(searcher), "scheduler": parameters(scheduler)}
-    if searcher is not None:
-        # It is told the space, and learns: the caller's own stays as it is, to begin the same run or another with.
-        searcher = copy.deepcopy(searcher)
-        prepare(searcher, space, metric, mode)
+    trains_on = _backend(backend, device, address, resources_per_worker, scheduler)
+    _check(model_fn, loss_fn, objective, space, sweep_rule, resume, name, callbacks)
+    functions = {"model_fn": model_fn, "loss_fn" if objective is None else "objective": objective or loss_fn}
+    identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions)
+    searcher = _prepared(searcher, space, settings)
     with preserved_generators():
-        where = default_device() if device is None and backend == "local" else torch.device(device or "cpu")
-        problem = _problem(model_fn, settings, train_data, val_data, loss_fn, objective, where)
+        problem = _problem(model_fn, settings, train_data, val_data, objective or supervised(loss_fn), trains_on.device)
         candidates = RandomSearch(space, num_samples, seed)
-        before = {name: content(function) for name, function in code.items()}
-        checked = dry_run(problem, candidates.trials)
-        if checked.pretrained:
-            warnings.warn(_PRETRAINED.format(surrogate), stacklevel=2)
-            settings = replace(settings, surrogate=1)
-        _warn_of_doubtful(space, settings.surrogate)
-        problem = replace(
-            problem, example_input=checked.example_input, width_ratio=settings.surrogate, copied=checked.shared
-        )
-        warmup = longest_warmup(space, (trial.config for trial in candidates.trials))
-        _warn_of_endless(warmup, max_t)
-        # What a call of the functions changes, such as a counter, is not what they are.
-        made |= {name: unchanged(before[name], content(function)) for name, function in code.items()}
-        batch_size = candidates.trials[0].batch_size
-        asked = settings.determining() | {
-            "space": describe(space),
-            "searcher": type(searcher).__name__ if searcher else None,
-            "scheduler": scheduler if isinstance(scheduler, str) else type(scheduler).__name__,
-            "train_data": problem.train_data.describe(),
-            "val_data": problem.val_data.describe(),
-            "model": checked.parameters,
-            "python": platform.python_version(),
-            "digests": {name: digest(of) for name, of in made.items()}
-            | {"train_data": data_digest(train_data, batch_size), "val_data": data_digest(val_data, batch_size)},
-        }
-        folder = Path(storage_path).expanduser().absolute()
-        path = folder / (name or _free_name(folder))
-        with Store.open(path, asked, resume) as store, Progress(silent=not progress) as shown:
-            run = Run(problem, _without_rungs_before(warmup, settings), store, shown, derived=derived(space))
-            if (now := run.settings).grace_period > grace_period or now.full_grace_period > settings.full_grace_period:
-                rungs = f"at epoch {now.grace_period} of the sweep and {now.full_grace_period} at full size"
-                shown.say(f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
-            if checked.pretrained:
-                shown.say(_PRETRAINED.format(surrogate))
-            search: Search = SearcherSearch(searcher, space, run) if searcher else candidates
-            for change in store.changes:
-                shown.say(f"going on all the same: {change}")
-            if store.recorded:
-                shown.say(f"going on with the run in {path}: {store.recorded} units of work are done")
-            devices = (
-                LocalBackend(run)
-                if backend == "local"
-                else RayBackend(run, address, resources_per_worker, scheduler, space)
-            )
-            try:
-                with devices:
-                    finalists = sweep(run, search, devices)
-                    hand_over(run, finalists)
-                    tried = devices.train_targets(finalists)
-            except KeyboardInterrupt as interrupt:
-                told = f"storage_path={str(folder)!r}, name={path.name!r}"
-                interrupt.args = (f"the same call with {told} goes on from the last finished unit of work",)
-                raise
-            result = make_result(run, tried)
+        ready = get_ready(problem, space, candidates.trials)
+        data, batch_size = {"train_data": train_data, "val_data": val_data}, candidates.trials[0].batch_size
+        asked = identity.asked(ready.settings, ready.problem, ready.parameters, data, batch_size)
+        with Store.open(_folder(storage_path, name), asked, resume) as store, Progress(silent=not progress) as shown:
+            listeners = Callbacks([*([shown] if progress else []), *callbacks])
+            run = Run(ready.problem, store, listeners, space=space)
+            _announce(run, ready)
+            search = SearcherSearch(searcher, space, run) if searcher else candidates
+            result = _train(run, search, sweep_rule, trains_on)
             shown.console.print(result)
     return result
 
 
-def _check_backend(
-    backend: str,
+def _announce(run: Run, ready: Ready) -> None:
+    """Tell that a run begins, and what of it is there already."""
+    settings, store = ready.settings, run.store
+    run.notify(RunBegan, path=store.path, metric=settings.metric, mode=settings.mode, settings=settings.determining())
+    run.notify_recalled()
+    for message in ready.messages:
+        run.say(message)
+    for change in store.changes:
+        run.say(f"going on all the same: {change}")
+    if store.recorded:
+        run.say(f"going on with the run in {store.path}: {store.recorded} units of work are done")
+
+
+def _train(run: Run, search: Search, rule: SweepRule | None, backend: Backend) -> TuneResult:
+    """Both stages of a run that is ready."""
+    try:
+        with backend.open(run) as devices:
+            finalists = sweep(run, search, devices, rule)
+            hand_over(run, finalists)
+            tried = train_targets(run, finalists, devices)
+        result = make_result(run, tried)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            path = run.store.path
+            told = f"storage_path={str(path.parent)!r}, name={path.name!r}"
+            error.args = (f"the same call with {told} goes on from the last finished unit of work",)
+        run.notify(RunEnded, error=f"{type(error).__name__}: {error}")
+        raise
+    run.notify(
+        RunEnded,
+        best_trial=result.best_trial,
+        best_config=copy.deepcopy(result.best_config),
+        best_metric=result.best_metric,
+    )
+    return result
+
+
+def _backend(
+    backend: str | Backend,
+    device: str | torch.device | None,
     address: str | None,
     resources_per_worker: Mapping[str, float] | None,
     scheduler: str | TrialScheduler,
-    device: str | torch.device | None,
-) -> None:
-    require(backend in BACKENDS, "backend", backend, f"one of {BACKENDS}")
+) -> Backend:
+    """The backend of this name, made of the arguments that are for it; or the object that was given."""
+    named = isinstance(backend, str)
+    known = backend in BACKENDS if named else isinstance(backend, Backend) and not isinstance(backend, type)
+    require(known, "backend", backend, f"one of {BACKENDS}, or an object with what `hydro_rasda.Backend` has")
     if backend == "ray":
         require(device is None, "device", device, "None on Ray, where `resources_per_worker` says it")
-        return
+        # What runs locally does not wait for it.
+        from hydro_rasda.backends.ray.backend import RayBackend
+
+        return RayBackend(address, resources_per_worker, scheduler)
     needs_ray = "left out, unless `backend` is 'ray'"
     require(address is None, "address", address, needs_ray)
     require(resources_per_worker is None, "resources_per_worker", resources_per_worker, needs_ray)
     require(scheduler == "rasda", "scheduler", scheduler, needs_ray)
-
-
-def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
-    doubtful = doubtful_hyperparameters(tuned(space), ratio)
-    if doubtful:
-        warnings.warn(
-            f"what is best for {', '.join(doubtful)} may not transfer: it regularizes, and a model of {ratio:g} of the "
-            "width overfits less; a wider surrogate (`surrogate=1/4`) or `check_transfer=True` makes sure",
-            stacklevel=3,
-        )
-
-
-def _warn_of_endless(warmup: float, max_t: int) -> None:
-    if warmup >= max_t:
-        warnings.warn(
-            f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
-            "rung lies before a warm-up is over; shorten the warm-ups",
-            stacklevel=3,
-        )
-
-
-def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
-    """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
-    rasda, most = settings.rasda, settings.max_t
-    grace = first_milestone(settings.grace_period, most, settings.reduction_factor, warmup)
-    full = first_milestone(settings.full_grace_period, most, rasda.scaling_factor, warmup)
-    return replace(settings, grace_period=grace, rasda=replace(rasda, grace_period=full))
+    if isinstance(backend, Backend):
+        require(device is None, "device", device, "left out, unless `backend` is 'local'")
+        return backend
+    return LocalBackend(None if device is None else [device])
 
 
 def _free_name(storage_path: Path) -> str:
@@ -289,29 +272,54 @@ def _free_name(storage_path: Path) -> str:
     return next(name for name in names if not (storage_path / name).exists())
 
 
+def _folder(storage_path: str | Path, name: str | None) -> Path:
+    folder = Path(storage_path).expanduser().absolute()
+    return folder / (name or _free_name(folder))
+
+
+def _check(
+    model_fn: object,
+    loss_fn: LossFn,
+    objective: Objective | None,
+    space: Mapping[str, Any],
+    sweep_rule: object,
+    resume: str,
+    name: str | None,
+    callbacks: Sequence[Listener],
+) -> None:
+    """Refuse what no later step would refuse before work starts."""
+    require(callable(model_fn), "model_fn", model_fn, "a function of (config) or (config, width_ratio)")
+    if objective is not None and loss_fn is not F.cross_entropy:
+        raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
+    require(resume in RESUME, "resume", resume, f"one of {RESUME}")
+    require(name is None or (name not in ("", ".", "..") and Path(name).name == name), "name", name, "a folder's name")
+    check_space(space)
+    known = sweep_rule is None or isinstance(sweep_rule, SweepRule)
+    require(known, "sweep_rule", sweep_rule, "None or an object of a subclass of `hydro_rasda.SweepRule`")
+    check_callbacks(callbacks)
+
+
+def _prepared(searcher: Searcher | None, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
+    """A copy that knows the space and will learn: the caller's own can begin the same run again, or another."""
+    if searcher is not None:
+        searcher = copy.deepcopy(searcher)
+        prepare(searcher, space, settings.metric, settings.mode)
+    return searcher
+
+
 def _problem(
     model_fn: Callable[..., nn.Module],
     settings: TuneConfig,
     train_data: Data,
     val_data: Data,
-    loss_fn: LossFn,
-    objective: Objective | None,
+    objective: Objective,
     where: torch.device,
 ) -> Problem:
-    if not callable(model_fn):
-        raise TypeError(f"`model_fn` is {model_fn!r}, but must be a function of (config) or (config, width_ratio)")
-    if objective is not None and loss_fn is not F.cross_entropy:
-        raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
     return Problem(
         model_fn=model_fn,
-        objective=objective or supervised(loss_fn),
-        train_data=make_batches(train_data, "train_data", where, settings.seed),
-        val_data=make_batches(val_data, "val_data", where, settings.seed),
-        width_ratio=settings.surrogate,
-        metric=settings.metric,
-        mode=settings.mode,
-        max_t=settings.max_t,
-        seed=settings.seed,
+        objective=objective,
+        train_data=make_batches(train_data, "train_data", where, settings.seed, settings.loader_workers),
+        val_data=make_batches(val_data, "val_data", where, settings.seed, settings.loader_workers),
+        settings=settings,
         device=where,
-        keep=settings.keep,
     )

@@ -5,17 +5,22 @@ parametrization under its ordinary optimizer. Source: Yang et al., "Tensor Progr
 table 8.
 """
 
-from surrogate.build import make_surrogate
+from surrogate.build import SurrogatePlan, make_surrogate, plan_surrogate
+from surrogate.checks import PlanMismatch
 from surrogate.coordinates import CoordinateCheck, coordinate_check
 from surrogate.hyperparameters import doubtful_hyperparameters
 from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
 from surrogate.ranking import RankComparison, compare_rankings
 from surrogate.shrink import shrink
+from surrogate.shrink_plan import ShrinkPlan, plan_shrink
 from surrogate.transfer import TransferCheck, plain_score_fn, transfer_check
 
 __all__ = [
     "CoordinateCheck",
+    "PlanMismatch",
     "RankComparison",
+    "ShrinkPlan",
+    "SurrogatePlan",
     "TransferCheck",
     "compare_rankings",
     "coordinate_check",
@@ -23,6 +28,8 @@ __all__ = [
     "lr_multipliers",
     "make_surrogate",
     "plain_score_fn",
+    "plan_shrink",
+    "plan_surrogate",
     "shrink",
     "transfer_check",
     "weight_decay_multipliers",

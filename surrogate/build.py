@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from surrogate.attention import find_logit_scales, head_sizes, scale_logits
+from surrogate.checks import PlanMismatch, check_width_ratio, require
 from surrogate.forward import find_readouts, scale_readouts
-from surrogate.initial import corrections, rescale, zero_modules
+from surrogate.initial import corrections, measured_corrections, rescale, zero_modules
 from surrogate.laws import initial_laws
 from surrogate.multipliers import width_plan
 from surrogate.outputs import check_outputs
@@ -25,6 +27,23 @@ ModelFn = Callable[[Any, float], nn.Module]
 """`model_fn(config, width_ratio)`: the model at that fraction of its full width."""
 
 
+@dataclass(frozen=True)
+class SurrogatePlan:
+    """What `make_surrogate` finds out about a model function, as plain values.
+
+    Attributes:
+        width_ratio: The width ratio that was asked for.
+        params: Parameter name -> its widths.
+        factors: Parameter name -> what its initial values are multiplied by.
+        target_heads: Module name -> size of an attention head in the target.
+    """
+
+    width_ratio: float
+    params: Mapping[str, ParamWidth]
+    factors: Mapping[str, float]
+    target_heads: Mapping[str, int]
+
+
 def make_surrogate(
     model_fn: ModelFn,
     config: Config,
@@ -32,57 +51,105 @@ def make_surrogate(
     *,
     example_input: Any = None,
     zero_readout: bool = False,
+    plan: SurrogatePlan | None = None,
 ) -> nn.Module:
     """Build a narrow model that ranks hyperparameters like the wide one.
 
-    The target is `model_fn(config, 1.0)`; it is built without memory for its parameters where its constructor
-    allows that (see `surrogate.laws`).
+    The wide one, the target, is `model_fn(config, 1.0)`. It is built without memory for its parameters where its
+    constructor allows that (see `surrogate.laws`).
 
     Train the result with `lr_multipliers` and `weight_decay_multipliers`; train the target as usual.
 
     Random numbers come from torch's global generator: seed it, and the same seed gives the same surrogate.
 
     Args:
-        model_fn: Called as `model_fn(config, width_ratio)`. Widths may change with the ratio; depth,
-            parameter names and the sizes of the model's input and output may not.
+        model_fn: Called as `model_fn(config, width_ratio)`. Widths may change with the ratio; depth, parameter names
+            and the sizes of the model's input and output may not.
         config: Handed to `model_fn` as it is.
         width_ratio: Surrogate width over target width, in (0, 1]. At 1 the result is the target itself, in
             standard parametrization, and every multiplier is 1.
-        example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments). If given,
+        example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments). Where it is given,
             the surrogate runs on it once, and an output whose size depends on the width is an error.
-        zero_readout: Start readouts at zero (Tensor Programs V, appendix D.2), so that surrogate and target
-            compute the same function, 0, before the first step. A readout that is tied to an embedding keeps
-            its weights.
+        zero_readout: Whether readouts start at zero (Tensor Programs V, appendix D.2), so that surrogate and target
+            compute the same function, 0, before the first step. A readout that is tied to an embedding keeps its
+            weights.
+        plan: From `plan_surrogate`, at the same ratio, for a configuration with which `model_fn` does the same; found
+            anew where it is None, which takes longer. The result is the same.
 
     Returns:
-        The module that `model_fn` built, with muP's initial scale, readout multipliers as forward-pre-hooks,
-        and its `WidthPlan` in the attribute `width_plan`.
+        The module that `model_fn` built, with muP's initial scale, readout multipliers as forward-pre-hooks, and its
+        `WidthPlan` in the attribute `width_plan`.
 
     Raises:
-        TypeError: `model_fn` takes no width ratio, or returns something else than an `nn.Module`.
-        ValueError: `width_ratio` lies outside (0, 1], `model_fn` fails, ignores the ratio, builds other
-            parameters at another width, a wider model or a layer of one unit, has lazy modules, or its
-            output depends on the width.
+        ValueError: where `width_ratio` is no number in (0, 1]; where `model_fn` takes no width ratio, fails, ignores
+            the ratio, or returns no `nn.Module`; where the model has other parameters at another width, grows as the
+            ratio falls, has a layer of one unit or lazy parameters; or where its output depends on the width.
+        PlanMismatch: where the model has other shapes than `plan`; it is a ValueError.
     """
     check_width_ratio(width_ratio)
     _check_signature(model_fn, config)
     if width_ratio == 1.0:
         return mark_as_target(_build(model_fn, config, 1.0))
-    build_narrow = functools.partial(_build, model_fn, config, width_ratio)
-    build_target = functools.partial(_build, model_fn, config, 1.0)
-    surrogate = build_narrow()
+    surrogate = _build(model_fn, config, width_ratio)
     with torch.random.fork_rng(devices=[]):
-        target, laws = initial_laws(build_target)
-        params = compare_shapes(shapes_of(target), shapes_of(surrogate))
-        refuse_single_units(params, surrogate, target)
-        factors = corrections(params, initial_laws(build_narrow)[1], laws, build_narrow, build_target)
+        if plan is None:
+            plan = _plan(model_fn, config, width_ratio, surrogate, measure=True)
+            assert plan is not None
+        else:
+            _check_plan(plan, width_ratio, surrogate)
         if example_input is not None:
             check_outputs(surrogate, _build_other(model_fn, config, width_ratio), example_input)
-    parametrize(surrogate, width_ratio, params, head_sizes(target))
-    rescale(surrogate, factors)
+    parametrize(surrogate, width_ratio, plan.params, plan.target_heads)
+    rescale(surrogate, plan.factors)
     if zero_readout:
         zero_modules(surrogate, tuple(width_plan(surrogate).readouts))
     return surrogate
+
+
+def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8) -> SurrogatePlan | None:
+    """Find out what `make_surrogate` needs to know beside the narrow model itself.
+
+    That holds for all configurations with which `model_fn` does the same.
+
+    Args:
+        model_fn: As for `make_surrogate`.
+        config: As for `make_surrogate`.
+        width_ratio: Surrogate width over target width, in (0, 1).
+
+    Returns:
+        The plan; None where the constructor alone does not tell how large initial weights are, which
+        `make_surrogate` then measures for each surrogate. Torch's random numbers stay as they are.
+
+    Raises:
+        ValueError: where `width_ratio` is no number in (0, 1), or as for `make_surrogate`.
+    """
+    check_width_ratio(width_ratio)
+    require(width_ratio < 1.0, "width_ratio", width_ratio, "below 1: the target itself needs no plan")
+    _check_signature(model_fn, config)
+    with torch.random.fork_rng(devices=[]):
+        return _plan(model_fn, config, width_ratio, _build(model_fn, config, width_ratio), measure=False)
+
+
+def _plan(
+    model_fn: ModelFn, config: Config, width_ratio: float, surrogate: nn.Module, *, measure: bool
+) -> SurrogatePlan | None:
+    """None where initial weights had to be measured, but may not be."""
+    build_narrow = functools.partial(_build, model_fn, config, width_ratio)
+    build_target = functools.partial(_build, model_fn, config, 1.0)
+    target, laws = initial_laws(build_target)
+    params = compare_shapes(shapes_of(target), shapes_of(surrogate))
+    refuse_single_units(params, surrogate, target)
+    factors, unread = corrections(params, initial_laws(build_narrow)[1], laws)
+    if unread and not measure:
+        return None
+    factors |= measured_corrections(params, unread, build_narrow, build_target)
+    return SurrogatePlan(width_ratio, params, factors, head_sizes(target))
+
+
+def _check_plan(plan: SurrogatePlan, width_ratio: float, surrogate: nn.Module) -> None:
+    require(width_ratio == plan.width_ratio, "width_ratio", width_ratio, f"that of `plan`, {plan.width_ratio!r}")
+    if shapes_of(surrogate) != {name: param.shape for name, param in plan.params.items()}:
+        raise PlanMismatch("`plan` is of a model of other shapes, but must be of one like the surrogate")
 
 
 def parametrize(
@@ -92,27 +159,20 @@ def parametrize(
     target_heads: Mapping[str, int],
     rounded: tuple[str, ...] = (),
 ) -> None:
-    """Give a narrow module muP's forward multipliers and its plan, in place; its weights stay as they are."""
+    """Give a narrow module the multipliers of muP's forward pass and its plan, in place.
+
+    Args:
+        module: The narrow model; its weights stay as they are.
+        width_ratio: The width ratio that was asked for.
+        params: Parameter name -> its widths.
+        target_heads: Module name -> size of an attention head in the target.
+        rounded: What did not divide and was rounded, one line each.
+    """
     readouts = find_readouts(module, params)
     logits = find_logit_scales(module, target_heads)
     scale_readouts(module, readouts)
     scale_logits(module, logits)
     setattr(module, PLAN_ATTRIBUTE, WidthPlan(width_ratio, params, readouts, logits, rounded))
-
-
-def check_width_ratio(width_ratio: float) -> None:
-    """Refuse anything that is not a number in (0, 1].
-
-    Raises:
-        TypeError: Not a number.
-        ValueError: Outside (0, 1], or NaN.
-    """
-    if isinstance(width_ratio, bool) or not isinstance(width_ratio, int | float):
-        raise TypeError(f"width_ratio is {width_ratio!r}, but must be a number in (0, 1]")
-    if not 0.0 < width_ratio <= 1.0:
-        raise ValueError(
-            f"width_ratio is {width_ratio!r}, but must lie in (0, 1]: a surrogate is no wider than its target"
-        )
 
 
 def _check_signature(model_fn: ModelFn, config: Config) -> None:
@@ -123,8 +183,8 @@ def _check_signature(model_fn: ModelFn, config: Config) -> None:
     try:
         signature.bind(config, 1.0)
     except TypeError:
-        raise TypeError(
-            f"model_fn takes {signature}, but must take (config, width_ratio); for a model without a width "
+        raise ValueError(
+            f"`model_fn` takes {signature}, but must take (config, width_ratio); for a model without a width "
             "argument, use surrogate.shrink(module, width_ratio, example_input)"
         ) from None
 
@@ -134,34 +194,34 @@ def _build(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
         module = model_fn(config, width_ratio)
     except Exception as error:
         raise ValueError(
-            f"model_fn failed at width_ratio={width_ratio:g} with config={config!r}: {type(error).__name__}: {error}"
+            f"`model_fn` failed at width_ratio={width_ratio:g} with config={config!r}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"model_fn returned {type(module).__name__} at width_ratio={width_ratio:g}, but must return a "
+        raise ValueError(
+            f"`model_fn` returned a {type(module).__name__} at width_ratio={width_ratio:g}, but must return a "
             "torch.nn.Module"
         )
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(
-                f"parameter {name!r} is lazy: it has no shape yet; give the layer its input size, or run "
-                "the model once on a batch inside model_fn"
+                f"parameter {name!r} is lazy: it has no shape yet; give the layer its input size, or run the model "
+                "once on a batch inside `model_fn`"
             )
     return module
 
 
 def _build_other(model_fn: ModelFn, config: Config, width_ratio: float) -> nn.Module:
-    """A second width to compare outputs with: narrow ones first, since they cost least."""
-    for ratio in (2 * width_ratio, width_ratio / 2):
+    """The model at a second width, to compare outputs with: narrow ones first, since they cost least."""
+    for other in (2 * width_ratio, width_ratio / 2):
         # Not every width need exist (heads may not divide it); the target always does.
-        with contextlib.suppress(TypeError, ValueError):
-            if ratio < 1.0:
-                return _build(model_fn, config, ratio)
+        with contextlib.suppress(ValueError):
+            if other < 1.0:
+                return _build(model_fn, config, other)
     return _build(model_fn, config, 1.0)
 
 
 def mark_as_target(module: nn.Module) -> nn.Module:
-    """Give an ordinary module the plan of width ratio 1, in place, and return it."""
+    """Give an ordinary module the width plan of a target, in which all multipliers are 1, in place, and return it."""
     shapes = shapes_of(module)
     params = {name: ParamWidth(shape, shape) for name, shape in shapes.items()}
     setattr(module, PLAN_ATTRIBUTE, WidthPlan(1.0, params, {}, {}))

@@ -33,11 +33,12 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
 def narrow_config(config: Any, width_ratio: float) -> Any:
     """A copy with fewer heads of the same size, a hidden size of that many heads and a narrower MLP.
 
-    Where the number of heads does not divide it is rounded up, and the MLP follows the hidden size. Key-value
-    heads are as many as divide the heads.
+    Where the ratio leaves no whole number of heads, it is rounded up, and the MLP follows the hidden size. Key-value
+    heads are rounded up to a number that divides the heads.
 
     Args:
-        config: A `transformers` configuration (GPT-2, Llama, BERT, ViT, ResNet, and what is named like them).
+        config: A `transformers` configuration (GPT-2, Llama, BERT, ViT, ResNet, or another with attributes of the same
+            names).
         width_ratio: In (0, 1].
     """
     narrow = copy.deepcopy(config)

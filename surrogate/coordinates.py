@@ -1,11 +1,10 @@
-"""`coordinate_check`: whether activations keep their size as the width grows, at the start and after a few
-steps.
+"""`coordinate_check`: whether activations keep their size as the width grows, at the start and after a few steps.
 
-In muP the coordinates of every module's output, and their change since initialization, do not grow with the
-width (Tensor Programs V, appendix D.1). Where a layer's do, hyperparameters that suit the narrow model blow
-up the wide one. Both are measured as a mean of absolute values, on one and the same batch after each step.
-The slope of log size over log width is 0 in theory, or below 0 in the first steps, where outputs start
-smaller in a wider model; in an ordinary model under Adam it is about 1/2 to 1 in the last layers.
+In muP the coordinates of every module's output, and their change since initialization, do not grow with the width
+(Tensor Programs V, appendix D.1). Where a layer's do, hyperparameters that suit the narrow model blow up the wide one.
+Both are measured as a mean of absolute values, on one and the same batch after each step. The slope of log size over
+log width is 0 in theory, or below 0 in the first steps, where outputs start smaller in a wider model; in an ordinary
+model under Adam it is about 1/2 to 1 in the last layers.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from surrogate.build import ModelFn, make_surrogate, mark_as_target
+from surrogate.checks import require
 from surrogate.recording import record_training
 from surrogate.training import Objective
 
@@ -76,11 +76,11 @@ class CoordinateCheck:
     def table(self) -> str:
         """Sizes and slopes after the last step, one line for each module, and the verdict."""
         last = max(row.step for row in self.rows)
-        ratios = sorted({row.width_ratio for row in self.rows})
+        width_ratios = sorted({row.width_ratio for row in self.rows})
         sizes = {(row.module, row.width_ratio): row.size for row in self.rows if row.step == last}
-        lines = [_row("module", [f"{ratio:.4g}" for ratio in ratios], "size slope", "change slope")]
+        lines = [_row("module", [f"{width_ratio:.4g}" for width_ratio in width_ratios], "size slope", "change slope")]
         for name, slope in self.size_slopes.items():
-            cells = [f"{sizes[name, ratio]:.4g}" for ratio in ratios]
+            cells = [f"{sizes[name, width_ratio]:.4g}" for width_ratio in width_ratios]
             lines.append(_row(name or "(output)", cells, f"{slope:.2f}", f"{self.change_slopes[name]:.2f}"))
         growing = ", ".join(name or "(output)" for name in self.growing)
         lines.append(f"failed after step {last}: {growing}" if growing else f"passed after step {last}")
@@ -108,7 +108,7 @@ def _row(name: str, cells: Sequence[str], *slopes: str) -> str:
 def coordinate_check(
     model_fn: ModelFn,
     config: Mapping[str, Any],
-    widths: Sequence[float],
+    width_ratios: Sequence[float],
     batches: Sequence[Any],
     objective: Objective,
     *,
@@ -121,29 +121,29 @@ def coordinate_check(
     Args:
         model_fn: As for `make_surrogate`.
         config: Its hyperparameters (see `surrogate.training.make_optimizer`) are used at every width.
-        widths: Width ratios, at least 2.
+        width_ratios: At least 2.
         batches: One optimizer step for each; outputs are recorded on the first one.
         objective: `objective(model, batch)` -> loss.
         seeds: How many random initializations to average over.
-        plain: Skip muP: ordinary narrow models under ordinary optimizers, to see what failing looks like.
+        plain: Whether to do without muP: ordinary narrow models under ordinary optimizers, to see what failing looks
+            like.
         max_slope: How steep log size over log width may be.
 
     Raises:
-        ValueError: Fewer than 2 widths, no batch, no seed, or what `make_surrogate` raises.
+        ValueError: where there are fewer than 2 width ratios, no batch or no seed, or as for `make_surrogate`.
     """
-    if len(set(widths)) < 2:
-        raise ValueError(f"widths is {list(widths)}, but must hold at least 2 different width ratios")
-    if not batches or seeds < 1:
-        raise ValueError(f"batches has {len(batches)} entries and seeds is {seeds}, but both must be at least 1")
+    require(len(set(width_ratios)) > 1, "width_ratios", list(width_ratios), "at least 2 different numbers")
+    require(len(batches) > 0, "batches", batches, "at least 1 batch")
+    require(seeds >= 1, "seeds", seeds, ">= 1")
     build = _build_plain if plain else make_surrogate
     found: dict[tuple[str, float, int], list[tuple[float, float]]] = defaultdict(list)
     for seed in range(seeds):
-        for ratio in widths:
+        for width_ratio in width_ratios:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model = build(model_fn, config, ratio)
+                model = build(model_fn, config, width_ratio)
                 for (name, step), pair in record_training(model, config, batches, objective).items():
-                    found[name, ratio, step].append(pair)
+                    found[name, width_ratio, step].append(pair)
     rows = tuple(Coordinate(*key, *map(_mean, zip(*pairs))) for key, pairs in found.items())
     last = [row for row in rows if row.step == len(batches)]
     sizes = _slopes({(row.module, row.width_ratio): row.size for row in last})
@@ -162,8 +162,8 @@ def _build_plain(model_fn: ModelFn, config: Any, width_ratio: float) -> nn.Modul
 def _slopes(sizes: Mapping[tuple[str, float], float]) -> dict[str, float]:
     """Module name -> slope, from sizes by module name and width ratio."""
     points = defaultdict(list)
-    for (name, ratio), size in sizes.items():
-        points[name].append((math.log(ratio), size))
+    for (name, width_ratio), size in sizes.items():
+        points[name].append((math.log(width_ratio), size))
     return {name: _slope(found) for name, found in points.items()}
 
 

@@ -1,8 +1,8 @@
 """What muP changes in the forward pass, as hooks that hold plain floats.
 
 Hooks leave parameter names and module classes alone, run under `torch.func.functional_call` and `torch.vmap`,
-survive `copy.deepcopy` and pickling, and compare by value. (`mup.MuReadout` reads an attribute planted on its
-weight, which a copy loses and vmap does not have.)
+survive `copy.deepcopy` and pickling, and compare by value. (`mup.MuReadout` reads an attribute planted on its weight,
+which a copy loses and vmap does not have.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ScaleInput:
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the positional inputs with the first one multiplied."""
         if not args:
-            raise TypeError(
+            raise ValueError(
                 f"a readout ({type(module).__name__}) must be called with its input as first positional argument"
             )
         return (args[0] * self.factor, *args[1:])
@@ -39,8 +39,8 @@ class ScaleInput:
 def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
     """Layers that read a width and write none: module name -> 1 / width_mult.
 
-    A tied readout (its weight is an embedding's) counts by its own layer: its input is scaled, the look-up is
-    not.
+    A tied readout, whose weight is an embedding's, counts as the layer that it is: its input is scaled, the look-up
+    is not.
     """
     widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
     readouts = {}
@@ -61,6 +61,6 @@ def _is_readout(layer: nn.Module, width: ParamWidth) -> bool:
 
 
 def scale_readouts(module: nn.Module, readouts: Mapping[str, float]) -> None:
-    """Register the input multipliers, in place."""
+    """Multiply the inputs of the named layers by their factors, in place."""
     for name, factor in readouts.items():
         module.get_submodule(name).register_forward_pre_hook(ScaleInput(factor))

@@ -18,23 +18,22 @@ from surrogate.laws import Law
 from surrogate.widths import ParamWidth
 
 _ENOUGH = 4096
-"""So many elements tell a scale to about 1 %; drawn in several builds where one has fewer."""
+"""A scale is measured on so many elements, to about 1 %; where a model has fewer, several models are built."""
 _MOST_BUILDS = 8
 
 
 def corrections(
-    params: Mapping[str, ParamWidth],
-    narrow: Mapping[str, Law],
-    target: Mapping[str, Law],
-    build_narrow: Callable[[], nn.Module],
-    build_target: Callable[[], nn.Module],
-) -> dict[str, float]:
-    """What to multiply each parameter of a freshly initialized surrogate by.
+    params: Mapping[str, ParamWidth], narrow: Mapping[str, Law], target: Mapping[str, Law]
+) -> tuple[dict[str, float], list[str]]:
+    """What to multiply each parameter of a freshly initialized surrogate by, as far as laws tell it.
 
     Args:
         params: The surrogate's widths relative to the target.
-        narrow, target: Parameter name -> the law of its initial weights, at either width.
-        build_narrow, build_target: Make either model; called where a parameter's laws are unknown.
+        narrow: Parameter name -> the law of its initial weights in the surrogate.
+        target: The same in the target.
+
+    Returns:
+        Parameter name -> factor, and the names of the parameters whose laws do not tell it.
     """
     factors = {}
     for name, param in params.items():
@@ -44,17 +43,35 @@ def corrections(
         elif own.size is not None and full.size is not None:
             scale = full.size / own.size if own.size else 1.0
             factors[name] = scale * (param.spread if own.random else 1.0)
-    unread = [name for name in params if name not in factors]
-    if unread:
-        own_sizes, full_sizes = _measure(build_narrow, unread), _measure(build_target, unread)
-        for name in unread:
-            own_size, full_size = own_sizes[name], full_sizes[name]
-            factors[name] = full_size / own_size * params[name].spread if own_size and full_size else 1.0
+    return factors, [name for name in params if name not in factors]
+
+
+def measured_corrections(
+    params: Mapping[str, ParamWidth],
+    names: Sequence[str],
+    build_narrow: Callable[[], nn.Module],
+    build_target: Callable[[], nn.Module],
+) -> dict[str, float]:
+    """The same for parameters whose laws do not tell it, from a few models of either width.
+
+    Args:
+        params: The surrogate's widths relative to the target.
+        names: Which parameters to measure; where there are none, no model is built.
+        build_narrow: Makes a surrogate.
+        build_target: Makes a target.
+    """
+    if not names:
+        return {}
+    own_sizes, full_sizes = _measure(build_narrow, names), _measure(build_target, names)
+    factors = {}
+    for name in names:
+        own_size, full_size = own_sizes[name], full_sizes[name]
+        factors[name] = full_size / own_size * params[name].spread if own_size and full_size else 1.0
     return factors
 
 
 def _measure(build: Callable[[], nn.Module], names: Sequence[str]) -> dict[str, float | None]:
-    """Parameter name -> root mean square over several builds; None where all of them are the same."""
+    """Parameter name -> root mean square over several models; None where it is the same in all of them."""
     draws = [_values(build, names), _values(build, names)]
     fewest = min(draws[0][name].numel() for name in names)
     while len(draws) < min(_MOST_BUILDS, _ENOUGH / fewest):

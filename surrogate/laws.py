@@ -29,7 +29,7 @@ _WRITES = {"copy_"} | _WRITES_PLACES
 _ZEROS, _ONES = {"zeros", "zero", "empty", "empty_strided", "empty_permuted"}, {"ones"}
 _GIVEN = {"full", "fill", "scalar_tensor"}
 _OF_VALUES = {torch.tensor, torch.as_tensor, Tensor.new_tensor, torch.linspace}
-"""What constructors read values of: single numbers, and `torch.linspace` for rates that differ from layer to layer."""
+"""These make tensors whose values constructors read: single numbers, and rates that differ from layer to layer."""
 _IS_META, _DEVICE = Tensor.is_meta.__get__, Tensor.device.__get__  # type: ignore[attr-defined]
 
 
@@ -63,12 +63,13 @@ def initial_laws(build: Callable[[], nn.Module]) -> tuple[nn.Module, dict[str, L
     """Build a model for its shapes and the laws of its initial weights.
 
     Args:
-        build: Makes the model; called again, with memory, where its constructor needs values that no law tells.
+        build: Makes the model. It is called again, with memory for the parameters, where its constructor reads values
+            that are not known beforehand.
 
     Returns:
         The model, whose parameters may have no values, and parameter name -> law.
     """
-    # Where the constructor itself is at fault, it fails again without being followed, and is told from there.
+    # A constructor that is itself at fault fails once more when it is not followed: that error is the user's to see.
     with contextlib.suppress(Exception):
         with torch.device("meta"), _HideMeta(), _Follow() as follow:
             model = build()
@@ -136,7 +137,7 @@ class _Follow(TorchDispatchMode):
         return {name: self._read(parameter) for name, parameter in module.named_parameters()}
 
     def _law(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Law]) -> Law:
-        """Of an operation's first output."""
+        """The law of an operation's first output."""
         name = _name(func)
         stem = name.removeprefix("new_").removesuffix("_").removesuffix("_like")
         if stem in _ZEROS | _ONES:
@@ -146,7 +147,7 @@ class _Follow(TorchDispatchMode):
         if name in _COPIES:
             return inputs[0]
         random = torch.Tag.nondeterministic_seeded in func.tags or any(law.random for law in inputs)
-        # What an operation makes of a sample instead of a tensor, it may refuse: its law is unknown, then.
+        # An operation may refuse a sample in place of the tensor that it was given: its law is unknown, then.
         with contextlib.suppress(Exception):
             return Law(self._sample(func, args, kwargs, inputs), random)
         return Law(None, random)
@@ -166,7 +167,10 @@ class _Follow(TorchDispatchMode):
         return None
 
     def _draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Random numbers of a law that plain numbers describe; evenly spread ones, so that few tell its size."""
+        """A sample of what an operation draws, if plain numbers describe its law; None if they do not.
+
+        The sample is spread evenly over the law, so that a few numbers tell its size.
+        """
         spread = (torch.randperm(_COUNT, generator=self._generator, device="cpu").double() + 0.5) / _COUNT
         numbers = [value for value in args if isinstance(value, float | int)]
         stem = _name(func).removesuffix("_").removesuffix("_like")
@@ -208,13 +212,18 @@ class _Follow(TorchDispatchMode):
 
 @dataclass
 class _Content:
-    """Of a storage: the law by which it was filled, then region -> (elements, law) where parts were written anew."""
+    """What a storage holds.
+
+    Attributes:
+        whole: The law by which it was filled.
+        parts: Region -> number of elements and law, where a part was written anew since.
+    """
 
     whole: Law
     parts: dict[Any, tuple[int, Law]]
 
     def mixture(self, count: int) -> Law:
-        """Of all of it, `count` elements."""
+        """The law of a tensor that is the whole storage, of `count` elements."""
         rest = count - sum(own for own, _ in self.parts.values())
         laws = list(self.parts.values()) + ([(rest, self.whole)] if rest else [])
         squares = [(own, law.size**2) for own, law in laws if law.size is not None]
@@ -228,7 +237,7 @@ def _name(func: Any) -> str:
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Of an operation's inputs or outputs, which are tensors, or lists of them."""
+    """The tensors among an operation's inputs or outputs, which may be lists of tensors."""
     lists = [value if isinstance(value, list | tuple) else (value,) for value in values]
     return [value for own in lists for value in own if isinstance(value, Tensor) and value.layout == torch.strided]
 
@@ -238,7 +247,7 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 
 def _region(tensor: Tensor) -> Any:
-    """What part of its storage a tensor is; None for all of it."""
+    """Which part of its storage a tensor is; None for all of it."""
     if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
         return None
     return tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
@@ -257,7 +266,7 @@ def _mapped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: l
 
 
 def _value(func: Any, args: Sequence[Any], law: Law) -> Any:
-    """Of a tensor of one element that the constructor reads: its own, or, where it has none, the sample's."""
+    """The value that a constructor reads of a tensor of one element: its own, or the sample's where it has none."""
     try:
         return func(*args)
     except Exception:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mup import InfShape
+from mup.infshape import InfShape
 from torch import nn
 
+from surrogate.checks import require
 from surrogate.widths import PLAN_ATTRIBUTE, WidthPlan
 
 
@@ -40,15 +41,12 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
         optimizer: `"sgd"`, `"adam"` or `"adamw"`.
 
     Returns:
-        Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio
-        1.
+        Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio 1.
 
     Raises:
-        ValueError: `optimizer` is another word.
-        TypeError: `surrogate` carries no width plan.
+        ValueError: where `optimizer` is another word, or `surrogate` has no width plan.
     """
-    if optimizer not in _RULES:
-        raise ValueError(f"optimizer is {optimizer!r}, but must be one of {sorted(_RULES)}")
+    require(optimizer in _RULES, "optimizer", optimizer, f"one of {sorted(_RULES)}")
     rule = _RULES[optimizer]
     return {name: rule(param.infshape()) for name, param in width_plan(surrogate).params.items()}
 
@@ -56,17 +54,20 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
 def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independent: bool = True) -> dict[str, float]:
     """What each parameter's weight decay is multiplied by on a surrogate.
 
-    Independent weight decay keeps learning rate x weight decay, the fraction of a weight that one step
-    removes, what it is on the target: the multiplier is 1 over the learning rate's. It is what `mup`'s
-    optimizers do.
+    Independent weight decay keeps learning rate x weight decay, the fraction of a weight that one step removes, what it
+    is on the target: the multiplier is 1 over the learning rate's. It is what `mup`'s optimizers do.
 
     Args:
         surrogate: As for `lr_multipliers`.
         optimizer: As for `lr_multipliers`.
-        independent: False leaves the decay coupled to the multiplied learning rate: every multiplier is 1.
+        independent: Whether the decay is independent; else it follows the multiplied learning rate, and every
+            multiplier is 1.
+
+    Returns:
+        Parameter name -> multiplier, as `lr_multipliers` does.
 
     Raises:
-        ValueError, TypeError: As for `lr_multipliers`.
+        ValueError: as for `lr_multipliers`.
     """
     rates = lr_multipliers(surrogate, optimizer)
     return {name: 1.0 / rate if independent else 1.0 for name, rate in rates.items()}
@@ -76,12 +77,12 @@ def width_plan(surrogate: nn.Module) -> WidthPlan:
     """The plan that `make_surrogate` or `shrink` left on a module.
 
     Raises:
-        TypeError: There is none.
+        ValueError: where there is none.
     """
     plan = getattr(surrogate, PLAN_ATTRIBUTE, None)
     if not isinstance(plan, WidthPlan):
-        raise TypeError(
-            f"surrogate is a {type(surrogate).__name__} without a width plan; it must come from "
-            "make_surrogate or shrink"
+        raise ValueError(
+            f"`surrogate` is a {type(surrogate).__name__} without a width plan, but must come from make_surrogate or "
+            "shrink"
         )
     return plan

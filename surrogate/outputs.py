@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 def call_model(module: nn.Module, example_input: Any) -> Any:
-    """Run a module on a batch: a dict holds keyword, a tuple positional arguments, else it is the one."""
+    """Run a module on a batch: a dict of keyword arguments, a tuple of positional ones, or else the only one."""
     if isinstance(example_input, Mapping):
         return module(**example_input)
     if isinstance(example_input, tuple):
@@ -38,10 +39,22 @@ def output_shapes(output: Any, path: str = "output") -> dict[str, Shape]:
     return {inner: shape for key, value in items for inner, shape in output_shapes(value, f"{path}[{key!r}]").items()}
 
 
-def run_for_shapes(module: nn.Module, example_input: Any) -> dict[str, Shape]:
-    """Output shapes on one batch; the module itself, running statistics included, stays untouched."""
-    with torch.no_grad():
-        return output_shapes(call_model(copy.deepcopy(module), example_input))
+def run_for_shapes(
+    module: nn.Module, example_input: Any, during: contextlib.AbstractContextManager[Any] | None = None
+) -> dict[str, Shape]:
+    """Output shapes on one batch.
+
+    A copy runs, so that the module stays as it is, running statistics included; so do torch's random numbers on the
+    CPU.
+
+    Args:
+        module: Any module.
+        example_input: One batch, as for `call_model`.
+        during: Entered while the copy runs.
+    """
+    own = copy.deepcopy(module)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), during or contextlib.nullcontext():
+        return output_shapes(call_model(own, example_input))
 
 
 def record_calls(module: nn.Module, running: list[str]) -> list[RemovableHandle]:
@@ -66,15 +79,15 @@ def check_outputs(narrow: nn.Module, other: nn.Module, example_input: Any) -> No
         example_input: One batch, as for `call_model`.
 
     Raises:
-        ValueError: The model fails on the batch, or an output's size differs between the widths.
+        ValueError: where the model fails on the batch, or an output's size differs between the widths.
     """
     try:
         shapes, others = run_for_shapes(narrow, example_input), run_for_shapes(other, example_input)
     except Exception as error:
-        raise ValueError(f"the surrogate cannot run on example_input: {type(error).__name__}: {error}") from error
+        raise ValueError(f"the surrogate cannot run on `example_input`: {type(error).__name__}: {error}") from error
     for path, shape in shapes.items():
         if others.get(path) != shape:
             raise ValueError(
-                f"the model's {path} depends on width_ratio: its shape is {shape} at one width and "
+                f"the model's {path} depends on `width_ratio`: its shape is {shape} at one width and "
                 f"{others.get(path)} at another; keep the size of the last layer's output"
             )

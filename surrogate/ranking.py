@@ -1,7 +1,7 @@
 """How well scores at one width rank configurations at another: plain statistics, no tensors.
 
-A score is what the tuner minimizes or maximizes, one for each configuration. NaN and infinities are diverged
-trials: they are worst, and tie with each other.
+A score is what the tuner minimizes or maximizes, one for each configuration. A score that is NaN or infinite is that of
+a diverged trial: it is worst, and ties with others of its kind.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from surrogate.checks import require
 
 Mode = Literal["min", "max"]
 Verdict = Literal["trusted", "doubtful", "refused"]
@@ -57,26 +59,23 @@ def compare_rankings(
         wide: The scores of the same configurations, in the same order, at the wide width.
         mode: `"min"` where a smaller score is better, `"max"` where a larger one is.
         top_k: How many configurations move on, from 1 to the number of configurations.
-        tolerance: A regret up to this counts as none; the seed-to-seed spread of the wide model is a good
-        choice.
+        tolerance: A regret up to this counts as none; the seed-to-seed spread of the wide model is a good choice.
 
     Raises:
-        ValueError: The lists differ in length or hold fewer than 4 scores, or `mode`, `top_k` or `tolerance`
-        is out of range.
+        ValueError: where the lists differ in length or hold fewer than 4 scores, or `mode`, `top_k` or `tolerance` is
+            out of range.
 
     >>> compare_rankings([1, 2, 3, 4], [10, 20, 40, 30]).rho
     0.8
     """
     if len(narrow) != len(wide) or len(narrow) < _FEWEST:
         raise ValueError(
-            f"narrow and wide have {len(narrow)} and {len(wide)} scores, but must have equally many, at least {_FEWEST}"
+            f"`narrow` and `wide` have {len(narrow)} and {len(wide)} scores, but must have equally many, at least "
+            f"{_FEWEST}"
         )
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode is {mode!r}, but must be 'min' or 'max'")
-    if not 1 <= top_k <= len(narrow):
-        raise ValueError(f"top_k is {top_k}, but must lie between 1 and the number of configurations, {len(narrow)}")
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance is {tolerance}, but must be at least 0")
+    require(mode in ("min", "max"), "mode", mode, "'min' or 'max'")
+    require(1 <= top_k <= len(narrow), "top_k", top_k, f"from 1 to the number of configurations, {len(narrow)}")
+    require(tolerance >= 0, "tolerance", tolerance, ">= 0")
     losses_narrow, losses_wide = _losses(narrow, mode), _losses(wide, mode)
     rho = spearman(losses_narrow, losses_wide)
     regret = {k: _regret(losses_narrow, losses_wide, k) for k in sorted({1, 2, 3, top_k})}

@@ -4,49 +4,59 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-import sympy  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from surrogate.sizes import evaluate
+from surrogate.outputs import Shape
 from surrogate.slices import take_part
-from surrogate.tracing import SizeTrace
+
+AttributeKey = tuple[str, str]
+"""Module name, attribute name."""
 
 
-def resize(module: nn.Module, trace: SizeTrace, values: Mapping[sympy.Symbol, int]) -> nn.Module:
-    """Rebuild `module` at the sizes that `values` gives its symbols; ties between tensors are kept.
+@dataclass(frozen=True)
+class NarrowSizes:
+    """What sizes a module is copied at, as plain numbers.
+
+    Attributes:
+        tensors: Parameter or buffer name -> its shape in the copy.
+        attributes: Integer attribute, or tuple of sizes -> its numbers in the module and in the copy.
+    """
+
+    tensors: Mapping[str, Shape]
+    attributes: Mapping[AttributeKey, tuple[Shape, Shape]]
+
+
+def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
+    """Rebuild `module` at other sizes; ties between tensors are kept.
 
     Buffers are random parts of the module's own. Parameters are uninitialized memory, for the caller to fill.
     """
-    shapes = {name: evaluate(sizes, values) for name, sizes in trace.tensors.items()}
-    narrow = copy.deepcopy(module)
-    _replace_tensors(narrow, shapes)
-    for (name, attribute), sizes in trace.attributes.items():
-        layer, new = narrow.get_submodule(name), evaluate(sizes, values)
+    parameters, buffers = module.named_parameters(), module.named_buffers()
+    memo: dict[int, Any] = {id(tensor): _like(tensor, sizes.tensors[name]) for name, tensor in parameters}
+    memo |= {id(tensor): take_part(tensor, sizes.tensors[name]) for name, tensor in buffers}
+    # The narrow tensors take the wide ones' places while the module is copied, wherever it holds them.
+    narrow = copy.deepcopy(module, memo)
+    for (name, attribute), (_, new) in sizes.attributes.items():
+        layer = narrow.get_submodule(name)
         setattr(layer, attribute, new if isinstance(getattr(layer, attribute), tuple) else new[0])
     for layer in narrow.modules():
         _update_torch_attributes(layer)
     return narrow
 
 
-def _replace_tensors(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    replaced: dict[int, Tensor] = {}
-    for prefix, layer in module.named_modules():
-        for table in (layer._parameters, layer._buffers):
-            for key, tensor in table.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in replaced:
-                    replaced[id(tensor)] = _resized(tensor, shapes[f"{prefix}.{key}" if prefix else key])
-                table[key] = replaced[id(tensor)]
+def _like(parameter: Tensor, shape: Shape) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().new_empty(shape), requires_grad=parameter.requires_grad)
 
 
-def _resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(tensor.detach().new_empty(shape), requires_grad=tensor.requires_grad)
-    return take_part(tensor, shape)
+def size_of(layer: nn.Module, attribute: str) -> Shape:
+    """The number, or the numbers, that an attribute holds."""
+    value = getattr(layer, attribute)
+    return tuple(value) if isinstance(value, tuple) else (value,)
 
 
 def _update_torch_attributes(layer: nn.Module) -> None:

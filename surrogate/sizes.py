@@ -9,10 +9,20 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
+from surrogate.resize import NarrowSizes
 from surrogate.tracing import SizeTrace
 
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """What widths are rounded up to a multiple of, tried in turn until all equations hold."""
+
+
+def narrow_sizes(trace: SizeTrace, width_ratio: float) -> NarrowSizes:
+    """Choose the sizes of the narrow copy of the module that was traced; see `scale_sizes`."""
+    values = scale_sizes(trace, width_ratio)
+    return NarrowSizes(
+        {name: evaluate(sizes, values) for name, sizes in trace.tensors.items()},
+        {key: (evaluate(sizes, trace.sizes), evaluate(sizes, values)) for key, sizes in trace.attributes.items()},
+    )
 
 
 def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]:
@@ -26,7 +36,7 @@ def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]
         width_ratio: In (0, 1].
 
     Raises:
-        ValueError: Nothing can be scaled, or no rounding satisfies the equations.
+        ValueError: where nothing can be scaled, or no rounding satisfies the equations.
     """
     roles = _roles(trace)
     if not roles.widths and not roles.counts:
@@ -91,8 +101,7 @@ def _roles(trace: SizeTrace) -> _Roles:
     names = {s: key[1] for key, sizes in trace.attributes.items() for dim in sizes for s in dim.free_symbols}
     tied = {s for e in trace.equations if e.free_symbols & trace.seeds for s in e.free_symbols}
     full = {size for sizes in trace.tensors.values() for size in evaluate(sizes, trace.sizes)}
-    # An attribute that no tensor is as large as splits a width into heads: it counts them, or is the size of
-    # one.
+    # An attribute that no tensor is as large as splits a width into heads: it counts them, or is the size of one.
     parts = {s for s in (tied | trace.seeds) & names.keys() if trace.sizes[s] not in full}
     counts = {s for s in parts if _names_a_count(names[s])}
     return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts), frozenset(parts - counts))

@@ -1,10 +1,9 @@
 """Which sizes of a module must agree: asked of torch's own symbolic shape inference.
 
-Every dimension of every parameter and buffer, and every integer attribute that could be a size, becomes a
-symbol; the input's sizes stay numbers. One forward pass without data (fake tensors) then leaves the
-constraints behind: residual sums, concatenations, flattening before a linear layer, grouped convolutions and
-attention heads all come out as equations, because torch's operators state them. Nothing here knows what the
-operators do.
+Every dimension of every parameter and buffer, and every integer attribute that could be a size, becomes a symbol; the
+input's sizes stay numbers. One forward pass without data (fake tensors) then leaves the constraints behind: residual
+sums, concatenations, flattening before a linear layer, grouped convolutions and attention heads all come out as
+equations, because torch's operators state them. Nothing here knows what the operators do.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from surrogate.outputs import call_model, record_calls
-
-AttributeKey = tuple[str, str]
-"""Module name, attribute name."""
+from surrogate.resize import AttributeKey
 
 _SIZES_OF_TORCH_LAYERS = {"embed_dim", "kdim", "vdim", "num_heads", "head_dim", "hidden_size", "proj_size"}
 
@@ -62,7 +59,7 @@ def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
         example_input: One batch, as for `call_model`.
 
     Raises:
-        ValueError: The forward pass fails; the message names the innermost module that was running.
+        ValueError: where the forward pass fails; the message names the innermost module that was running.
     """
     return _Tracer(module).trace(example_input)
 

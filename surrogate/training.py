@@ -33,11 +33,11 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
             `momentum`, `dampening`, `nesterov`; for Adam `beta1`, `beta2`, `eps`. What is left out has torch's default.
 
     Raises:
-        ValueError: `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
+        ValueError: where `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
             torch's optimizers do not have.
     """
     if "lr" not in config:
-        raise ValueError(f"config has no 'lr', only {sorted(config)}; a configuration must state its learning rate")
+        raise ValueError(f"`config` has no 'lr', only {sorted(config)}; a configuration must state its learning rate")
     _refuse(config, "independent_weight_decay")
     kind = config.get("optimizer", "adamw")
     rates = lr_multipliers(surrogate, kind)
@@ -64,7 +64,7 @@ def _refuse(config: Mapping[str, Any], *keys: str) -> None:
     for key in keys:
         if config.get(key, _ABSENT[key]) != _ABSENT[key]:
             raise ValueError(
-                f"config has {key}={config[key]!r}, which this plain training loop does not follow; leave it out, or "
+                f"`config` has {key}={config[key]!r}, which this plain training loop does not follow; leave it out, or "
                 "hand `transfer_check` a score_fn that trains as you do"
             )
 
@@ -73,7 +73,7 @@ def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.o
     """`make_optimizer` for the loops of this package, which know no `schedule` and no `warmup_epochs`.
 
     Raises:
-        ValueError: The configuration has one, or as for `make_optimizer`.
+        ValueError: where the configuration has one, or as for `make_optimizer`.
     """
     _refuse(config, *_ABSENT)
     return make_optimizer(model, config)

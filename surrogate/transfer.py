@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from surrogate.build import ModelFn, check_width_ratio, make_surrogate
+from surrogate.build import ModelFn, make_surrogate
+from surrogate.checks import check_width_ratio, require
 from surrogate.ranking import Mode, RankComparison, compare_rankings
 from surrogate.training import Objective, evaluate, train
 
@@ -23,14 +24,16 @@ class TransferCheck:
 
     Attributes:
         configs: The configurations.
-        narrow_ratio, wide_ratio: The two widths, relative to the target.
-        narrow, wide: Their scores, in the order of `configs`.
+        narrow_width_ratio: Width ratio of the surrogate in question.
+        wide_width_ratio: The one that it is compared with.
+        narrow: Scores at the first, in the order of `configs`.
+        wide: Scores at the second.
         comparison: Rank correlation, regrets and the verdict.
     """
 
     configs: tuple[Config, ...]
-    narrow_ratio: float
-    wide_ratio: float
+    narrow_width_ratio: float
+    wide_width_ratio: float
     narrow: tuple[float, ...]
     wide: tuple[float, ...]
     comparison: RankComparison
@@ -40,8 +43,8 @@ def transfer_check(
     score_fn: ScoreFn,
     configs: Sequence[Config],
     *,
-    narrow_ratio: float = 1 / 8,
-    wide_ratio: float = 1 / 4,
+    narrow_width_ratio: float = 1 / 8,
+    wide_width_ratio: float = 1 / 4,
     mode: Mode = "min",
     top_k: int = 3,
     tolerance: float = 0.0,
@@ -51,25 +54,27 @@ def transfer_check(
     Args:
         score_fn: Trains and scores configurations at one width; `plain_score_fn` makes one.
         configs: At least 4, spread over the search space.
-        narrow_ratio: Width ratio of the surrogate in question.
-        wide_ratio: What it is compared with, above `narrow_ratio`: 1 is the target, and less is cheaper.
-        mode, top_k, tolerance: As for `compare_rankings`.
+        narrow_width_ratio: Width ratio of the surrogate in question.
+        wide_width_ratio: The larger one that it is compared with: 1 is the target, and less is cheaper.
+        mode: As for `compare_rankings`.
+        top_k: As for `compare_rankings`.
+        tolerance: As for `compare_rankings`.
 
     Raises:
-        ValueError: The ratios are out of range or order, `score_fn` returns another number of scores, or the
-            arguments of `compare_rankings` are out of range.
+        ValueError: where the width ratios are out of range or order, `score_fn` returns another number of scores, or
+            the arguments of `compare_rankings` are out of range.
     """
-    check_width_ratio(narrow_ratio)
-    check_width_ratio(wide_ratio)
-    if narrow_ratio >= wide_ratio:
-        raise ValueError(f"narrow_ratio is {narrow_ratio:g}, but must be below wide_ratio, {wide_ratio:g}")
-    narrow, wide = (tuple(score_fn(configs, ratio)) for ratio in (narrow_ratio, wide_ratio))
+    check_width_ratio(narrow_width_ratio, "narrow_width_ratio")
+    check_width_ratio(wide_width_ratio, "wide_width_ratio")
+    rule = f"below `wide_width_ratio`, {wide_width_ratio:g}"
+    require(narrow_width_ratio < wide_width_ratio, "narrow_width_ratio", narrow_width_ratio, rule)
+    narrow, wide = (tuple(score_fn(configs, width_ratio)) for width_ratio in (narrow_width_ratio, wide_width_ratio))
     if len(narrow) != len(configs):
         raise ValueError(
-            f"score_fn returned {len(narrow)} scores for {len(configs)} configs, but must return one for each"
+            f"`score_fn` returned {len(narrow)} scores for {len(configs)} configs, but must return one for each"
         )
     comparison = compare_rankings(narrow, wide, mode=mode, top_k=top_k, tolerance=tolerance)
-    return TransferCheck(tuple(configs), narrow_ratio, wide_ratio, narrow, wide, comparison)
+    return TransferCheck(tuple(configs), narrow_width_ratio, wide_width_ratio, narrow, wide, comparison)
 
 
 def plain_score_fn(
@@ -80,16 +85,14 @@ def plain_score_fn(
     *,
     seed: int = 0,
 ) -> ScoreFn:
-    """Score by training one model after another with torch's own optimizers: validation loss, smaller is
-    better.
+    """Score by training one model after another with torch's own optimizers: validation loss, smaller is better.
 
     Args:
         model_fn: As for `make_surrogate`.
         train_batches: One optimizer step for each.
         val_batches: Scored after the last step.
         objective: `objective(model, batch)` -> loss.
-        seed: Of the initial weights, the same for every configuration; torch's global generator is left as it
-        was.
+        seed: Of the initial weights, the same for every configuration; torch's global generator is left as it was.
     """
 
     def score(configs: Sequence[Config], width_ratio: float) -> list[float]:

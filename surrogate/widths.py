@@ -1,7 +1,7 @@
 """Which dimensions of a model are widths, and how much narrower they are than the target's.
 
-Read off by comparing shapes, never names. The base shapes (in the sense of the `mup` package) are the
-target's: every width multiplier of the surrogate is at most 1, and those of the target are exactly 1.
+Read off by comparing shapes, never names. The base shapes (in the sense of the `mup` package) are the target's: every
+width multiplier of the surrogate is at most 1, and those of the target are exactly 1.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mup import InfDim, InfShape, zip_infshapes
+from mup.infshape import InfDim, InfShape
 from torch import nn
 
 PLAN_ATTRIBUTE = "width_plan"
@@ -79,15 +79,14 @@ def compare_shapes(target: Mapping[str, Shape], narrow: Mapping[str, Shape]) -> 
     """Compare two shape tables of one model at two widths.
 
     Raises:
-        ValueError: The names or the numbers of dimensions differ, a dimension of the narrow model is larger
-            than the target's, no dimension differs, or a parameter has more than two widths (muP defines no
-            rule for it).
+        ValueError: where the names or the numbers of dimensions differ, a dimension of the narrow model is larger than
+            the target's, no dimension differs, or a parameter has more than two widths, for which muP has no rule.
     """
     if target.keys() != narrow.keys():
         differing = sorted(target.keys() ^ narrow.keys())
         raise ValueError(
-            f"model_fn builds other parameter names at another width_ratio: {differing[:5]} exist at one "
-            "width only; the ratio may change sizes alone (keep the depth and the kind of every layer)"
+            f"`model_fn` builds other parameter names at another width_ratio: {differing[:5]} exist at one width only; "
+            "the width ratio may change sizes alone (keep the depth and the kind of every layer)"
         )
     for name, base in target.items():
         if len(base) != len(narrow[name]):
@@ -102,19 +101,21 @@ def compare_shapes(target: Mapping[str, Shape], narrow: Mapping[str, Shape]) -> 
             )
     if all(target[name] == narrow[name] for name in target):
         raise ValueError(
-            "model_fn ignores width_ratio: every parameter has the same shape as at width_ratio=1.0; "
+            "`model_fn` ignores width_ratio: every parameter has the same shape as at width_ratio=1.0; "
             "multiply the hidden sizes by it"
         )
-    _check_width_count(zip_infshapes(dict(target), dict(narrow)))
-    return {name: ParamWidth(target[name], narrow[name]) for name in target}
+    params = {name: ParamWidth(target[name], narrow[name]) for name in target}
+    _check_width_count(params)
+    return params
 
 
-def _check_width_count(infshapes: Mapping[str, InfShape]) -> None:
-    for name, infshape in infshapes.items():
-        if infshape.ninf() > 2:
+def _check_width_count(params: Mapping[str, ParamWidth]) -> None:
+    for name, param in params.items():
+        widths = param.infshape().ninf()
+        if widths > 2:
             raise ValueError(
-                f"parameter {name!r} changes in {infshape.ninf()} dimensions ({infshape.base_shape()} to "
-                f"{infshape.shape()}), but muP has rules for at most 2; keep the others at their full size"
+                f"parameter {name!r} changes in {widths} dimensions ({param.target_shape} to {param.shape}), but muP "
+                "has rules for at most 2; keep the others at their full size"
             )
 
 
@@ -122,7 +123,7 @@ def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, tar
     """Refuse a width of one unit, which says nothing of a wide layer. One head of the target's head size is fine.
 
     Raises:
-        ValueError: A width falls to 1; the message names the first parameter that has it.
+        ValueError: where a width falls to 1; the message names the first parameter that has it.
     """
     for name, param in params.items():
         fallen = [full for full, size in zip(param.target_shape, param.shape) if size == 1 < full]

@@ -38,7 +38,7 @@ def test_digits_on_ray_ends_with_the_same_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "ray_script.py"), "--storage", str(tmp_path)]
+    command = [sys.executable, str(EXAMPLES / "ray_script.py"), "--storage", str(tmp_path), "--trials", "4"]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
     )
@@ -48,9 +48,9 @@ def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None
     warnings = [line for line in said.splitlines() if "WARN" in line or "Warning" in line]
     assert [line for line in warnings if "Token authentication" not in line] == []  # Ray's own, once
     trials = re.findall(r"^\w+: [\d.]+((?: \d)+)$", done.stdout, re.MULTILINE)
-    assert len(trials) == 8
+    assert len(trials) == 4
     assert " 1 2 4 4 8 8 8 8" in trials
-    assert " 1" in trials
+    assert any(workers in (" 1", " 1 2", " 1 2 4 4") for workers in trials), "none was stopped"
     best = re.search(r"^best: .*accuracy ([\d.]+) with 8 workers$", done.stdout, re.MULTILINE)
     assert best, done.stdout
     assert float(best[1]) >= 0.9

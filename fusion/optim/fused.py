@@ -4,16 +4,18 @@ Shape suffixes: K members, P trainable parameters. Hyperparameters are kept as v
 from parameter to parameter (multipliers, step counts) as [P, K], the moments as [K, ...] like the parameters.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusion.members import member_indices, member_vector
+from fusion.checks import require
+from fusion.members import member_indices, member_rows, member_vector
 from fusion.model import FusedModel
 from fusion.optim import native, vectorized
 from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
@@ -28,16 +30,16 @@ class FusedOptimizer:
     as few kernels as one if those of one optimizer stand side by side.
 
     Args:
-        fused: the model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
+        fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
         members: K hyperparameters.
-        lr_multipliers: optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: likewise, for the weight decay.
+        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: Likewise, for the weight decay.
 
     Attributes:
         lr_factor_K: [K], what a schedule multiplies each member's learning rate with; 1 at first.
 
     Raises:
-        ValueError: if there are not K hyperparameters, or multipliers name no parameter.
+        ValueError: where there are not K hyperparameters, or multipliers name no parameter.
     """
 
     def __init__(
@@ -48,13 +50,12 @@ class FusedOptimizer:
         lr_multipliers: Multipliers | None = None,
         weight_decay_multipliers: Multipliers | None = None,
     ) -> None:
-        if len(members) != fused.K:
-            raise ValueError(f"hyperparameters for {len(members)} members, but the fused model has {fused.K}")
+        require(len(members) == fused.K, "len(members)", len(members), f"{fused.K}, as many as `fused` has")
         self.fused = fused
         self.members = list(members)
         self.names = [name for name, p in fused.stacked.items() if p.requires_grad]
         if not self.names:
-            raise ValueError("the fused model has no stacked parameter that needs gradients")
+            raise ValueError("`fused` has no stacked parameter that needs gradients")
         self.state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         self.steps_PK = torch.zeros(len(self.names), fused.K, dtype=torch.float64)
         self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
@@ -104,17 +105,17 @@ class FusedOptimizer:
             setattr(self, name, getattr(self, name)[..., chosen])
         for moments in self.state.values():
             for key, moment in moments.items():
-                moments[key] = moment[torch.tensor(chosen, device=moment.device)]
+                moments[key] = member_rows(moment, chosen)
         self._tabulate()
 
-    def concat(self, other: "FusedOptimizer") -> None:
+    def concat(self, other: FusedOptimizer) -> None:
         """Append the members of `other`, with their state, as `FusedModel.concat` does.
 
         Raises:
-            ValueError: if the two optimize different parameters.
+            ValueError: where the two optimize different parameters.
         """
         if self.names != other.names:
-            raise ValueError("other optimizes different parameters, so its members cannot join")
+            raise ValueError("`other` optimizes other parameters, so its members cannot join")
         self.state = {n: _join(self.state[n], other.state[n], self.K, other.K) for n in self.names}
         self.members = self.members + other.members
         for name in ("steps_PK", "lr_factor_K", "_lr_multipliers_PK", "_decay_multipliers_PK"):
@@ -130,7 +131,7 @@ class FusedOptimizer:
             module: What it is to update: `fused.unfuse(k)`.
 
         Raises:
-            IndexError: if `k` is not in [-K, K).
+            IndexError: where `k` is not in [-K, K).
         """
         (k,) = member_indices([k], self.K)
         hp = self.members[k]
@@ -147,10 +148,9 @@ class FusedOptimizer:
         return optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` restores, hyperparameters included: tensors and plain values
-        only."""
+        """Everything that `load_state_dict` restores, hyperparameters included: tensors and plain values only."""
         return {
-            "members": [asdict(hp) for hp in self.members],
+            "members": [dict(vars(hp)) for hp in self.members],
             "names": list(self.names),
             "state": {name: _clone(moments) for name, moments in self.state.items()},
             "steps": self.steps_PK.clone(),
@@ -159,26 +159,36 @@ class FusedOptimizer:
             "weight_decay_multipliers": self._decay_multipliers_PK.clone(),
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None) -> None:
         """Restore what `state_dict` returned.
 
+        Args:
+            state_dict: Of as many members as the model has, or of more.
+            members: Which of the members in `state_dict` to load, in this order, as after `keep(members)`; all if None.
+
         Raises:
-            ValueError: if it is of other parameters, or of another number of members than the model has.
+            ValueError: where it is of other parameters, or of another number of members than the model has.
+            IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
         """
         if list(state_dict["names"]) != self.names:
-            raise ValueError("state_dict is of an optimizer for other parameters")
-        if len(state_dict["members"]) != self.fused.K:
-            raise ValueError(f"state_dict has {len(state_dict['members'])} members, the model {self.fused.K}")
+            raise ValueError("`state_dict` is of an optimizer for other parameters")
+        K = len(state_dict["members"])
+        chosen = list(range(K)) if members is None else member_indices(members, K, "members")
+        if len(chosen) != self.fused.K:
+            raise ValueError(f"`state_dict` has {len(chosen)} members, but must have {self.fused.K}, as the model has")
         stacked = self.fused.stacked
-        self.members = [Hyperparameters(**hp) for hp in state_dict["members"]]
+        self.members = [Hyperparameters(**state_dict["members"][k]) for k in chosen]
         self.state = {
-            name: {key: moment.to(stacked[name].device, copy=True) for key, moment in moments.items()}
+            name: {
+                key: (moment if members is None else member_rows(moment, chosen)).to(stacked[name].device, copy=True)
+                for key, moment in moments.items()
+            }
             for name, moments in state_dict["state"].items()
         }
-        self.steps_PK = state_dict["steps"].clone()
-        self.lr_factor_K = state_dict["lr_factor"].clone()
-        self._lr_multipliers_PK = state_dict["lr_multipliers"].clone()
-        self._decay_multipliers_PK = state_dict["weight_decay_multipliers"].clone()
+        self.steps_PK = state_dict["steps"][..., chosen]
+        self.lr_factor_K = state_dict["lr_factor"][..., chosen]
+        self._lr_multipliers_PK = state_dict["lr_multipliers"][..., chosen]
+        self._decay_multipliers_PK = state_dict["weight_decay_multipliers"][..., chosen]
         self._tabulate()
 
     def _per_parameter(self, multipliers: Multipliers | None) -> Tensor:

@@ -1,10 +1,12 @@
-"""The hyperparameters of one optimizer, read from a configuration in one place for fused and single
-training."""
+"""The hyperparameters of one optimizer, read from a configuration in one place for fused and single training."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fusion.checks import require
 from fusion.keys import KEYS, OPTIMIZERS, check, default, is_read, read
 
 __all__ = ["OPTIMIZERS", "Hyperparameters"]
@@ -16,16 +18,16 @@ class Hyperparameters:
 
     Attributes:
         kind: "sgd", "adam" or "adamw".
-        lr: learning rate.
-        momentum: of SGD.
-        dampening: of SGD: the gradient enters the momentum times `1 - dampening`.
-        nesterov: of SGD; needs momentum > 0 and dampening 0.
-        weight_decay: added to the gradient by sgd and adam (coupled), taken off the weights by adamw. None
+        lr: Learning rate.
+        momentum: SGD's momentum.
+        dampening: SGD's: the gradient enters the momentum times `1 - dampening`.
+        nesterov: SGD's; needs momentum > 0 and dampening 0.
+        weight_decay: Added to the gradient by sgd and adam (coupled), taken off the weights by adamw. None
             stands for the optimizer's default.
-        beta1: of Adam.
-        beta2: of Adam.
-        eps: of Adam.
-        independent_weight_decay: adamw takes `weight_decay` times the schedule's factor off the weights, not
+        beta1: Decay rate of Adam's first moment.
+        beta2: Decay rate of its second moment.
+        eps: Added to the root of the second moment.
+        independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, not
             times the learning rate, so that the two can be tuned apart (Wortsman et al. 2023,
             arXiv:2309.14322).
     """
@@ -47,8 +49,8 @@ class Hyperparameters:
         config = {"optimizer": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)[1:]}
         check(config)
         for f in fields(self)[1:]:
-            if config[f.name] != f.default and not is_read(f.name, config):
-                raise ValueError(f"{f.name} is {config[f.name]}, but must be left out: {self.kind} does not read it")
+            allowed = config[f.name] == f.default or is_read(f.name, config)
+            require(allowed, f.name, config[f.name], f"left out: {self.kind} does not read it")
 
     @property
     def decay(self) -> float:
@@ -57,16 +59,16 @@ class Hyperparameters:
         return self.weight_decay
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Hyperparameters":
+    def from_config(cls, config: Mapping[str, Any]) -> Hyperparameters:
         """Read `optimizer` and, of the fields above, those that this optimizer has; other keys are ignored.
 
         Raises:
-            ValueError: if `lr` is missing, or a value breaks its rule.
+            ValueError: where `lr` is missing, or a value breaks its rule.
 
         >>> Hyperparameters.from_config({"optimizer": "sgd", "lr": 0.1, "width": 64}).lr
         0.1
         """
         if "lr" not in config:
-            raise ValueError("config has no key 'lr', the learning rate")
+            raise ValueError("`lr`, the learning rate, is left out, but must be given")
         given = [f.name for f in fields(cls)[1:] if f.name in config and is_read(f.name, config)]
         return cls(kind=read(config, "optimizer"), **{name: read(config, name) for name in given})

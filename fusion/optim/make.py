@@ -1,10 +1,13 @@
 """Ways to make a `FusedOptimizer`: from vectors, or from the configurations of the members."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from fusion.checks import require
 from fusion.members import member_vector
 from fusion.model import FusedModel
 from fusion.optim.fused import FusedOptimizer
@@ -25,15 +28,16 @@ def fused_optimizer(
     """One optimizer for members whose configurations may name different ones.
 
     Args:
-        fused: the model.
+        fused: The model.
         configs: K configurations, with the keys of `Hyperparameters.from_config`. Members of one optimizer
             are best kept side by side: each run of them is one update.
-        lr_multipliers: optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: likewise, for the weight decay.
+        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: Likewise, for the weight decay.
 
     Raises:
         ValueError: for an unknown optimizer, parameter name, or a value out of range; the member is named.
     """
+    require(len(configs) == fused.K, "len(configs)", len(configs), f"{fused.K}, the number of members of `fused`")
     return FusedOptimizer(
         fused,
         [_member(k, config) for k, config in enumerate(configs)],
@@ -46,14 +50,14 @@ class FusedSGD(FusedOptimizer):
     """`torch.optim.SGD` for K members; each setting is one number for all of them, or K.
 
     Args:
-        fused: the model.
-        lr: learning rates.
-        momentum: momenta.
-        dampening: the gradient enters the momentum times `1 - dampening`.
-        weight_decay: added to the gradient, times the weights.
-        nesterov: whether to look ahead; needs momentum > 0 and dampening 0.
-        lr_multipliers: parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: likewise, for the weight decay.
+        fused: The model.
+        lr: Learning rates.
+        momentum: Momenta.
+        dampening: The gradient enters the momentum times `1 - dampening`.
+        weight_decay: Added to the gradient, times the weights.
+        nesterov: Whether to look ahead; needs momentum > 0 and dampening 0.
+        lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: Likewise, for the weight decay.
     """
 
     def __init__(
@@ -107,13 +111,13 @@ class FusedAdam(_FusedAdam):
     """`torch.optim.Adam` for K members; each setting is one number for all of them, or K.
 
     Args:
-        fused: the model.
-        lr: learning rates.
-        betas: decay rates of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: added to the gradient, times the weights.
-        lr_multipliers: parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: likewise, for the weight decay.
+        fused: The model.
+        lr: Learning rates.
+        betas: Decay rates of the two moments.
+        eps: Added to the root of the second moment.
+        weight_decay: Added to the gradient, times the weights.
+        lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: Likewise, for the weight decay.
     """
 
     _kind = "adam"
@@ -123,14 +127,14 @@ class FusedAdamW(_FusedAdam):
     """`torch.optim.AdamW` for K members; each setting is one number for all of them, or K.
 
     Args:
-        fused: the model.
-        lr: learning rates.
-        betas: decay rates of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: taken off the weights, times the learning rate; 0.01 by default.
-        independent_weight_decay: take the weight decay off times the schedule's factor alone.
-        lr_multipliers: parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: likewise, for the weight decay.
+        fused: The model.
+        lr: Learning rates.
+        betas: Decay rates of the two moments.
+        eps: Added to the root of the second moment.
+        weight_decay: Taken off the weights, times the learning rate; 0.01 by default.
+        independent_weight_decay: Take the weight decay off times the schedule's factor alone.
+        lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: Likewise, for the weight decay.
     """
 
     _kind = "adamw"
@@ -139,8 +143,8 @@ class FusedAdamW(_FusedAdam):
 def _member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
     try:
         return Hyperparameters.from_config(config)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"configs[{k}]: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"`configs[{k}]`: {error}") from None
 
 
 def _members(kind: str, K: int, settings: Mapping[str, Any]) -> list[Hyperparameters]:

@@ -5,6 +5,8 @@ enough to outweigh a call, torch's fused kernel, which passes once, is several t
 member and each pair of multipliers. What it takes from one member cannot reach another.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,12 +28,12 @@ class Slot:
     """One member's part of one parameter, with what its update takes.
 
     Attributes:
-        p: the parameter.
-        g: its gradient.
-        moments: none, one (SGD) or two (Adam).
-        lr: learning rate, the multiplier and the schedule's factor included.
-        decay: weight decay, the multiplier included.
-        step: steps so far, the coming one included.
+        p: The parameter.
+        g: Its gradient.
+        moments: No tensor, one (SGD) or two (Adam).
+        lr: Learning rate, the multiplier and the schedule's factor included.
+        decay: Weight decay, the multiplier included.
+        step: Steps so far, the coming one included.
     """
 
     p: Tensor
@@ -59,9 +61,9 @@ def update(hp: Hyperparameters, slots: Sequence[Slot], factor: float) -> None:
     """Update one member.
 
     Args:
-        hp: its hyperparameters; learning rate and weight decay are taken from the slots.
-        slots: its parameters.
-        factor: the schedule's factor, by which alone an independent weight decay goes.
+        hp: Its hyperparameters; learning rate and weight decay are taken from the slots.
+        slots: Its parameters.
+        factor: The schedule's factor, by which alone an independent weight decay goes.
     """
     alike: dict[tuple[float, float, float], list[Slot]] = {}
     for slot in slots:

@@ -4,6 +4,8 @@ Shape suffixes: P trainable parameters, R members of the run. All coefficients a
 Python's floats are in torch.optim, and rounded once, to the parameter's type.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,8 +23,8 @@ class Run:
     """Members `start` to `stop` (exclusive), which share an update rule.
 
     Attributes:
-        members: their R hyperparameters.
-        vectors: each hyperparameter that the rule reads, as [R].
+        members: Their R hyperparameters.
+        vectors: Each hyperparameter that the rule reads, as [R].
     """
 
     start: int
@@ -51,14 +53,13 @@ class Run:
         self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
 
     def coefficients(self, lr_PR: Tensor, decay_PR: Tensor, steps_PR: Tensor, factor_R: Tensor) -> Coefficients:
-        """What the update rule takes besides tensors of the parameters' shape, each [P, R], or None if
-        unused.
+        """What the update rule takes besides tensors of the parameters' shape, each [P, R], or None if unused.
 
         Args:
-            lr_PR: learning rates without the schedule's factor.
-            decay_PR: weight decays.
-            steps_PR: steps so far, the coming one included.
-            factor_R: the schedule's factor.
+            lr_PR: Learning rates without the schedule's factor.
+            decay_PR: Weight decays.
+            steps_PR: Steps so far, the coming one included.
+            factor_R: The schedule's factor.
         """
         rule = _adam if self.adaptive else _sgd
         return rule(self, lr_PR, decay_PR, steps_PR, factor_R)

@@ -1,5 +1,7 @@
 """One module's `torch.optim` optimizer, from the same configuration keys as the fused one."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +23,10 @@ def optimizer(
     """The `torch.optim` optimizer that `config` asks for: what `fused_optimizer` does for one member.
 
     Args:
-        module: its parameters are optimized, those that need gradients.
-        config: see `Hyperparameters.from_config`.
-        lr_multipliers: optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: likewise, for the weight decay.
+        module: Its parameters are optimized, those that need gradients.
+        config: See `Hyperparameters.from_config`.
+        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        weight_decay_multipliers: Likewise, for the weight decay.
 
     Returns:
         An optimizer with one group for each pair of factors; multiply every group's `lr` to follow a
@@ -49,7 +51,7 @@ def torch_optimizer(
         if parameter.requires_grad:
             groups.setdefault((lr.get(name, 1.0), decay.get(name, 1.0)), []).append(parameter)
     if not groups:
-        raise ValueError("module has no parameter that needs gradients")
+        raise ValueError("`module` has no parameter that needs gradients")
     return _torch_optimizer(hp, [_group(hp, *factors, params) for factors, params in groups.items()])
 
 

@@ -5,6 +5,8 @@ p, g, m, v are [R, ...]: the parameter, its gradient, and the moments of R membe
 torch.optim's single-tensor code, with constants folded to save passes over memory.
 """
 
+from __future__ import annotations
+
 from torch import Tensor
 
 

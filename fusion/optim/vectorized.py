@@ -3,6 +3,8 @@
 Shape suffixes: P trainable parameters, R members of the run, B members of a block.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -23,9 +25,9 @@ def update(run: Run, tensors: Mapping[int, Sequence[Tensor]], coefficients_PR: C
     """Apply the rule of a run to its members, in place.
 
     Args:
-        run: the members.
-        tensors: row of the coefficients -> parameter, gradient and moments, [K, ...] each.
-        coefficients_PR: what the rule takes besides.
+        run: The members.
+        tensors: Row of the coefficients -> parameter, gradient and moments, [K, ...] each.
+        coefficients_PR: What else the rule takes.
     """
     by_dtype = {_math_dtype(parameter.dtype) for parameter, *_ in tensors.values()}
     tables = {dtype: _unbind(coefficients_PR, dtype) for dtype in by_dtype}
@@ -50,10 +52,10 @@ def _update(adaptive: bool, stored: list[Tensor], row: Mapping[str, Tensor | Non
     """Apply a rule in `math` precision to some members of one parameter, in place.
 
     Args:
-        adaptive: whether the rule is Adam's.
-        stored: parameter, gradient and moments, [B, ...] each.
-        row: coefficients of the rule, [B] each.
-        math: their precision.
+        adaptive: Whether the rule is Adam's.
+        stored: Parameter, gradient and moments, [B, ...] each.
+        row: Coefficients of the rule, [B] each.
+        math: Their precision.
     """
     shape = (-1,) + (1,) * (stored[0].ndim - 1)
     coefficients = {name: None if c is None else c.view(shape) for name, c in row.items()}

@@ -15,16 +15,16 @@ from fusion.rules.member import Member, Rule
 from fusion.streams import Streams
 
 Draws = Callable[..., bool]
-"""(*args, **kwargs) of a call -> whether it may draw; a generator that the caller holds is the caller's own."""
+"""(*args, **kwargs) of a call -> whether it draws from a global generator; not from a caller's own."""
 
 
 def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_scalars: bool = False) -> Rule:
     """The rule that calls an operator K times, each time drawing from one member's stream, and stacks the results.
 
     Args:
-        function: the operator.
-        streams: the members'.
-        plain_scalars: whether it needs a number wherever it is given a tensor without dimensions. Floats of the modules
+        function: The operator.
+        streams: The members'.
+        plain_scalars: Whether it needs a number wherever it is given a tensor without dimensions. Floats of the modules
             always become numbers.
     """
 

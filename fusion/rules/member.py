@@ -1,10 +1,10 @@
-"""How a rule sees the tensors inside ``torch.func.vmap``.
+"""How a rule sees the tensors inside `torch.func.vmap`.
 
 `vmap` hands every operator tensors that hide the axis of the K members. A rule gets them opened, as
 `Member(value, dim)`: the whole value, and where its K axis lies (`None`: all members share the value). It
 works below `vmap`, on whole values, so that autograd records the one wide operation and nothing per member.
 
-``torch.autograd.Function`` with a ``vmap`` method is the public way to the same place; it costs about 0.15 ms
+`torch.autograd.Function` with a `vmap` method is the public way to the same place; it costs about 0.15 ms
 for each operator, more than the arithmetic of a small layer. The few private calls that replace it stand in
 this file alone.
 """
@@ -56,10 +56,10 @@ def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws
     """Run a rule below `vmap`; `NotImplemented` where it declines.
 
     Args:
-        function: the rule.
-        args: of the operator.
-        kwargs: likewise.
-        draws: whether members get results of their own though no argument has a K axis; else it declines there.
+        function: The rule.
+        args: The operator's.
+        kwargs: Likewise.
+        draws: Whether members get results of their own though no argument has a K axis; else it declines there.
     """
     vmap = innermost_vmap()
     if vmap is None:

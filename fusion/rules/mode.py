@@ -22,7 +22,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     draws each member's from its own stream; what is not known to draw raises under `vmap(randomness="error")`.
 
     Args:
-        streams: the members'.
+        streams: The members'.
 
     Example:
         >>> import torch

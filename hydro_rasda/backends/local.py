@@ -1,32 +1,75 @@
-"""This machine, as one device: the default."""
+"""This machine: its only device in this process, the default, or several devices with a process each."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from ..fused import GroupTask
-from ..grouping import Widths
-from ..problem import Trial
-from ..run import Run, Stage
-from ..single import TargetOutcome, TargetTask
-from ..sweep import Finished
-from ..targets import train_targets
-from ..train import EpochMetrics
-from .device import Device, Work
+from hydro_rasda.backends.processes import LocalProcesses
+from hydro_rasda.checks import require
+from hydro_rasda.contracts import Devices, EpochMetrics, Finished, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.problem import Trial
+from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.training.device import Device, Work, can_be_shared
 
 
 class LocalBackend:
-    """One device, which trains groups of surrogates, then the full-size finalists."""
+    """This machine: one device trains in this process and in those forked of it, several have a process each.
 
-    def __init__(self, run: Run) -> None:
+    Each of several devices trains groups of the sweep, then full-size models. As on a cluster, a device that has
+    nothing left to begin goes on with a trial that is already among the best at its rung, so that which trials are
+    promoted can depend on which device was faster; how wide groups are depends on how many devices share them, and with
+    that their last digits. A trial's random numbers, and a full-size training, are the same on any number of devices.
+
+    Args:
+        devices: Where to train, such as `["cuda:0", "cuda:1"]`; None for all GPUs where there are any, else the CPU.
+            A device can be named twice: it then has two processes.
+
+    Raises:
+        ValueError: where it names no device. From `open`, where it names several for a model function, an objective or
+            data that hold an open file or a connection, which two processes cannot share.
+    """
+
+    scheduler = "rasda"
+
+    def __init__(self, devices: Sequence[str | torch.device] | None = None) -> None:
+        where = default_devices() if devices is None else [torch.device(name) for name in devices]
+        require(len(where) > 0, "devices", devices, "None, or one device or more")
+        self._asked, self._devices = devices, where
+
+    @property
+    def device(self) -> torch.device:
+        """Of several devices, none has what the tuner itself builds: they are sent it from the CPU's memory."""
+        return self._devices[0] if len(self._devices) == 1 else torch.device("cpu")
+
+    @contextmanager
+    def open(self, run: Run) -> Iterator[Devices]:
+        """See `Backend.open`."""
+        devices = self._devices
+        if len(devices) > 1 and not can_be_shared(run.problem):
+            rule = "one device for what holds an open file or a connection, which two processes cannot share"
+            require(self._asked is None, "devices", self._asked, rule)
+            devices = devices[:1]
+        if len(devices) == 1:
+            yield LocalDevice(run, devices[0])
+            return
+        with LocalProcesses(run, devices) as several:
+            yield several
+
+
+class LocalDevice:
+    """One device, which trains groups of surrogates, then the full-size finalists; see `Devices`."""
+
+    def __init__(self, run: Run, device: torch.device) -> None:
         self._run = run
-        self._device = Device(run.problem)
+        self._problem = run.problem.on(device)
+        self._device = Device(self._problem)
         self._task: GroupTask | None = None
 
     def idle(self) -> Sequence[int]:
@@ -58,7 +101,7 @@ class LocalBackend:
         self._task = None
         return [Finished(task, outcome, time.perf_counter() - started)]
 
-    def told(self, share: float, best: Sequence[int]) -> None:
+    def on_progress(self, share: float, best: Sequence[int]) -> None:
         """The finalists wait until the sweep is done: there is no other device."""
 
     def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
@@ -66,30 +109,24 @@ class LocalBackend:
         while together := list(islice(tasks, self._device.cores)):
             yield from self._device.train_targets(together, self._work("target"))
 
+    def race(self, finalists: Sequence[int]) -> bool:
+        return False
+
     def _work(self, stage: Stage) -> Work:
         run = self._run
 
         def load(key: str) -> Any:
-            return run.store.load(key, run.problem.device)
+            return run.store.load(key, self._problem.device)
 
-        def tell(epochs: int, metrics: EpochMetrics) -> None:
-            run.progress.advance(epochs, run.note(metrics))
+        def notify(epochs: int, metrics: EpochMetrics) -> None:
+            run.advance(epochs, run.note(metrics))
 
-        return Work(run.trials, load, lambda: run.out_of_time(stage), tell)
-
-    def train_targets(self, finalists: Sequence[int]) -> list[int]:
-        """Train the full-size models, halving them at RASDA's milestones; all that were begun."""
-        return train_targets(self._run, finalists, self)
-
-    def __enter__(self) -> LocalBackend:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to let go of."""
+        return Work(run.trials, load, lambda: run.out_of_time(stage), notify)
 
 
-def default_device() -> torch.device:
-    """The GPU where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def default_devices() -> list[torch.device]:
+    """All GPUs where there are any, else the CPU; a single GPU where processes cannot be started as they are here."""
+    if not torch.cuda.is_available():
+        return [torch.device("cpu")]
+    count = torch.cuda.device_count() if os.name == "posix" else 1
+    return [torch.device("cuda")] if count == 1 else [torch.device("cuda", index) for index in range(count)]

@@ -1,35 +1,45 @@
 """Pure decisions: plain values in, a decision out. No clock, no disk, no device, no cluster.
 
-The fused sweep, the Ray backend and the simulator decide by these same rules.
+Real runs and the simulator decide by the same code.
 """
 
 from hydro_rasda.config import Mode
-from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision, PlainAshaState
+from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
+from hydro_rasda.schedulers.bracket import Bracket
 from hydro_rasda.schedulers.halving import SuccessiveHalving
-from hydro_rasda.schedulers.ladder import Ladder
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
-from hydro_rasda.schedulers.placement import Placement, Queue, Running, Waiting, place, worker_slots
-from hydro_rasda.schedulers.ranking import rank, top
+from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
+from hydro_rasda.schedulers.race import Outlook, Race, chances, expected_gain
+from hydro_rasda.schedulers.ranking import rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
+from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, Standing, SweepRule, SweepState
 
 __all__ = [
     "RASDA",
     "AshaState",
     "AsyncSuccessiveHalving",
+    "Bracket",
     "Decision",
-    "Ladder",
+    "Drop",
+    "GoOn",
+    "Held",
     "Mode",
+    "Move",
+    "Outlook",
     "Placement",
-    "PlainAshaState",
     "Queue",
-    "Running",
+    "Race",
+    "Standing",
     "SuccessiveHalving",
+    "SweepRule",
+    "SweepState",
     "Verdict",
     "Waiting",
+    "chances",
+    "expected_gain",
     "first_milestone",
     "milestones",
     "place",
     "rank",
-    "top",
     "worker_slots",
 ]

@@ -19,19 +19,18 @@ TrialT = TypeVar("TrialT", int, str)
 
 @dataclass(frozen=True)
 class SuccessiveHalving:
-    """Keeps the best ``1 / reduction_factor`` of a rung.
+    """Keeps the best `1 / reduction_factor` of a rung.
 
     It has no state: a rung's scores are all that a decision takes.
 
     Attributes:
-        milestones: Training iterations at which a rung ends, strictly increasing (see :func:`milestones`).
-        reduction_factor: ``rf``: of ``n`` trials, ``n // rf`` go on.
+        milestones: Training iterations at which a rung ends, strictly increasing (see `milestones`).
+        reduction_factor: Of `n` trials, `n // reduction_factor` go on.
         mode: "min" where a lower score is better, "max" where a higher is.
         keep_at_least: Trials that go on however few there are.
 
     Raises:
-        TypeError: a number is no integer.
-        ValueError: a number is out of range, ``milestones`` does not increase, or ``mode`` is unknown.
+        ValueError: where a number is no integer or out of range, `milestones` does not increase, or `mode` is unknown.
     """
 
     milestones: Sequence[int]
@@ -48,21 +47,17 @@ class SuccessiveHalving:
         if not self.milestones or not rising:
             raise ValueError(f"`milestones` is {self.milestones}, but must be positive and strictly increasing")
 
-    def next_milestone(self, t: int) -> int | None:
-        """The first milestone after iteration ``t``; None once the last is reached."""
-        return next((milestone for milestone in self.milestones if milestone > t), None)
-
     def promote(self, scores: Mapping[TrialT, float], *, complete: bool = True) -> tuple[TrialT, ...]:
         """The trials that go on to the next rung, best first.
 
-        ``max(keep_at_least, n // reduction_factor)`` of the ``n`` trials, fewer where not enough scores are
-        finite: a diverged trial is never promoted. Ties go by the lower trial, so that the order of
-        ``scores`` does not matter.
+        `max(keep_at_least, n // reduction_factor)` of the `n` trials, fewer where not enough scores are finite: a
+        diverged trial is never promoted. Of equal scores, the lower trial's counts as better, so that the order of
+        `scores` does not matter.
 
         Args:
-            scores: Trial -> score at this rung's milestone.
-            complete: Whether these are all trials of the rung. Before, ``n // reduction_factor`` may go on
-                early, so that no device waits for the last of them (ASHA's promotion, Li et al. 2020, Alg. 2).
+            scores: By trial, the score at this rung's milestone.
+            complete: Whether these are all trials of the rung. Before, `n // reduction_factor` may go on early, so that
+                no device waits for the last of them (ASHA's promotion, Li et al. 2020, Alg. 2).
 
         >>> SuccessiveHalving((1, 3, 9), 3, "min").promote({3: 0.5, 1: 0.2, 2: 0.2, 0: 0.9})
         (1,)

@@ -6,23 +6,22 @@ from hydro_rasda.checks import check_int
 
 
 def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
-    r"""The milestones of successive halving, :math:`m_k = t_{min} \cdot f^k`, the last one at ``max_t``.
+    """The milestones of successive halving, `min_t * factor**k` for k = 0, 1, ..., the last one at `max_t`.
 
-    Built by integer multiplication: a float logarithm of ``max_t / min_t`` loses a rung at, say, 243 / 3.
-    The first milestone that reaches or passes ``max_t`` becomes ``max_t``.
+    Built by integer multiplication: a float logarithm of `max_t / min_t` loses a rung at, say, 243 / 3.
+    The first milestone that reaches or passes `max_t` becomes `max_t`.
 
     Args:
-        min_t: First milestone, in training iterations (:math:`min_I` in RASDA's eq. 3).
-        max_t: Last milestone, in training iterations (:math:`max_I`).
+        min_t: First milestone, in training iterations (min_I in RASDA's eq. 3).
+        max_t: Last milestone, in training iterations (max_I).
         factor: Growth from one milestone to the next: the reduction factor in ASHA, the scaling factor in RASDA
             (eqs. 2 and 3).
 
     Returns:
-        Strictly increasing milestones; ``(max_t,)`` where ``min_t`` equals ``max_t``.
+        Strictly increasing milestones; `(max_t,)` where `min_t` equals `max_t`.
 
     Raises:
-        TypeError: an argument is no integer.
-        ValueError: ``min_t`` is below 1, ``max_t`` below ``min_t``, or ``factor`` below 2.
+        ValueError: where an argument is no integer, `min_t` is below 1, `max_t` below `min_t`, or `factor` below 2.
 
     >>> milestones(1, 243, 3)
     (1, 3, 9, 27, 81, 243)
@@ -43,13 +42,13 @@ def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
 
 
 def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
-    """The first of the milestones at which a warm-up is over; ``max_t`` where it never is.
+    """The first of the milestones at which a warm-up is over; `max_t` where it never is.
 
-    Before, a trial is judged by a learning rate that is not its own yet. From this milestone on, all are as without a
-    warm-up.
+    Before that, a trial would be judged by a learning rate that is not its own yet. The milestones after it are those
+    that there are without a warm-up, too.
 
     Args:
-        min_t: See :func:`milestones`, likewise ``max_t`` and ``factor``.
+        min_t: See `milestones`, likewise `max_t` and `factor`.
         max_t: Last milestone.
         factor: Growth from one milestone to the next.
         warmup: The longest warm-up, in training iterations.

@@ -1,30 +1,34 @@
 """Who starts next, when trials of several sizes wait for the same workers.
 
-Promoted trials go before new ones, the deepest rung first. The first in line gets a reservation while it is
-too large for the free workers; behind it smaller ones start where they delay it by nothing ("EASY"
-backfill: Lifka, "The ANL/IBM SP scheduling system", 1995). After ``patience`` starts out of turn the
-longest waiting trial becomes first in line, so that new trials are not shut out either.
+Trials that survived more milestones start first, new ones last. While the first in line needs more workers than are
+free, workers are kept for it, and others start only where that does not delay it ("EASY" backfill: Lifka, "The ANL/IBM
+SP scheduling system", 1995). So that new trials are not shut out, the longest waiting trial becomes the first in line
+after `patience` starts of others.
 
-Workers are interchangeable here: a trial's workers may sit on several nodes. :func:`worker_slots` counts
-them.
+Workers are interchangeable here: a trial's workers may sit on several nodes. `worker_slots` counts them.
+
+`Queue` and `Held` are kept from one decision to the next. The time of a decision grows with the workers that the first
+in line lacks and with the different sizes that wait, not with the number of trials.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from hydro_rasda.checks import check_int
+from hydro_rasda.checks import require
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A trial that waits to start or to go on.
 
     Attributes:
         trial: Its name.
-        workers: Workers that it is due.
+        workers: Workers that it is to start with.
         rung: Milestones that it survived; 0 for a new trial.
         seconds: Expected time from its start until it gives its workers back; inf where unknown.
     """
@@ -35,42 +39,208 @@ class Waiting:
     seconds: float = math.inf
 
 
-@dataclass(frozen=True)
-class Running:
-    """A trial that holds workers.
+@dataclass
+class _Alike:
+    """Trials of one rung and size: their places in the queue and their expected seconds, each rising."""
 
-    Attributes:
-        workers: Workers that it holds.
-        seconds: Expected time until it gives them back; inf where unknown.
-    """
-
-    workers: int
-    seconds: float = math.inf
+    places: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
 class Queue:
     """The trials that wait, in order of arrival.
 
-    Attributes:
-        waiting: The trials.
+    Args:
+        waiting: The trials, the longest waiting first.
         overtaken: Starts since the longest waiting trial was last the one that started.
+
+    Attributes:
+        overtaken: As given, and counted on by `start`.
     """
 
-    waiting: tuple[Waiting, ...] = ()
-    overtaken: int = 0
+    def __init__(self, waiting: Iterable[Waiting] = (), overtaken: int = 0) -> None:
+        self.overtaken = overtaken
+        self._places: dict[str, int] = {}
+        self._at: dict[int, Waiting] = {}
+        self._order: list[int] = []  # all places, rising
+        self._alike: dict[int, dict[int, _Alike]] = {}  # by rung and workers
+        self._next = 0
+        for trial in waiting:
+            self.add(trial)
 
-    def add(self, trial: Waiting) -> Queue:
-        """This queue with one more trial at its end."""
-        return Queue((*self.waiting, trial), self.overtaken)
+    def __len__(self) -> int:
+        return len(self._at)
 
-    def remove(self, trial: str) -> Queue:
-        """This queue without a trial that waits no longer."""
-        return Queue(tuple(w for w in self.waiting if w.trial != trial), self.overtaken)
+    def __iter__(self) -> Iterator[Waiting]:
+        return (self._at[place] for place in self._order)
+
+    @property
+    def fewest(self) -> int:
+        """Workers of the smallest trial; there must be one."""
+        return min(map(min, self._alike.values()))
+
+    def add(self, trial: Waiting, place: int | None = None) -> None:
+        """One more trial.
+
+        Args:
+            trial: It must not be in the queue.
+            place: A free one; the lower, the longer it counts as having waited. None for behind all others.
+        """
+        place = self._next if place is None else place
+        self._next = max(self._next, place + 1)
+        self._places[trial.trial] = place
+        self._at[place] = trial
+        insort(self._order, place)
+        alike = self._alike.setdefault(trial.rung, {}).setdefault(trial.workers, _Alike())
+        insort(alike.places, place)
+        insort(alike.seconds, trial.seconds)
+
+    def remove(self, name: str) -> None:
+        """Takes out a trial that waits no longer."""
+        place = self._places.pop(name)
+        trial = self._at.pop(place)
+        del self._order[bisect_left(self._order, place)]
+        sizes = self._alike[trial.rung]
+        alike = sizes[trial.workers]
+        del alike.places[bisect_left(alike.places, place)]
+        del alike.seconds[bisect_left(alike.seconds, trial.seconds)]
+        if not alike.places:
+            del sizes[trial.workers]
+        if not sizes:
+            del self._alike[trial.rung]
+
+    def start(self, name: str) -> None:
+        """Takes out a trial that starts, and counts whether it overtook the longest waiting one."""
+        self.overtaken = 0 if self._places[name] == self._order[0] else self.overtaken + 1
+        self.remove(name)
+
+    def longest_waiting(self) -> Waiting:
+        """The first to arrive; there must be one."""
+        return self._at[self._order[0]]
+
+    def deepest(self) -> Waiting:
+        """Of those that survived most milestones, the first to arrive; there must be one."""
+        sizes = self._alike[max(self._alike)]
+        return self._at[min(alike.places[0] for alike in sizes.values())]
+
+    def backfill(self, head: str, free: int, spare: int, shadow: float) -> Waiting | None:
+        """The first in line that fits and does not delay the head of the line.
+
+        Args:
+            head: The trial that free workers are kept for.
+            free: Workers that no trial holds.
+            spare: Workers that are left over once the head starts: a trial that needs no more never delays it.
+            shadow: Seconds until the head can start: a trial that ends before does not delay it either.
+        """
+        for rung in sorted(self._alike, reverse=True):
+            sizes = self._alike[rung].items()
+            first = [self._first(alike, head, size <= spare, shadow) for size, alike in sizes if size <= free]
+            places = [place for place in first if place is not None]
+            if places:
+                return self._at[min(places)]
+        return None
+
+    def _first(self, alike: _Alike, head: str, fits_beside: bool, shadow: float) -> int | None:
+        if not fits_beside and alike.seconds[0] >= shadow:
+            return None
+        for place in alike.places:
+            waiting = self._at[place]
+            if (fits_beside or waiting.seconds < shadow) and waiting.trial != head:
+                return place
+        return None
 
 
-@dataclass(frozen=True)
-class Placement:
+class Held:
+    """The workers that trials hold, and when they are expected back.
+
+    Args:
+        holding: What `add` would be told of trials, in the order in which they started.
+
+    Attributes:
+        workers: Held by all trials together.
+    """
+
+    def __init__(self, holding: Iterable[tuple[str, int, float]] = ()) -> None:
+        # By trial: until, order of start, workers.
+        self._entries = {trial: (until, i, workers) for i, (trial, workers, until) in enumerate(holding, start=1)}
+        self._started = len(self._entries)
+        self._ending = sorted(self._entries.values())
+        self._overdue: list[tuple[int, int]] = []  # order of start, workers
+        self._overdue_at = -math.inf
+        self._sizes = Counter(workers for _, _, workers in self._ending)
+        self.workers = sum(workers for _, _, workers in self._ending)
+
+    def add(self, trial: str, workers: int, until: float = math.inf) -> None:
+        """A trial holds workers from now on.
+
+        Args:
+            trial: Its name.
+            workers: How many.
+            until: When it is expected to give them back, on the clock of `reservation`; inf where unknown.
+        """
+        self._started += 1
+        self._insert(trial, (until, self._started, workers))
+        self.workers += workers
+        self._sizes[workers] += 1
+
+    def remove(self, trial: str) -> None:
+        """A trial gave its workers back."""
+        workers = self._extract(trial)[2]
+        self.workers -= workers
+        self._sizes[workers] -= 1
+
+    def expect(self, trial: str, until: float) -> None:
+        """A trial holds its workers until another time than it was expected to."""
+        _, started, workers = self._extract(trial)
+        self._insert(trial, (until, started, workers))
+
+    def reservation(self, missing: int, now: float = 0.0) -> tuple[float, int]:
+        """Seconds until `missing` more workers are free, and how many the first in line then leaves over.
+
+        Args:
+            missing: At most as many as are held.
+            now: The time, which must not run backwards.
+        """
+        self._fall_due(now)
+        freed = 0
+        for _, workers in self._overdue:
+            freed += workers
+            if freed >= missing:
+                return 0.0, freed - missing
+        for until, _, workers in self._ending:
+            freed += workers
+            if freed >= missing:
+                if until < math.inf:
+                    return until - now, freed - missing
+                break
+        return 0.0, _surely_freed(self._sizes, missing) - missing
+
+    def _fall_due(self, now: float) -> None:
+        """Trials that should have ended by now are expected to end at once, in the order in which they started."""
+        self._overdue_at = now
+        if self._ending and self._ending[0][0] <= now:
+            due = bisect_right(self._ending, (now, math.inf))
+            for _, started, workers in self._ending[:due]:
+                insort(self._overdue, (started, workers))
+            del self._ending[:due]
+
+    def _insert(self, trial: str, entry: tuple[float, int, int]) -> None:
+        self._entries[trial] = entry
+        if entry[0] <= self._overdue_at:
+            insort(self._overdue, entry[1:])
+        else:
+            insort(self._ending, entry)
+
+    def _extract(self, trial: str) -> tuple[float, int, int]:
+        entry = self._entries.pop(trial)
+        if entry[0] <= self._overdue_at:
+            del self._overdue[bisect_left(self._overdue, entry[1:])]
+        else:
+            del self._ending[bisect_left(self._ending, entry)]
+        return entry
+
+
+class Placement(NamedTuple):
     """One decision.
 
     Attributes:
@@ -82,45 +252,42 @@ class Placement:
     reserved: Waiting | None = None
 
 
-def place(queue: Queue, running: Iterable[Running], free: int, patience: int = 8) -> tuple[Queue, Placement]:
-    """Decides which trial starts next; call it again with what is left until ``start`` is None.
+def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0.0) -> Placement:
+    """Decides which trial starts next; `queue.start` it, `held.add` it, and ask again until `start` is None.
 
-    A trial that is due more workers than there are, free and held, is given all there are.
+    A trial that is to start with more workers than there are, free and held, starts with all of them.
 
     Args:
-        queue: Who waits; left as it is.
-        running: Who holds workers.
-        free: Workers that nobody holds.
-        patience: Starts out of turn before the longest waiting trial comes first.
-
-    Returns:
-        The queue without the trial that starts, and the decision.
+        queue: The trials that wait.
+        held: The workers that trials hold.
+        free: Workers that no trial holds.
+        patience: After so many starts of trials that waited less, the longest waiting one is next.
+        now: The time, on the clock of `held`.
 
     Raises:
-        ValueError: ``free`` is negative or ``patience`` below 1.
+        ValueError: where `free` is negative or `patience` below 1.
 
-    >>> queue = Queue((Waiting("new", 1), Waiting("promoted", 4, rung=2)))
-    >>> place(queue, [Running(6)], free=2)[1].start, place(queue, [], free=8)[1].start.trial
-    (Waiting(trial='new', workers=1, rung=0, seconds=inf), 'promoted')
+    >>> queue, held = Queue([Waiting("new", 1), Waiting("promoted", 4, rung=2)]), Held()
+    >>> place(queue, held, free=8).start.trial
+    'promoted'
+    >>> held.add("running", 6)
+    >>> place(queue, held, free=2)
+    Placement(start=Waiting(trial='new', ...), reserved=Waiting(trial='promoted', ...))
     """
-    check_int("free", free, at_least=0)
-    check_int("patience", patience, at_least=1)
-    held = tuple(running)
-    if not queue.waiting:
-        return queue, Placement()
-    head, *others = _line(queue, patience)
-    capacity = free + sum(r.workers for r in held)
+    require(free >= 0, "free", free, "an integer >= 0")
+    require(patience >= 1, "patience", patience, "an integer >= 1")
+    if not queue:
+        return Placement()
+    head = queue.longest_waiting() if queue.overtaken >= patience else queue.deepest()
+    capacity = free + held.workers
     if head.workers > capacity:
-        head = replace(head, workers=capacity)
+        head = head._replace(workers=capacity)
     if free == 0:
-        return queue, Placement(None, head)
+        return Placement(None, head)
     if head.workers <= free:
-        return _started(queue, head), Placement(head)
-    shadow, spare = _reservation(head.workers - free, held)
-    for other in others:
-        if other.workers <= free and (other.workers <= spare or other.seconds < shadow):
-            return _started(queue, other), Placement(other, head)
-    return queue, Placement(None, head)
+        return Placement(head)
+    shadow, spare = held.reservation(head.workers - free, now)
+    return Placement(queue.backfill(head.trial, free, spare, shadow), head)
 
 
 def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, float]) -> int:
@@ -130,44 +297,30 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
         nodes: Resources of each node, by name.
         worker: Resources of one worker.
 
+    Raises:
+        ValueError: where `worker` asks for nothing.
+
     >>> worker_slots([{"CPU": 8}, {"CPU": 4}], {"CPU": 3})
     3
     """
     needs = {name: amount for name, amount in worker.items() if amount > 0}
-    if not needs:
-        raise ValueError(f"`resources_per_worker` is {dict(worker)}, but must ask for some resource")
+    require(bool(needs), "resources_per_worker", dict(worker), "more than 0 of some resource")
     # The small surplus forgives 0.1 + 0.2 in fractional GPUs.
     return sum(min(int(node.get(name, 0) / amount + 1e-9) for name, amount in needs.items()) for node in nodes)
 
 
-def _line(queue: Queue, patience: int) -> list[Waiting]:
-    line = sorted(queue.waiting, key=lambda w: -w.rung)
-    if queue.overtaken >= patience:
-        line.remove(queue.waiting[0])
-        line.insert(0, queue.waiting[0])
-    return line
+def _surely_freed(sizes: Mapping[int, int], missing: int) -> int:
+    """The least that can be free once `missing` is, whatever the order in which trials end.
 
-
-def _started(queue: Queue, started: Waiting) -> Queue:
-    in_turn = queue.waiting[0].trial == started.trial
-    return Queue(queue.remove(started.trial).waiting, 0 if in_turn else queue.overtaken + 1)
-
-
-def _reservation(missing: int, held: Sequence[Running]) -> tuple[float, int]:
-    """Seconds until ``missing`` more workers are free, and how many the first in line then leaves over."""
-    freed = 0
-    for running in sorted(held, key=lambda r: r.seconds):
-        freed += running.workers
-        if freed >= missing:
-            if math.isfinite(running.seconds):
-                return running.seconds, freed - missing
-            break
-    return 0.0, _surely_freed([r.workers for r in held], missing) - missing
-
-
-def _surely_freed(sizes: Sequence[int], missing: int) -> int:
-    """The least that can be free once ``missing`` is, whatever the order in which trials end."""
-    sums = {0}
-    for size in sizes:
-        sums |= {min(total + size, missing + max(sizes)) for total in sums}
-    return min((total for total in sums if total >= missing), default=missing)
+    Args:
+        sizes: Workers of a trial -> trials that hold as many.
+        missing: Workers.
+    """
+    held = [size for size, count in sizes.items() if size and count]
+    bound = missing + max(held, default=0)
+    sums = 1  # bit n: some of the trials hold n workers together
+    for size in held:
+        for _ in range(min(sizes[size], -(-bound // size))):
+            sums |= sums << size & ((1 << bound + 1) - 1)
+    enough = sums >> missing
+    return missing + (enough & -enough).bit_length() - 1 if enough else missing

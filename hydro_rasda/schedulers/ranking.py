@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hydro_rasda.checks import check_int, check_mode
+from hydro_rasda.checks import check_mode
 from hydro_rasda.config import Mode
 
 
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:
-    """Indices of ``scores``, best first.
+    """Indices of `scores`, best first.
 
-    Scores that are not finite come last in both modes: an infinite score is a diverged trial, whichever its
-    sign. Ties, also among those, go by the lower index.
+    Scores that are not finite come last in both modes: an infinite score is that of a diverged trial, whichever its
+    sign. Of equal scores, also of those, the one of lower index comes first.
 
     Args:
-        scores: One score a trial; left as it is.
+        scores: One for each trial.
         mode: "min" where lower is better, "max" where higher is.
 
     Raises:
-        ValueError: ``mode`` is neither.
+        ValueError: where `mode` is neither.
 
     >>> rank([0.3, float("nan"), 0.1, 0.3], "min")
     [2, 0, 3, 1]
@@ -33,16 +33,3 @@ def rank(scores: Sequence[float], mode: Mode) -> list[int]:
         return (not finite, sign * scores[index] if finite else 0.0)
 
     return sorted(range(len(scores)), key=key)
-
-
-def top(scores: Sequence[float], n: int, mode: Mode) -> list[int]:
-    """Indices of the ``n`` best scores, best first: the head of :func:`rank`.
-
-    Raises:
-        ValueError: ``n`` is negative, or ``mode`` is neither "min" nor "max".
-
-    >>> top([0.3, 0.9, 0.5], 2, "max")
-    [1, 2]
-    """
-    check_int("n", n, at_least=0)
-    return rank(scores, mode)[:n]

@@ -3,13 +3,13 @@
 Aach et al., "Resource-Adaptive Successive Doubling for Hyperparameter Optimization", section 3.1.
 
 At each milestone the worse trials stop, as asynchronous successive halving decides, and the survivors get
-``scaling_factor`` times their workers. That factor also spaces the milestones (eqs. 2 and 3): ``min_I * sf**k``,
-where plain ASHA's lie at ``min_I * rf**k``.
+`scaling_factor` times their workers. That factor also spaces the milestones (eqs. 2 and 3): they lie at
+`grace_period * scaling_factor**k`, where plain ASHA's lie at `grace_period * reduction_factor**k`.
 """
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,12 @@ from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decis
 
 
 class Verdict(NamedTuple):
-    """A decision together with the number of workers that a trial which goes on is due."""
+    """Whether a trial goes on, and on how many workers.
+
+    Attributes:
+        decision: Whether it does.
+        workers: What it is granted where it goes on.
+    """
 
     decision: Decision
     workers: int
@@ -29,20 +34,19 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class RASDA:
-    """Algorithm 1 of the paper, on top of :class:`AsyncSuccessiveHalving`.
+    """Algorithm 1 of the paper, on top of `AsyncSuccessiveHalving`.
 
     Attributes:
-        max_t: Training iterations after which a trial is done (``max_I``).
-        grace_period: First milestone (``min_I``).
-        reduction_factor: ``rf``: one in ``rf`` trials survives a milestone.
-        scaling_factor: ``sf``: a survivor's workers grow by it, and so does the time to the next milestone.
-        workers: ``base_resources``: workers of a new trial.
+        max_t: Training iterations after which a trial is done (max_I in the paper).
+        grace_period: The first milestone (min_I).
+        reduction_factor: One in so many trials survives a milestone (rf).
+        scaling_factor: The factor by which a survivor's workers grow, and milestones lie apart (sf).
+        workers: Workers of a new trial (base_resources).
         max_workers: No trial gets more; None for no limit.
         mode: "min" where a lower score is better, "max" where a higher is.
 
     Raises:
-        TypeError: a number is no integer.
-        ValueError: a number is out of range, or ``mode`` is unknown.
+        ValueError: where a number is no integer or out of range, or `mode` is unknown.
     """
 
     max_t: int
@@ -67,17 +71,17 @@ class RASDA:
             self.max_t, self.grace_period, self.reduction_factor, self.mode, spacing=self.scaling_factor
         )
 
-    @property
+    @cached_property
     def milestones(self) -> tuple[int, ...]:
-        """The training iterations at which a trial is decided; the last is ``max_t``."""
+        """The training iterations at which a trial is decided; the last is `max_t`."""
         return self.halving.milestones
 
     def rungs_survived(self, t: int) -> int:
-        """Milestones below ``max_t`` that a trial which goes on after iteration ``t`` has behind it."""
-        return sum(t >= milestone for milestone in self.milestones[:-1])
+        """Milestones below `max_t` that a trial which goes on after iteration `t` has behind it."""
+        return bisect_right(self.milestones, t, hi=len(self.milestones) - 1)
 
     def workers_at(self, t: int) -> int:
-        """Workers due after iteration ``t``: ``workers * scaling_factor**(rungs survived)``, capped.
+        """Workers due after iteration `t`: `workers * scaling_factor**(rungs survived)`, capped.
 
         The first survivors grow at the first milestone, as in the paper's Fig. 7; its Algorithm 1 counts
         from 0.
@@ -86,7 +90,7 @@ class RASDA:
         >>> [rule.workers_at(t) for t in (0, 5, 10, 20)]
         [2, 4, 8, 16]
         """
-        due = self.workers * math.prod([self.scaling_factor] * self.rungs_survived(t))
+        due: int = self.workers * self.scaling_factor ** self.rungs_survived(t)
         return due if self.max_workers is None else min(due, self.max_workers)
 
     def init(self) -> AshaState:
@@ -107,10 +111,10 @@ class RASDA:
         return state
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:
-        """Decides as :meth:`AsyncSuccessiveHalving.report` does, and adds the workers that are due."""
+        """Decides as `AsyncSuccessiveHalving.report` does, and adds the workers that are due."""
         state, decision = self.halving.report(state, trial, t, score)
         return state, Verdict(decision, self.workers_at(t))
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
-        """Records the last score of a trial that ended; see :meth:`AsyncSuccessiveHalving.complete`."""
+        """Records the last score of a trial that ended; see `AsyncSuccessiveHalving.complete`."""
         return self.halving.complete(state, trial, t, score)

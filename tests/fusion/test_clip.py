@@ -61,7 +61,7 @@ def test_without_gradients_norms_are_zero() -> None:
 
 def test_errors() -> None:
     fused, _ = fused_with_gradients()
-    with pytest.raises(ValueError, match="max_norm has shape"):
+    with pytest.raises(ValueError, match="`max_norm` has shape"):
         clip_grad_norm_(fused, [1.0, 2.0])
-    with pytest.raises(ValueError, match=r"max_norm is .* but must be >= 0"):
+    with pytest.raises(ValueError, match=r"`max_norm` is .* but must be >= 0"):
         clip_grad_norm_(fused, -1.0)

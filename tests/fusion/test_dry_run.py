@@ -204,3 +204,19 @@ def test_an_error_of_the_model_itself_is_raised() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         dry_run(fused, loss, BATCH)
     assert not fused.one_by_one
+
+
+class OnlyAlone(nn.Linear):
+    """Under vmap, which hides what its input is made of, there is no room for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch._C._functorch.is_functorch_wrapped_tensor(self.weight):
+            torch.empty(2**60, dtype=torch.uint8)
+        return super().forward(x)
+
+
+def test_want_of_memory_is_no_obstacle_to_vmap() -> None:
+    fused = fuse([OnlyAlone(4, 3) for _ in range(2)])
+    with pytest.raises(RuntimeError, match="memory"):
+        dry_run(fused, loss, BATCH)
+    assert not fused.one_by_one

@@ -48,9 +48,11 @@ def test_values_become_plain_ones_of_the_keys_type() -> None:
 
 def test_a_configuration_is_checked_where_it_is_read() -> None:
     check({"momentum": "x", "gamma": "rbf", "step_size": 0, "width": -1})
-    with pytest.raises(ValueError, match="grad_clip is 0, but must be None or a norm > 0"):
+    with pytest.raises(ValueError, match="`grad_clip` is 0, but must be None or a norm > 0"):
         check({"grad_clip": 0})
-    with pytest.raises(ValueError, match="schedule is 'poly', but must be one of constant, cosine, step, exponential"):
+    with pytest.raises(
+        ValueError, match="`schedule` is 'poly', but must be one of constant, cosine, step, exponential"
+    ):
         check({"schedule": "poly", "gamma": 1})
 
 

@@ -2,7 +2,9 @@
 
 import io
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -104,3 +106,70 @@ def test_a_random_life(seed: int, one_by_one: bool) -> None:
     assert fused.K == opt.K == len(twins)
     for k, twin in enumerate(twins):
         torch.testing.assert_close(dict(fused.unfuse(k).state_dict()), dict(twin.model.state_dict()))
+
+
+class Adapted(nn.Module):
+    """Trained weights, a frozen base and running statistics, as a state holds; dropout; a float that is its own."""
+
+    def __init__(self, slope: float, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.own, self.norm = base, nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.last = nn.Sequential(nn.LeakyReLU(slope), nn.Dropout(0.3), nn.Linear(8, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.base(x) + self.own(x)))
+        return out
+
+
+@pytest.mark.parametrize("bases", [1, 2, 6], ids=["one-base", "one-base-of-the-kept", "own-bases"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["nesterov", "sgd", "adam", "adamw"])
+def test_some_members_of_a_state_go_on_as_if_all_had_been_loaded(config: dict[str, Any], bases: int) -> None:
+    def build(members: Sequence[int], seed: int) -> tuple[FusedModel, FusedOptimizer]:
+        torch.manual_seed(seed)
+        frozen = [nn.Linear(8, 8).requires_grad_(False) for _ in range(bases)]
+        fused = fuse([Adapted(0.1 * (k + 1), frozen[k % bases]) for k in members])
+        return fused, fused_optimizer(fused, [{**config, "lr": config["lr"] / (k + 1)} for k in members])
+
+    def go_on(fused: FusedModel, opt: FusedOptimizer, epoch: int) -> Tensor:
+        torch.manual_seed(epoch)
+        fused.seed(range(fused.K))
+        losses = []
+        for step in range(3):
+            opt.set_lr_factor([1 / (1 + step + k) for k in range(fused.K)])
+            opt.zero_grad()
+            losses.append(fused.map(classify, (torch.randn(9, 8), torch.randint(CLASSES, (9,)))))
+            losses[-1].sum().backward()
+            opt.step()
+        return torch.stack(losses)
+
+    fused, opt = build(range(6), seed=0)
+    go_on(fused, opt, 0)
+    kept = [4, -4]
+    sliced, its_opt = build([4, 2], seed=1)
+    sliced.load_state_dict(fused.state_dict(), members=kept)
+    its_opt.load_state_dict(opt.state_dict(), members=kept)
+    whole, whole_opt = build([4, 4, 2, 2, 4, 2], seed=2)
+    whole.load_state_dict(fused.state_dict())
+    whole_opt.load_state_dict(opt.state_dict())
+    whole.keep(kept)
+    whole_opt.keep(kept)
+
+    assert torch.equal(go_on(sliced, its_opt, 1), go_on(whole, whole_opt, 1))
+    assert sliced.shared.keys() == whole.shared.keys()
+    same = partial(torch.testing.assert_close, rtol=0, atol=0)
+    same(dict(sliced.state_dict()), dict(whole.state_dict()))
+    ours, theirs = its_opt.state_dict(), whole_opt.state_dict()
+    assert ours.pop("members") == theirs.pop("members")
+    assert ours.pop("names") == theirs.pop("names")
+    same(ours, theirs)
+
+
+def test_members_to_load_are_checked() -> None:
+    fused, opt, _ = group(random.Random(0))
+    for part in (fused, opt):
+        with pytest.raises(IndexError, match=f"{fused.K}"):
+            part.load_state_dict(part.state_dict(), members=[fused.K])
+    with pytest.raises(ValueError, match=f"`state_dict` has {fused.K + 1} members, but must have {fused.K}"):
+        opt.load_state_dict(opt.state_dict(), members=[0] * (fused.K + 1))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        fused.load_state_dict(fused.state_dict(), members=[0] * (fused.K + 1))

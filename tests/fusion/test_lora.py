@@ -142,5 +142,5 @@ def test_pad_lora_shares_the_base_and_leaves_the_originals(base: nn.Module) -> N
 
 
 def test_errors(base: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"modules\[1\] has LoRA adapters in other places"):
+    with pytest.raises(ValueError, match=r"`modules\[1\]` has LoRA adapters in other places"):
         pad_lora([adapted(base, 1, 8), base])

@@ -161,7 +161,7 @@ def test_map_sees_a_real_module_and_returns_pytrees(one_by_one: bool) -> None:
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_map_refuses_other_results(one_by_one: bool) -> None:
     fused = fuse(nets(2), one_by_one=one_by_one)
-    with pytest.raises(TypeError, match="the objective returns a NoneType, but must return tensors or numbers"):
+    with pytest.raises(ValueError, match="`objective` returns a NoneType, but must return tensors or numbers"):
         fused.map(lambda model, x: {"loss": loss(model, x), "extra": None}, X)
 
 
@@ -353,19 +353,19 @@ def test_a_module_without_tensors() -> None:
 
 def test_errors() -> None:
     fused: FusedModel = fuse(nets(2))
-    with pytest.raises(ValueError, match="modules is empty"):
+    with pytest.raises(ValueError, match="`modules` is empty"):
         fuse([])
-    with pytest.raises(TypeError, match=r"modules\[1\] is a function"):
+    with pytest.raises(ValueError, match=r"`modules\[1\]` is <function .*, but must be an nn.Module"):
         fuse([nn.Linear(1, 1), F.relu])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"modules\[1\] is not in the mode"):
+    with pytest.raises(ValueError, match=r"`modules\[1\]` is not in the mode"):
         fuse([nn.Dropout(), nn.Dropout().eval()])
-    with pytest.raises(ValueError, match=r"modules\[0\]\.weight is not initialized"):
+    with pytest.raises(ValueError, match=r"`modules\[0\]\.weight` is not initialized"):
         fuse([nn.LazyLinear(3)])
     with pytest.raises(ValueError, match="several devices"):
         fuse([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
-    with pytest.raises(ValueError, match="indices is empty"):
+    with pytest.raises(ValueError, match="`indices` is empty"):
         fused.keep([])
-    with pytest.raises(IndexError, match="index 2 is out of range"):
+    with pytest.raises(IndexError, match="`indices` has 2, but must be in"):
         fused.unfuse(2)
     with pytest.raises(ValueError, match="they differ in type"):
         fused.concat(fuse([nn.Linear(2, 2)]))

@@ -59,11 +59,11 @@ def test_cosine_stays_at_zero_past_the_end() -> None:
 @pytest.mark.parametrize(
     ("config", "epoch", "match"),
     [
-        ({"schedule": "poly"}, 0, "schedule is 'poly', but must be one of constant, cosine, step, exponential"),
-        ({"schedule": "step", "step_size": 0}, 0, "step_size is 0, but must be a number of epochs >= 1"),
-        ({"schedule": "exponential", "gamma": 0.0}, 0, r"gamma is 0.0, but must be in \(0, 1\]"),
-        ({"warmup_epochs": -1}, 0, "warmup_epochs is -1, but must be a finite number of epochs >= 0"),
-        ({}, -1, "epoch is -1"),
+        ({"schedule": "poly"}, 0, "`schedule` is 'poly', but must be one of constant, cosine, step, exponential"),
+        ({"schedule": "step", "step_size": 0}, 0, "`step_size` is 0, but must be a number of epochs >= 1"),
+        ({"schedule": "exponential", "gamma": 0.0}, 0, r"`gamma` is 0.0, but must be in \(0, 1\]"),
+        ({"warmup_epochs": -1}, 0, "`warmup_epochs` is -1, but must be a finite number of epochs >= 0"),
+        ({}, -1, "`epoch` is -1"),
     ],
 )
 def test_errors(config: dict[str, Any], epoch: float, match: str) -> None:
@@ -72,7 +72,7 @@ def test_errors(config: dict[str, Any], epoch: float, match: str) -> None:
 
 
 def test_an_epoch_has_at_least_one_step() -> None:
-    with pytest.raises(ValueError, match=r"steps_per_epoch is 0\.5, but must be >= 1"):
+    with pytest.raises(ValueError, match=r"`steps_per_epoch` is 0\.5, but must be >= 1"):
         lr_factor({}, 0, T, 0.5)
 
 

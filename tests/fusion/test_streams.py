@@ -190,7 +190,7 @@ def test_a_place_in_the_numbers_goes_where_its_member_goes(one_by_one: bool) -> 
     assert draws(other) == [alone(seed)[:4] for seed in (4, 5)]
     fused.seed([9, 9, 1, 2, 3])
     assert draws(fused) == [alone(seed)[:4] for seed in (9, 9, 1, 2, 3)]
-    with pytest.raises(ValueError, match="seeds has 1 entries, but there are 5 members"):
+    with pytest.raises(ValueError, match="`len\\(seeds\\)` is 1, but must be 5"):
         fused.seed([1])
 
 

@@ -28,6 +28,26 @@ def test_materialize_undoes_skeleton() -> None:
     assert torch.equal(again(x), module(x))
 
 
+class Empty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: list[int] = []
+        self.second = self.first
+
+
+def test_copies_have_empty_containers_of_their_own_held_where_they_were() -> None:
+    """They take a way of their own through `deepcopy`; two attributes that are one list stay one list."""
+    module = Empty()
+    hollow = skeleton(module)
+    again = materialize(hollow, {})
+    assert isinstance(hollow, Empty)
+    assert isinstance(again, Empty)
+    for source, copied in ((module, hollow), (hollow, again)):
+        assert copied.first is copied.second is not source.first
+        assert copied._forward_hooks is not source._forward_hooks
+        assert type(copied._forward_hooks) is type(source._forward_hooks)
+
+
 def test_bound_puts_tensors_in_every_place_of_a_tied_one_and_back() -> None:
     module = Tied()
     original, other = module.embed.weight, torch.zeros(11, 6)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydro_rasda import TuneResult, choice, loguniform, tune, uniform
+from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
@@ -38,11 +39,7 @@ def problem(digits: tuple[Pair, Pair]) -> Problem:
         objective=supervised(),
         train_data=make_batches(digits[0], "train_data", cpu, 0),
         val_data=make_batches(digits[1], "val_data", cpu, 0),
-        width_ratio=0.5,
-        metric="val_loss",
-        mode="min",
-        max_t=4,
-        seed=0,
+        settings=TuneConfig(surrogate=0.5, max_t=4),
         device=cpu,
     )
 
@@ -63,6 +60,24 @@ def one_process() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many models have been followed on symbolic sizes, in this process and those forked from it."""
+    from surrogate import tracing  # takes as long to import as torch itself
+
+    file = tmp_path / "traces"
+    file.touch()
+    trace_sizes = tracing.trace_sizes
+
+    def noting(module: nn.Module, example_input: Any) -> tracing.SizeTrace:
+        with file.open("a") as opened:
+            opened.write("x")
+        return trace_sizes(module, example_input)
+
+    monkeypatch.setattr(tracing, "trace_sizes", noting)
+    return lambda: len(file.read_text())
 
 
 SPACE: dict[str, Any] = {
@@ -88,6 +103,7 @@ def quick(digits: tuple[Pair, Pair], tmp_path: Path) -> Callable[..., TuneResult
             "max_t": 4,
             "reduction_factor": 2,
             "top_k": 2,
+            "full_trainings": 1,
             "surrogate": 1 / 2,
             "fusion": 8,
             "storage_path": tmp_path,

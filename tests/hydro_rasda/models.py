@@ -33,6 +33,12 @@ def regressor(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 1))
 
 
+def next_token(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """[N, T] tokens of 10 -> [N, T, 10], by way of 32 units at full width."""
+    width = int(32 * width_ratio)
+    return nn.Sequential(nn.Embedding(10, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
 def refuses_some(config: Config, width_ratio: float = 1.0) -> nn.Module:
     """Raises for one configuration, before there is a model."""
     if config.get("bad"):

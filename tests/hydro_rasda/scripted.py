@@ -7,13 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.config import TuneConfig
+from hydro_rasda.config import Keep
+from hydro_rasda.contracts import History, TargetOutcome, TargetTask
 from hydro_rasda.problem import Problem, Trial
-from hydro_rasda.progress import Progress
-from hydro_rasda.run import Run, Stage, metric_lines
-from hydro_rasda.single import TargetOutcome, TargetTask
-from hydro_rasda.store import Store, Unit
-from hydro_rasda.train import History
+from hydro_rasda.run.state import Run, Stage, metric_lines
+from hydro_rasda.run.store import Store, Unit
 
 Scores = Mapping[int, Sequence[float]]
 """Of each trial, the metric after each epoch."""
@@ -25,10 +23,11 @@ class Scripted:
     Args:
         scores: What each epoch gives; a trial raises where they end, and diverges where they are infinite.
         epochs: It stops after so many, as when time is up.
+        keep: Of which epoch it leaves the weights, as `tune` has it; the lowest score is the best.
     """
 
-    def __init__(self, scores: Scores, epochs: float = math.inf) -> None:
-        self.scores, self.left = scores, epochs
+    def __init__(self, scores: Scores, epochs: float = math.inf, keep: Keep = "last") -> None:
+        self.scores, self.left, self.keep = scores, epochs, keep
         self.trained: list[tuple[int, int]] = []
 
     def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
@@ -36,6 +35,9 @@ class Scripted:
             if not self.left:
                 return
             yield self._train(task)
+
+    def race(self, finalists: Sequence[int]) -> bool:
+        return False
 
     def _train(self, task: TargetTask) -> TargetOutcome:
         history: History = []
@@ -48,13 +50,18 @@ class Scripted:
             self.left -= 1
             if not (self.left and math.isfinite(score)):
                 break
-        return TargetOutcome(task, {"model": {}, "epoch": history[-1][0]}, history, None, 1.0)
+        state: dict[str, Any] = {"model": {}, "epoch": history[-1][0]}
+        if self.keep == "best":
+            score, epoch = min((score, i) for i, score in enumerate(self.scores[task.number][: state["epoch"]], 1))
+            state["best"] = {"epoch": epoch, "score": score, "model": {}}
+        return TargetOutcome(task, state, history, None, 1.0)
 
 
 def open_run(path: Path, problem: Problem, number: int, **settings: Any) -> Run:
-    """A run with so many trials, in one process after another."""
+    """A run with so many trials, in one process after another, whose full-size stage is halved throughout."""
+    settings = {"full_trainings": 0, **settings}
     trials = {n: Trial(n, {"lr": 0.1}) for n in range(number)}
-    return Run(problem, TuneConfig(**settings), Store.open(path, {}, "auto"), Progress(silent=True), trials)
+    return Run(problem.with_settings(**settings), Store.open(path, {}, "auto"), trials=trials)
 
 
 def curves(stage: Stage, scores: Scores) -> Unit:

@@ -1,6 +1,7 @@
 """Each check lets through what holds, and names argument, value and rule where it does not."""
 
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -12,24 +13,28 @@ def test_what_holds_passes() -> None:
     check_int("workers", 2, at_least=2)
     check_number("latency", 0)
     check_number("bandwidth", math.inf, above=0.0)
+    check_int("max_workers", None, at_least=1, optional=True)
     check_mode("min")
     check_mode("max")
 
 
 @pytest.mark.parametrize(
-    ("check", "error", "message"),
+    ("check", "message"),
     [
-        (lambda: check_int("workers", 1, at_least=2), ValueError, "`workers` is 1, but must be >= 2"),
-        (lambda: check_int("workers", 2.0, at_least=2), TypeError, "`workers` is 2.0, but must be an integer >= 2"),
-        (lambda: check_int("workers", True, at_least=1), TypeError, "`workers` is True, but must be an integer >= 1"),
-        (lambda: check_number("latency", -0.5), ValueError, "`latency` is -0.5, but must be >= 0"),
-        (lambda: check_number("speed", 0, above=0.0), ValueError, "`speed` is 0, but must be > 0"),
-        (lambda: check_number("speed", math.nan), ValueError, "`speed` is nan, but must be >= 0"),
-        (lambda: check_number("speed", "2"), TypeError, "`speed` is '2', but must be a number >= 0"),
-        (lambda: check_mode("best"), ValueError, "`mode` is 'best', but must be 'min' or 'max'"),
+        (lambda: check_int("workers", 1, at_least=2), "`workers` is 1, but must be an integer >= 2"),
+        (lambda: check_int("workers", 2.0, at_least=2), "`workers` is 2.0, but must be an integer >= 2"),
+        (lambda: check_int("workers", True, at_least=1), "`workers` is True, but must be an integer >= 1"),
+        (lambda: check_int("workers", None, at_least=1), "`workers` is None, but must be an integer >= 1"),
+        (lambda: check_int("most", 0, at_least=1, optional=True), "`most` is 0, but must be None or an integer >= 1"),
+        (lambda: check_number("latency", -0.5), "`latency` is -0.5, but must be a number >= 0"),
+        (lambda: check_number("speed", 0, above=0.0), "`speed` is 0, but must be a number > 0"),
+        (lambda: check_number("speed", math.nan), "`speed` is nan, but must be a number >= 0"),
+        (lambda: check_number("speed", "2"), "`speed` is '2', but must be a number >= 0"),
+        (lambda: check_number("speed", True), "`speed` is True, but must be a number >= 0"),
+        (lambda: check_mode("best"), "`mode` is 'best', but must be 'min' or 'max'"),
+        (lambda: check_mode(["min"]), "`mode` is ['min'], but must be 'min' or 'max'"),
     ],
 )
-def test_what_does_not_hold_is_named(check: Callable[[], None], error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as raised:
+def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], None], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check()
-    assert str(raised.value) == message

@@ -1,4 +1,4 @@
-"""``hydro-rasda simulate``, from a run that was really made."""
+"""The command line, on a run that was really made."""
 
 import json
 from argparse import Namespace
@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from hydro_rasda import choice, loguniform, tune
-from hydro_rasda.backends.simulator import read_past_run
+from hydro_rasda import choice, load, loguniform, tune
 from hydro_rasda.cli import main, plans
+from hydro_rasda.simulator import read_past_run
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
@@ -101,19 +102,66 @@ def test_people_get_a_table_and_what_it_rests_on(past: str, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--gpus 0", "`gpus` is 0, but must be >= 1"),
-        ("--gpus 2 --workers 4", "`workers` is 4, but must be <= the cluster's 2 GPUs"),
-        ("--gpus 2 --max-t 90", "`workload` has 9 epochs, but must have >= max_t (90)"),
+        ("--gpus 0", "`--gpus` is 0, but must be an integer >= 1"),
+        ("--gpus 2 --gpus-per-node 0", "`--gpus-per-node` is 0, but must be an integer >= 1"),
+        ("--gpus 2 --workers 4", "`--workers` is 4, but must be <= `--gpus` (2)"),
+        ("--gpus 4 --workers 4 --max-workers 2", "`--max-workers` is 2, but must be >= `--workers` (4)"),
+        ("--gpus 2 --max-t 90", "`--max-t` is 90, but must be <= the past run's 9 epochs"),
+        ("--gpus 2 --max-t 0", "`--max-t` is 0, but must be an integer >= 1"),
+        ("--gpus 2 --grace-period 0", "`--grace-period` is 0, but must be an integer >= 1"),
+        ("--gpus 2 --grace-period 10", "`--grace-period` is 10, but must be <= `--max-t` (9)"),
+        ("--gpus 2 --reduction-factor 0", "`--reduction-factor` is 0, but must be an integer >= 2"),
+        ("--gpus 2 --scaling-factor 0", "`--scaling-factor` is 0, but must be an integer >= 2"),
         ("--gpus 2 --serial 1", "`--serial` is 1.0, but must be >= 0 and < 1"),
-        ("--gpus 2 --speed 0", "`--speed` is 0.0, but must be > 0"),
-        ("--gpus 2 --seeds 0", "`--seeds` is 0, but must be >= 1"),
-        ("--gpus 2 --trials 0", "`trials` is 0, but must be >= 1"),
-        ("--gpus 2 --epoch-seconds 0", "`step_seconds` is 0.0, but must be > 0"),
+        ("--gpus 2 --speed 0", "`--speed` is 0.0, but must be a number > 0"),
+        ("--gpus 2 --seeds 0", "`--seeds` is 0, but must be an integer >= 1"),
+        ("--gpus 2 --trials 0", "`--trials` is 0, but must be an integer >= 1"),
+        ("--gpus 2 --steps 0", "`--steps` is 0.0, but must be a number > 0"),
+        ("--gpus 2 --epoch-seconds -1", "`--epoch-seconds` is -1.0, but must be a number > 0"),
+        ("--gpus 2 --epoch-seconds inf", "`--epoch-seconds` is inf, but must be finite"),
+        ("--gpus 2 --jitter nan", "`--jitter` is nan, but must be >= 0 and <= 1"),
+        ("--gpus 2 --jitter 1e300", "`--jitter` is 1e+300, but must be >= 0 and <= 1"),
+        ("--gpus 2 --inter-bandwidth 0", "`--inter-bandwidth` is 0.0, but must be a number > 0"),
+        ("--gpus 2 --mtbf-hours 0", "`--mtbf-hours` is 0.0, but must be a number > 0"),
+        ("--gpus 2 --mtbf-hours 1e-5", "`--mtbf-hours` is 1e-05, but must be longer: trial 0 was hit by 1000 node"),
     ],
 )
 def test_bad_input(past: str, capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
     assert main(["simulate", past, *options.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_is_shown_as_it_ended(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", past]) == 0
+    shown = capsys.readouterr().out
+    Console().print(load(past))
+    assert shown == capsys.readouterr().out
+    assert "8 of 12 trials, by val_loss (min)" in shown
+
+
+def test_a_run_is_told_as_json(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", past, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    result = load(past)
+    assert (told["path"], told["best_config"], told["best_metric"]) == (past, result.best_config, result.best_metric)
+    assert [trial["status"] for trial in told["trials"]] == [record.status for record in result.trials]
+    assert told["cost"]["seconds"] == result.cost.seconds
+    assert "history" not in told["trials"][0]
+
+
+def test_what_is_not_finished_is_shown_as_such(past: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run.json", "journal.jsonl"):
+        lines = (Path(past) / name).read_text().splitlines(keepends=True)
+        (tmp_path / name).write_text("".join(lines if name == "run.json" else lines[: len(lines) // 2]))
+    assert main(["show", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "undecided" in shown
+    assert "not finished: this is what there is so far" in shown
+
+
+def test_a_folder_without_a_run_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(tmp_path)]) == 2
+    assert f"`path` is '{tmp_path}', but must be a run's folder" in capsys.readouterr().err
 
 
 def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,8 @@ from hydro_rasda.config import TuneConfig
         ("rasda", {"grace_period": 1}),
         ("rasda", RASDAConfig(grace_period=28)),
         ("checkpoint_every", 0),
+        ("loader_workers", -1),
+        ("loader_workers", True),
         ("time_budget_s", 0),
         ("time_budget_s", math.inf),
         ("seed", -1),
@@ -81,7 +83,11 @@ def test_full_size_stage_begins_with_a_quarter() -> None:
 
 def test_limits_on_cost_do_not_make_another_run() -> None:
     asked = TuneConfig().determining()
-    assert TuneConfig(time_budget_s=5.0, checkpoint_every=2).determining() == asked
-    assert set(asked) == {f.name for f in dataclasses.fields(TuneConfig)} - {"time_budget_s", "checkpoint_every"}
+    assert TuneConfig(time_budget_s=5.0, checkpoint_every=2, loader_workers=1).determining() == asked
+    assert set(asked) == {f.name for f in dataclasses.fields(TuneConfig)} - {
+        "time_budget_s",
+        "checkpoint_every",
+        "loader_workers",
+    }
     assert TuneConfig(rasda=RASDAConfig(scaling_factor=3)).determining() != asked
     assert json.loads(json.dumps(asked)) == asked

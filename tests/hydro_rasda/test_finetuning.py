@@ -137,7 +137,7 @@ def test_nobody_asks_at_full_width() -> None:
         built.append(width_ratio)
         return seeds_itself(config, width_ratio)
 
-    whole: Problem = problem(counts, width_ratio=1)
+    whole: Problem = problem(counts, surrogate=1)
     assert not dry_run(whole, trials()).pretrained
     before = len(built)
     built.clear()

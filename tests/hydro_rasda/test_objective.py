@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusion import fuse
 from hydro_rasda.objective import check_metrics, checked, supervised
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
@@ -26,6 +28,46 @@ def test_classes_are_the_second_dimension() -> None:
     logits = torch.randn(2, 5, 3, 3, generator=torch.Generator().manual_seed(0))
     target = logits.argmax(1)
     assert supervised()(nn.Identity(), (logits, target))["accuracy"].item() == 1.0
+
+
+SEQUENCE = torch.randn(6, 5, 7, generator=torch.Generator().manual_seed(0))
+
+
+def flattened(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of classes that are the last dimension, as language models have them."""
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def test_classes_are_the_last_dimension_where_the_target_says_so() -> None:
+    target = SEQUENCE.argmax(-1)
+    target[0, 0] = (target[0, 0] + 1) % 7
+    for loss_fn in (flattened, lambda output, target: F.cross_entropy(output.movedim(-1, 1), target)):
+        metrics = supervised(loss_fn)(nn.Identity(), (SEQUENCE, target))
+        torch.testing.assert_close(metrics["loss"], F.cross_entropy(SEQUENCE.movedim(-1, 1), target))
+        assert metrics["accuracy"].item() == pytest.approx(29 / 30)
+
+
+def test_fused_models_have_the_accuracy_of_each_alone() -> None:
+    models, target = [nn.Linear(7, 7) for _ in range(3)], SEQUENCE.argmax(-1)
+    accuracy_K = fuse(models).map(supervised(flattened), (SEQUENCE, target))["accuracy"]
+    alone = [supervised(flattened)(model, (SEQUENCE, target))["accuracy"] for model in models]
+    torch.testing.assert_close(accuracy_K, torch.stack(alone))
+
+
+def test_where_both_could_be_the_classes_torchs_losses_have_them_second_and_others_last() -> None:
+    square = torch.randn(6, 5, 5, generator=torch.Generator().manual_seed(0))
+    of_torch = (F.cross_entropy, nn.CrossEntropyLoss(), partial(F.cross_entropy, label_smoothing=0.1))
+    for dim, losses in ((1, of_torch), (-1, (flattened, partial(flattened)))):
+        for loss_fn in losses:
+            metrics = supervised(loss_fn)(nn.Identity(), (square, square.argmax(dim)))
+            assert metrics["accuracy"].item() == 1.0
+
+
+@pytest.mark.parametrize("target", [(6, 4), (6,), (6, 1), (5, 7), (30,)])
+def test_where_the_target_has_another_shape_there_is_no_accuracy(target: tuple[int, ...]) -> None:
+    """A target of one column would be broadcast."""
+    metrics = supervised(lambda output, target: output.mean())(nn.Identity(), (SEQUENCE, torch.ones(target).long()))
+    assert set(metrics) == {"loss"}
 
 
 def test_regression() -> None:
@@ -91,7 +133,7 @@ def test_another_loss_knows_itself_what_it_takes() -> None:
 
 @pytest.mark.parametrize("batch", [X, (X,), (X, X, X), {"x": X}, (X, [1, 2])])
 def test_batches_are_pairs(batch: Any) -> None:
-    with pytest.raises(TypeError, match=r"`loss_fn` needs \(inputs, target\)"):
+    with pytest.raises(ValueError, match=r"`loss_fn` needs \(inputs, target\)"):
         supervised()(LINEAR, batch)
 
 
@@ -101,7 +143,7 @@ class Returns(nn.Module):
 
 
 def test_a_model_that_returns_no_tensor() -> None:
-    with pytest.raises(TypeError, match="the model returns a dict, but `loss_fn` needs a tensor"):
+    with pytest.raises(ValueError, match="the model returns a dict, but `loss_fn` needs a tensor"):
         supervised()(Returns(), (X, torch.zeros(6, dtype=torch.int64)))
 
 
@@ -112,9 +154,9 @@ def test_metrics_by_hand() -> None:
 @pytest.mark.parametrize(
     ("metrics", "kind", "message"),
     [
-        (torch.tensor(1.0), TypeError, "must return a dict of tensors"),
-        ({"loss": 1.0}, TypeError, "must return a dict of tensors"),
-        ({"loss": torch.tensor(1.0), "note": "fine"}, TypeError, "must return a dict of tensors"),
+        (torch.tensor(1.0), ValueError, "must return a dict of tensors"),
+        ({"loss": 1.0}, ValueError, "must return a dict of tensors"),
+        ({"loss": torch.tensor(1.0), "note": "fine"}, ValueError, "must return a dict of tensors"),
         ({}, ValueError, 'must return a "loss"'),
         ({"nll": torch.tensor(1.0)}, ValueError, r"returned \['nll'\], but must return a \"loss\""),
         ({"loss": torch.ones(3)}, ValueError, r"returned 'loss' of shape \(3,\), but must return scalars"),

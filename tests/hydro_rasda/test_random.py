@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hydro_rasda import TuneResult, loguniform
+from hydro_rasda import TuneResult, loguniform, tune
+from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
 from hydro_rasda.data import make_batches
-from hydro_rasda.fused import Group, GroupTask, train_group
 from hydro_rasda.problem import Problem, Trial
-from hydro_rasda.single import TargetTask, train_target
-from hydro_rasda.train import Span
+from hydro_rasda.training.full_size import train_target
+from hydro_rasda.training.fused import train_group
 from tests.hydro_rasda.models import mlp
 
 EPOCHS = 2
@@ -79,7 +80,7 @@ def flat(history: Any) -> list[float]:
 
 def at_full_size(problem: Problem, number: int) -> list[float]:
     outcome = train_target(
-        problem, TRIALS[number], TargetTask("a task", number, Span(0, EPOCHS), None, problem.seed), None
+        problem, TRIALS[number], TargetTask("a task", number, Span(0, EPOCHS), None, problem.settings.seed), None
     )
     assert outcome.error is None
     return flat(outcome.history)
@@ -88,11 +89,11 @@ def at_full_size(problem: Problem, number: int) -> list[float]:
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_trial_draws_the_same_wherever_it_trains(problem: Problem, model: str) -> None:
-    problem = replace(problem, model_fn=MODELS[model], width_ratio=1.0)
+    problem = replace(problem, model_fn=MODELS[model]).with_settings(surrogate=1)
     alone = at_full_size(problem, 2)
     for members, fused in (((0, 1, 2, 3), True), ((2, 0), True), ((3, 2), False), ((2,), False)):
         assert losses(problem, members, fused)[2] == pytest.approx(alone, rel=1e-3), members
-    other = at_full_size(replace(problem, seed=1), 2)
+    other = at_full_size(problem.with_settings(seed=1), 2)
     assert other != pytest.approx(alone, rel=1e-3)
 
 
@@ -111,7 +112,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
 def test_a_trial_sees_the_same_augmented_data_wherever_it_trains(problem: Problem, digits: Any) -> None:
     train, val = (make_batches(Augmented(*pair), "data", problem.device, 0) for pair in digits)
-    problem = replace(problem, width_ratio=1.0, train_data=train, val_data=val)
+    problem = replace(problem, train_data=train, val_data=val).with_settings(surrogate=1)
     alone = at_full_size(problem, 1)
     for members in ((0, 1, 3), (1,)):
         assert losses(problem, members)[1] == pytest.approx(alone, rel=1e-3)
@@ -130,7 +131,8 @@ def normalizing(problem: Problem, digits: Any) -> Iterator[Problem]:
 
     data = [[t.clone() for t in pair] for pair in digits]
     train, val = (make_batches(pair, "data", problem.device, 0) for pair in data)
-    yield replace(problem, model_fn=rectifying, objective=objective, width_ratio=1.0, train_data=train, val_data=val)
+    changed = replace(problem, model_fn=rectifying, objective=objective, train_data=train, val_data=val)
+    yield changed.with_settings(surrogate=1)
     for pair, before in zip(data, digits):
         for tensor, was in zip(pair, before):
             assert torch.equal(tensor, was)
@@ -150,3 +152,29 @@ def test_the_journal_names_the_groups_that_trained(quick: Callable[..., TuneResu
     assert {n for unit in units for group in unit["groups"] for n in group} == set(range(5))
     assert max(len(group) for unit in units for group in unit["groups"]) == 2
     assert all(sorted(n for group in unit["groups"] for n in group) == sorted(unit["members"]) for unit in units)
+
+
+def test_who_loads_a_dataset_changes_nothing(
+    digits: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], tmp_path: Path
+) -> None:
+    """Each trial's processes load ahead, in forked children and in this process."""
+    train, val = (Augmented(*pair) for pair in digits)
+    space = {"lr": loguniform(1e-3, 1e-1), "batch_size": 64}
+    found = [
+        tune(
+            mlp,
+            space,
+            train_data=train,
+            val_data=val,
+            num_samples=4,
+            max_t=2,
+            top_k=2,
+            loader_workers=workers,
+            storage_path=tmp_path,
+            name=f"{workers}",
+            progress=False,
+        )
+        for workers in (0, 1)
+    ]
+    assert found[0].best_metric == found[1].best_metric
+    assert [record.history for record in found[0].trials] == [record.history for record in found[1].trials]

@@ -14,12 +14,11 @@ from ray.tune.search.bohb import TuneBOHB
 from ray.tune.search.optuna import OptunaSearch
 
 from hydro_rasda import TuneResult, choice, grid_search, loguniform, sample_from, uniform
-from hydro_rasda.config import TuneConfig
-from hydro_rasda.progress import Progress
-from hydro_rasda.run import Run
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.store import Store
 from hydro_rasda.search import SEARCHER_ROUNDS, RandomSearch, SearcherSearch, prepare
 from hydro_rasda.space import sample
-from hydro_rasda.store import Store
 from tests.hydro_rasda.models import counted
 
 SPACE: dict[str, Any] = {
@@ -48,17 +47,17 @@ def no_ray() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_search(tmp_path: Path) -> Iterator[Open]:
+def open_search(problem: Problem, tmp_path: Path) -> Iterator[Open]:
     """Opens a search over `SPACE`, as `tune` does; a second call with the same name resumes."""
     stores: list[Store] = []
 
     def call(searcher: Searcher, num_samples: int, name: str = "run", mode: str = "min") -> SearcherSearch:
         for store in stores:
             store.close()
-        settings = TuneConfig(metric="val_loss", mode=mode, num_samples=num_samples)  # type: ignore[arg-type]
-        prepare(searcher, SPACE, settings.metric, settings.mode)
+        asked = problem.with_settings(mode=mode, num_samples=num_samples)
+        prepare(searcher, SPACE, asked.settings.metric, asked.settings.mode)
         stores.append(Store.open(tmp_path / name, {}, "auto"))
-        run = Run(None, settings, stores[-1], Progress(silent=True))  # type: ignore[arg-type]
+        run = Run(asked, stores[-1])
         return SearcherSearch(searcher, SPACE, run)
 
     yield call
@@ -205,7 +204,7 @@ def test_the_last_batch_is_told_every_rung(open_search: Open) -> None:
 
 @pytest.mark.parametrize("wrong", ["optuna", OptunaSearch, ConcurrencyLimiter(OptunaSearch(), max_concurrent=2)])
 def test_what_is_no_searcher(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"`searcher` is .*, but must be "):
+    with pytest.raises(ValueError, match=r"`searcher` is .*, but must be "):
         prepare(wrong, SPACE, "val_loss", "min")
 
 
@@ -256,7 +255,7 @@ def test_tune_with_bohb(quick: Quick) -> None:
 
 
 def test_bad_searcher_leaves_no_run(quick: Quick, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="`searcher` is 'optuna'"):
+    with pytest.raises(ValueError, match="`searcher` is 'optuna'"):
         quick(searcher="optuna")
     with pytest.raises(ValueError, match="`space` cannot be searched by OptunaSearch"):
         quick(searcher=OptunaSearch(), space={"lr": loguniform(1e-3, 1.0), "activation": grid_search(["relu"])})

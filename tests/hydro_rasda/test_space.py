@@ -254,7 +254,7 @@ def test_a_domain_anywhere_counts(space: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("space", [None, [("lr", 0.1)], "lr", {1: uniform(0, 1)}])
 def test_a_space_is_a_mapping_of_names(space: object) -> None:
-    with pytest.raises(TypeError, match=r"`space` is .*, but must be a mapping of names to domains"):
+    with pytest.raises(ValueError, match=r"`space` is .*, but must be a mapping of names to domains"):
         check_space(space)
 
 
@@ -262,9 +262,9 @@ def test_a_sampled_configuration_is_checked_too() -> None:
     check_config({"lr": 0.1, "anything": object()})
     with pytest.raises(ValueError, match="a space with the key 'lr'"):
         check_config({"momentum": 0.9})
-    with pytest.raises(ValueError, match="in which lr is -1, but must be a finite number > 0"):
+    with pytest.raises(ValueError, match="in which `lr` is -1, but must be a finite number > 0"):
         check_config({"lr": -1})
-    with pytest.raises(ValueError, match=r"momentum is 1.0, but must be in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"`momentum` is 1.0, but must be in \[0, 1\)"):
         check_config({"lr": 0.1, "optimizer": "sgd", "momentum": 1.0})
 
 
@@ -288,7 +288,7 @@ def test_a_key_that_the_library_does_not_read_is_the_users_own(own: dict[str, An
 def test_where_only_sampling_tells_what_is_read_the_sample_is_checked() -> None:
     space = {"lr": loguniform(1e-4, 1.0), "schedule": sample_from(lambda _: "step"), "gamma": 7}
     check_space(space)
-    with pytest.raises(ValueError, match=r"gamma is 7, but must be in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"`gamma` is 7, but must be in \(0, 1\]"):
         check_config(sample(space, 1, 0)[0])
 
 

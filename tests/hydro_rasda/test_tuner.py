@@ -31,6 +31,7 @@ from tests.hydro_rasda.models import (
     counted,
     fixed_mlp,
     mlp,
+    next_token,
     refuses_some,
     regressor,
     stumbles_in_some,
@@ -60,7 +61,7 @@ def test_same_seed_same_records(quick: Quick) -> None:
 
 
 def test_halving_and_transfer(quick: Quick) -> None:
-    result = quick(num_samples=9, max_t=4, reduction_factor=2, top_k=2)
+    result = quick(num_samples=9, max_t=4, reduction_factor=2, top_k=2, keep="last")
     epochs = sorted(record.surrogate_epochs for record in result.trials)
     assert epochs == [1] * 5 + [2] * 2 + [2] * 2  # 9 trials, 4 go on to epoch 2, the best 2 to full size
     assert sorted(record.epochs for record in result.trials) == [0] * 7 + [1, 4]
@@ -118,7 +119,7 @@ def test_interrupted_in_process_it_goes_on(quick: Quick) -> None:
     assert records(result) == records(quick(model_fn=impatient, name="unbroken"))
 
 
-@pytest.mark.parametrize("kind", ["dataset", "loader", "objective", "regression", "max", "full width"])
+@pytest.mark.parametrize("kind", ["dataset", "loader", "objective", "regression", "sequences", "max", "full width"])
 def test_forms_of_the_problem(kind: str, quick: Quick, digits: tuple[Pair, Pair]) -> None:
     (x, y), (vx, vy) = digits
 
@@ -143,6 +144,14 @@ def test_forms_of_the_problem(kind: str, quick: Quick, digits: tuple[Pair, Pair]
             "val_data": (vx, vy[:, None].float()),
             "loss_fn": F.mse_loss,
             "metric": "val_mae",
+        },
+        "sequences": {
+            "model_fn": next_token,
+            "train_data": (y.view(-1, 8), y.roll(-1).view(-1, 8)),
+            "val_data": (vy.view(-1, 8), vy.roll(-1).view(-1, 8)),
+            "loss_fn": lambda output, target: F.cross_entropy(output.flatten(0, 1), target.flatten()),
+            "metric": "val_accuracy",
+            "mode": "max",
         },
         "max": {"metric": "val_accuracy", "mode": "max"},
         "full width": {"surrogate": 1},
@@ -183,6 +192,13 @@ def test_data_in_an_open_file_are_read_by_one_process(quick: Quick, digits: tupl
 def test_a_model_without_a_width_is_shrunk(quick: Quick) -> None:
     result = quick(model_fn=fixed_mlp, num_samples=3, max_t=2)
     assert math.isfinite(result.best_metric)
+
+
+def test_models_of_one_structure_are_followed_once(quick: Quick, traces: Callable[[], int]) -> None:
+    """In whatever process a trial's surrogate is built: to find its kind, to measure, to train."""
+    space = {"lr": loguniform(1e-3, 0.3), "batch_size": choice([32, 64])}
+    quick(model_fn=fixed_mlp, space=space, num_samples=9, fusion="auto")
+    assert traces() == 1
 
 
 def test_fusion_is_planned_by_itself(quick: Quick) -> None:
@@ -297,14 +313,14 @@ def test_finalists_that_had_no_time_are_not_forgotten(quick: Quick) -> None:
         return stage == "target" and any(of == "target" for of, _ in run.metrics)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hydro_rasda.run.Run.out_of_time", out_of_time)
+        patch.setattr("hydro_rasda.run.state.Run.out_of_time", out_of_time)
         short = quick(num_samples=4, time_budget_s=1e6, rasda=RASDAConfig(grace_period=1))
     assert [record.epochs for record in short.trials if record.epochs] == [1]
     assert records(quick(num_samples=4, rasda=RASDAConfig(grace_period=1))) == records(full)
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"space": LR}, {"top_k": 1}, {"keep": "best"}, {"searcher": OptunaSearch(seed=0)}]
+    "change", [{"seed": 1}, {"space": LR}, {"top_k": 1}, {"keep": "last"}, {"searcher": OptunaSearch(seed=0)}]
 )
 def test_another_run_of_the_name_is_refused_and_left_alone(change: Any, quick: Quick, tmp_path: Path) -> None:
     quick(num_samples=1, max_t=1)
@@ -333,20 +349,24 @@ X, Y = torch.rand(8, 64), torch.arange(8)
     ("arguments", "kind", "message"),
     [
         ({"metric": "loss"}, ValueError, r"`metric` is 'loss', but must be one of \['train_accuracy'"),
-        ({"mode": "best"}, ValueError, "`mode` is 'best', but must be one of"),
+        ({"mode": "best"}, ValueError, "`mode` is 'best', but must be 'min' or 'max'"),
         ({"space": {"lr": 0.1}}, ValueError, "`space` is .*, but must have a domain"),
         ({"space": {"momentum": uniform(0, 1)}}, ValueError, "a space with the key 'lr'"),
         ({"space": {"lr": uniform(0, 1)}}, ValueError, r"`space\['lr'\]` is float uniform\(0, 1\), but must be"),
-        ({"space": {"lr": sample_from(lambda config: -1)}}, ValueError, "lr is -1, but must be"),
+        ({"space": {"lr": sample_from(lambda config: -1)}}, ValueError, "`lr` is -1, but must be"),
         ({"space": {**LR, "optimizer": "lion"}}, ValueError, r"`space\['optimizer'\]` is 'lion', but must be one of"),
         ({"space": {**LR, "schedule": choice(["warp"])}}, ValueError, r"`space\['schedule'\]` is choice\(\['warp'\]\)"),
-        ({"space": [0.1]}, TypeError, "`space` is"),
+        ({"space": [0.1]}, ValueError, "`space` is"),
         ({"grace_period": 5}, ValueError, r"`grace_period` is 5, but must be <= max_t \(4\)"),
         ({"rasda": RASDAConfig(grace_period=5)}, ValueError, r"`rasda.grace_period` is 5, but must be <= max_t"),
         ({"reduction_factor": 1}, ValueError, "`reduction_factor` is 1, but must be an integer >= 2"),
         ({"model_fn": broken}, ValueError, "`model_fn` fails for every configuration, .*OSError: no weights here"),
-        ({"model_fn": lambda config: "mlp"}, TypeError, "`model_fn` returned a str, but must return a torch.nn.Module"),
-        ({"model_fn": "mlp"}, TypeError, "`model_fn` is 'mlp', but must be a function"),
+        (
+            {"model_fn": lambda config: "mlp"},
+            ValueError,
+            "`model_fn` returned a str, but must return a torch.nn.Module",
+        ),
+        ({"model_fn": "mlp"}, ValueError, "`model_fn` is 'mlp', but must be a function"),
         ({"model_fn": ignores_width}, ValueError, "model_fn.*width_ratio"),
         ({"model_fn": other_names}, ValueError, "model_fn.*width_ratio"),
         ({"train_data": (X[:, :9], Y)}, ValueError, r"the model cannot take a batch \[\(8, 9\) float32.*`train_data`"),
@@ -356,16 +376,16 @@ X, Y = torch.rand(8, 64), torch.arange(8)
         ({"train_data": (X[:0], Y[:0])}, ValueError, "`train_data` is empty"),
         ({"val_data": TensorDataset(X[:0])}, ValueError, "`val_data` is empty"),
         ({"val_data": lambda batch_size: []}, ValueError, "`val_data` is empty"),
-        ({"train_data": "digits.csv"}, TypeError, "`train_data` is a str"),
+        ({"train_data": "digits.csv"}, ValueError, "`train_data` is a str"),
         ({"objective": lambda m, b: m(b[0]).sum(), "loss_fn": F.mse_loss}, ValueError, "`loss_fn` and `objective`"),
-        ({"objective": lambda m, b: m(b[0]).sum()}, TypeError, "`objective` must return a dict of tensors"),
+        ({"objective": lambda m, b: m(b[0]).sum()}, ValueError, "`objective` must return a dict of tensors"),
         ({"keep": "first"}, ValueError, "`keep` is 'first', but must be one of"),
         ({"backend": "moon"}, ValueError, "`backend` is 'moon'"),
         ({"resume": "maybe"}, ValueError, "`resume` is 'maybe', but must be one of"),
         ({"resume": "must"}, FileNotFoundError, "`resume` is 'must', but there is no run"),
         ({"name": "a/b"}, ValueError, "`name` is 'a/b', but must be a folder's name"),
         ({"name": ""}, ValueError, "`name` is '', but must be a folder's name"),
-        ({"searcher": "optuna"}, TypeError, "`searcher` is 'optuna'"),
+        ({"searcher": "optuna"}, ValueError, "`searcher` is 'optuna'"),
         ({"device": "abacus"}, RuntimeError, "abacus"),
         ({"num_samples": 0}, ValueError, "`num_samples` is 0, but must be an integer >= 1"),
         ({"top_k": 0}, ValueError, "`top_k` is 0, but must be an integer >= 1"),

@@ -52,7 +52,7 @@ def test_each_family_at_a_quarter_of_its_width(name: str) -> None:
 def test_following_sizes_agrees_with_the_configuration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = build(name)
     by_config = shapes_of(shrink(model, 1 / 4, batch))
-    monkeypatch.setattr(importlib.import_module("surrogate.shrink"), "narrow_by_config", lambda *_: None)
+    monkeypatch.setattr(importlib.import_module("surrogate.shrink_plan"), "narrow_by_config", lambda *_: None)
     assert shapes_of(shrink(model, 1 / 4, batch)) == by_config
 
 

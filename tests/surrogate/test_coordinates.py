@@ -104,7 +104,7 @@ def test_an_exploding_model_fails() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"widths is \[0.5\], but must hold at least 2"):
+    with pytest.raises(ValueError, match=r"`width_ratios` is \[0.5\], but must be at least 2 different"):
         coordinate_check(mlp, {"lr": 0.1}, [0.5], random_batches(mlp), objective)
-    with pytest.raises(ValueError, match="batches has 0 entries and seeds is 3"):
+    with pytest.raises(ValueError, match=r"`batches` is \[\], but must be at least 1 batch"):
         coordinate_check(mlp, {"lr": 0.1}, WIDTHS, [], objective)

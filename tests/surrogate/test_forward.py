@@ -47,5 +47,5 @@ def test_hooks_compare_by_value_and_pickle() -> None:
 def test_a_readout_called_by_keyword() -> None:
     layer = nn.Linear(4, 2)
     layer.register_forward_pre_hook(ScaleInput(2.0))
-    with pytest.raises(TypeError, match=r"a readout .* first positional argument"):
+    with pytest.raises(ValueError, match=r"a readout .* first positional argument"):
         layer(input=torch.zeros(1, 4))

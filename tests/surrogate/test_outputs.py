@@ -19,5 +19,5 @@ def test_inputs_by_position_by_name_or_alone() -> None:
 
 
 def test_an_output_that_grows_is_named() -> None:
-    with pytest.raises(ValueError, match=r"output depends on width_ratio: its shape is \(5, 2\) .* \(5, 4\)"):
+    with pytest.raises(ValueError, match=r"output depends on `width_ratio`: its shape is \(5, 2\) .* \(5, 4\)"):
         check_outputs(nn.Linear(3, 2), nn.Linear(3, 4), torch.zeros(5, 3))

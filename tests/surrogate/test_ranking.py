@@ -64,7 +64,7 @@ def test_verdicts(narrow: list[float], wide: list[float], settings: dict[str, An
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1, 2, 3, 4], [1, 2, 3]), "narrow and wide have 4 and 3 scores"),
+        (([1, 2, 3, 4], [1, 2, 3]), "`narrow` and `wide` have 4 and 3 scores"),
         (([1, 2, 3], [1, 2, 3]), "must have equally many, at least 4"),
     ],
 )
@@ -76,9 +76,9 @@ def test_score_errors(arguments: tuple[list[float], list[float]], message: str) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "best"}, "mode is 'best', but must be 'min' or 'max'"),
-        ({"top_k": 5}, "top_k is 5, but must lie between 1 and the number of configurations, 4"),
-        ({"tolerance": -1}, "tolerance is -1, but must be at least 0"),
+        ({"mode": "best"}, "`mode` is 'best', but must be 'min' or 'max'"),
+        ({"top_k": 5}, "`top_k` is 5, but must be from 1 to the number of configurations, 4"),
+        ({"tolerance": -1}, "`tolerance` is -1, but must be >= 0"),
     ],
 )
 def test_setting_errors(settings: dict[str, Any], message: str) -> None:

@@ -135,28 +135,28 @@ class Branches(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 @pytest.mark.parametrize(
-    ("module", "batch", "error", "message"),
+    ("module", "batch", "message"),
     [
-        (nn.LazyLinear(8), torch.zeros(2, 4), ValueError, "parameter 'weight' of module is lazy"),
-        ("linear", torch.zeros(2, 4), TypeError, "module is a str, but must be a torch.nn.Module"),
-        (nn.Linear(3, 3), torch.zeros(2, 4), ValueError, "module cannot run on example_input: RuntimeError"),
-        (nn.Linear(4, 3), torch.zeros(2, 4), ValueError, "no width can be scaled: every size is fixed"),
-        (ZOO["lstm"][0]({}, 1.0), ZOO["lstm"][2], ValueError, "no width can be scaled"),
-        (Branches(), torch.zeros(2, 4), ValueError, "module 'Branches' cannot be followed on symbolic sizes"),
+        (nn.LazyLinear(8), torch.zeros(2, 4), "parameter 'weight' of `module` is lazy"),
+        ("linear", torch.zeros(2, 4), "`module` is 'linear', but must be a torch.nn.Module"),
+        (nn.Linear(3, 3), torch.zeros(2, 4), "`module` cannot run on `example_input`: RuntimeError"),
+        (nn.Linear(4, 3), torch.zeros(2, 4), "no width can be scaled: every size is fixed"),
+        (ZOO["lstm"][0]({}, 1.0), ZOO["lstm"][2], "no width can be scaled"),
+        (Branches(), torch.zeros(2, 4), "module 'Branches' cannot be followed on symbolic sizes"),
     ],
 )
-def test_errors(module: Any, batch: Tensor, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_errors(module: Any, batch: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         shrink(module, 1 / 4, batch)
 
 
 def test_rounding_that_undoes_the_ratio() -> None:
-    with pytest.raises(ValueError, match=r"width_ratio=0.9 leaves every size of module as it is: heads keep"):
+    with pytest.raises(ValueError, match=r"`width_ratio` is 0.9, which leaves every size of `module` as it is"):
         shrink(SplitAttention(24, 2), 0.9, TOKENS)  # 1.8 heads are 2
 
 
 def test_ratio_outside_its_range() -> None:
-    with pytest.raises(ValueError, match=r"width_ratio is 2, but must lie in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"`width_ratio` is 2, but must be a number in \(0, 1\]"):
         shrink(nn.Linear(4, 3), 2, torch.zeros(2, 4))
 
 

@@ -74,7 +74,7 @@ def test_the_default_decay_is_multiplied_like_a_given_one() -> None:
 )
 def test_what_the_loop_does_not_follow_is_refused(key: str, value: Any) -> None:
     model = make_surrogate(mlp, {}, 1.0)
-    with pytest.raises(ValueError, match=rf"config has {key}={value!r}, which this plain training loop does not"):
+    with pytest.raises(ValueError, match=rf"`config` has {key}={value!r}, which this plain training loop does not"):
         train(model, {"lr": 0.1, key: value}, [(X, Y)], objective)
     make_plain_optimizer(
         model, {"lr": 0.1, "schedule": "constant", "warmup_epochs": 0.0, "independent_weight_decay": False}
@@ -98,5 +98,5 @@ def test_evaluate_is_the_mean_over_batches_in_evaluation_mode() -> None:
 
 def test_a_configuration_without_a_rate() -> None:
     config: dict[str, Any] = {"momentum": 0.9}
-    with pytest.raises(ValueError, match=r"config has no 'lr', only \['momentum'\]"):
+    with pytest.raises(ValueError, match=r"`config` has no 'lr', only \['momentum'\]"):
         make_optimizer(make_surrogate(mlp, {}, 1.0), config)

@@ -23,7 +23,7 @@ def digits_score_fn() -> ScoreFn:
 
 def test_learning_rates_on_digits() -> None:
     configs = [{"lr": 10**-power, "width": 256} for power in (1, 2, 3, 4, 5, 6)]
-    found = transfer_check(digits_score_fn(), configs, narrow_ratio=1 / 8, wide_ratio=1.0)
+    found = transfer_check(digits_score_fn(), configs, narrow_width_ratio=1 / 8, wide_width_ratio=1.0)
     assert found.comparison.rho >= 0.8
     assert found.comparison.regret[3] == 0
     assert found.comparison.verdict == "trusted"
@@ -43,16 +43,16 @@ def narrow_is_upside_down(configs: object, width_ratio: float) -> list[float]:
 
 
 def test_a_ranking_that_does_not_transfer_is_refused() -> None:
-    found = transfer_check(narrow_is_upside_down, [{}] * 5, wide_ratio=1.0, top_k=2)
+    found = transfer_check(narrow_is_upside_down, [{}] * 5, wide_width_ratio=1.0, top_k=2)
     assert found.comparison.verdict == "refused"
     assert "full width" in found.comparison.advice
 
 
 def test_errors() -> None:
     configs: list[Config] = [{}] * 5
-    with pytest.raises(ValueError, match=r"narrow_ratio is 0.5, but must be below wide_ratio, 0.25"):
-        transfer_check(narrow_is_upside_down, configs, narrow_ratio=0.5)
-    with pytest.raises(ValueError, match=r"width_ratio is 1.5, but must lie in \(0, 1\]"):
-        transfer_check(narrow_is_upside_down, configs, wide_ratio=1.5)
-    with pytest.raises(ValueError, match="score_fn returned 5 scores for 6 configs"):
+    with pytest.raises(ValueError, match=r"`narrow_width_ratio` is 0.5, but must be below `wide_width_ratio`, 0.25"):
+        transfer_check(narrow_is_upside_down, configs, narrow_width_ratio=0.5)
+    with pytest.raises(ValueError, match=r"`wide_width_ratio` is 1.5, but must be a number in"):
+        transfer_check(narrow_is_upside_down, configs, wide_width_ratio=1.5)
+    with pytest.raises(ValueError, match="`score_fn` returned 5 scores for 6 configs"):
         transfer_check(narrow_is_upside_down, [{}] * 6)

@@ -240,17 +240,17 @@ def test_half_precision_parameters_are_updated_in_single_precision(name: str) ->
 
 def test_errors_name_argument_value_and_rule() -> None:
     fused = fuse(nets(2))
-    with pytest.raises(ValueError, match=r"configs\[1\]: optimizer is 'lion', but must be one of sgd, adam, adamw"):
+    with pytest.raises(ValueError, match=r"`configs\[1\]`: `optimizer` is 'lion', but must be one of sgd, adam, adamw"):
         fused_optimizer(fused, [{"lr": 0.1}, {"lr": 0.1, "optimizer": "lion"}])
-    with pytest.raises(ValueError, match=r"configs\[0\]: config has no key 'lr'"):
+    with pytest.raises(ValueError, match=r"`configs\[0\]`: `lr`, the learning rate, is left out"):
         fused_optimizer(fused, [{}, {"lr": 0.1}])
-    with pytest.raises(ValueError, match="hyperparameters for 1 members, but the fused model has 2"):
+    with pytest.raises(ValueError, match="`len\\(configs\\)` is 1, but must be 2"):
         fused_optimizer(fused, [{"lr": 0.1}])
-    with pytest.raises(ValueError, match="lr has shape \\(3,\\)"):
+    with pytest.raises(ValueError, match="`lr` has shape \\(3,\\)"):
         FusedSGD(fused, lr=[0.1, 0.2, 0.3])
     with pytest.raises(ValueError, match=r"'first.wieght', which is no parameter"):
         FusedSGD(fused, lr=0.1, lr_multipliers={"first.wieght": 2.0})
-    with pytest.raises(ValueError, match="nesterov needs momentum > 0"):
+    with pytest.raises(ValueError, match="`nesterov` is True, but must be False unless"):
         FusedSGD(fused, lr=0.1, nesterov=True)
 
 

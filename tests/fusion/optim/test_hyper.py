@@ -39,17 +39,20 @@ def test_numbers_of_other_types() -> None:
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({}, "config has no key 'lr'"),
-        ({"lr": 0.1, "optimizer": "lion"}, "optimizer is 'lion', but must be one of sgd, adam, adamw"),
-        ({"lr": -0.1}, "lr is -0.1, but must be a finite number > 0"),
-        ({"lr": float("nan")}, "lr is nan, but must be a finite number > 0"),
-        ({"lr": 0.1, "beta2": 1.0}, r"beta2 is 1.0, but must be in \[0, 1\)"),
-        ({"lr": 0.1, "weight_decay": -1}, "weight_decay is -1, but must be a finite number >= 0"),
-        ({"lr": 0.1, "optimizer": "sgd", "nesterov": True}, "nesterov needs momentum > 0 and dampening 0"),
-        ({"lr": 0.1, "independent_weight_decay": "no"}, "independent_weight_decay is 'no', but must be True or False"),
-        ({"lr": 0.1, "optimizer": "sgd", "nesterov": 1}, "nesterov is 1, but must be True or False"),
-        ({"lr": "high"}, "lr is 'high', but must be a finite number"),
-        ({"lr": torch.ones(2)}, r"lr is tensor\(\[1., 1.\]\), but must be"),
+        ({}, "`lr`, the learning rate, is left out, but must be given"),
+        ({"lr": 0.1, "optimizer": "lion"}, "`optimizer` is 'lion', but must be one of sgd, adam, adamw"),
+        ({"lr": -0.1}, "`lr` is -0.1, but must be a finite number > 0"),
+        ({"lr": float("nan")}, "`lr` is nan, but must be a finite number > 0"),
+        ({"lr": 0.1, "beta2": 1.0}, r"`beta2` is 1.0, but must be in \[0, 1\)"),
+        ({"lr": 0.1, "weight_decay": -1}, "`weight_decay` is -1, but must be a finite number >= 0"),
+        ({"lr": 0.1, "optimizer": "sgd", "nesterov": True}, "`nesterov` is True, but must be False unless"),
+        (
+            {"lr": 0.1, "independent_weight_decay": "no"},
+            "`independent_weight_decay` is 'no', but must be True",
+        ),
+        ({"lr": 0.1, "optimizer": "sgd", "nesterov": 1}, "`nesterov` is 1, but must be True or False"),
+        ({"lr": "high"}, "`lr` is 'high', but must be a finite number"),
+        ({"lr": torch.ones(2)}, r"`lr` is tensor\(\[1., 1.\]\), but must be"),
     ],
 )
 def test_values_out_of_range(config: dict[str, Any], match: str) -> None:
@@ -64,6 +67,6 @@ def test_what_another_optimizer_reads_is_ignored_in_a_configuration() -> None:
 
 
 def test_what_another_optimizer_reads_is_refused_by_hand() -> None:
-    told = "independent_weight_decay is True, but must be left out: adam does not read it"
+    told = "`independent_weight_decay` is True, but must be left out: adam does not read it"
     with pytest.raises(ValueError, match=told):
         Hyperparameters("adam", 0.1, independent_weight_decay=True)

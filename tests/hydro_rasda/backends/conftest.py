@@ -19,8 +19,8 @@ def processes_of(raylet: int) -> list[str]:
             dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             continue
-        warm = "hydro_rasda.backends.zygote" in words and str(raylet) in words
-        if not dead and (warm or folder.name == str(raylet)):
+        serves = "hydro_rasda.backends.ray.fork_server" in words and str(raylet) in words
+        if not dead and (serves or folder.name == str(raylet)):
             found.append(" ".join(words))
     return found
 

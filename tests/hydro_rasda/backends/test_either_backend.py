@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda import RASDAConfig, TuneResult, loguniform
-from hydro_rasda.backends.cluster import read_journal
-from hydro_rasda.backends.full_size import train_full_size
-from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.backends.ray_targets import FullSize
-from hydro_rasda.backends.simulator import read_past_run
+from hydro_rasda import RASDAConfig, TuneResult, loguniform, read_journal
+from hydro_rasda.backends.local import LocalDevice
+from hydro_rasda.backends.ray.ddp import train_full_size
+from hydro_rasda.backends.ray.full_size import FullSize
+from hydro_rasda.contracts import Span, TargetOutcome, TargetTask
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.run import Run
-from hydro_rasda.single import TargetOutcome, TargetTask, train_target
-from hydro_rasda.targets import recall_targets, targets_over, train_targets
-from hydro_rasda.train import Span
-from tests.hydro_rasda.backends import feeding
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.targets import recall_targets, targets_over
+from hydro_rasda.simulator import read_past_run
+from hydro_rasda.stages.race import train_targets
+from hydro_rasda.training.full_size import train_target
+from tests.hydro_rasda.backends.ray import feeding
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray8", "one_process")]
 
@@ -43,7 +43,7 @@ def slowly(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 @pytest.fixture
 def open_run(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     """Opens the run as the next process would; its trials race over milestones 1, 2, 4 and 8, on one worker each."""
-    what = replace(problem, max_t=MAX_T, objective=slowly)
+    what = replace(problem, objective=slowly)
     opened: list[Run] = []
 
     def call() -> Run:
@@ -61,7 +61,7 @@ class Interrupted:
     """This machine, for so many tasks."""
 
     def __init__(self, run: Run, tasks: int) -> None:
-        self._device, self._left = LocalBackend(run), tasks
+        self._device, self._left = LocalDevice(run, run.problem.device), tasks
 
     def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
         for task in tasks:
@@ -69,6 +69,9 @@ class Interrupted:
                 return
             self._left -= 1
             yield from self._device.train_each([task])
+
+    def race(self, finalists: Sequence[int]) -> bool:
+        return False
 
 
 def on_ray(run: Run) -> FullSize:
@@ -129,7 +132,7 @@ def test_this_machine_goes_on_with_a_race_that_was_stopped_on_ray(open_run: Call
     run = open_run()
     recall_targets(run)
     assert {number: run.epochs("target", number) for number in run.checkpoints} == before
-    assert set(train_targets(run, NUMBERS, LocalBackend(run))) == set(NUMBERS)
+    assert set(train_targets(run, NUMBERS, LocalDevice(run, run.problem.device))) == set(NUMBERS)
     assert list(run.store.units())[: len(recorded)] == recorded
     assert_as_alone(run)
     assert targets_over(run, NUMBERS)

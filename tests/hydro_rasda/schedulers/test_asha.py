@@ -12,7 +12,7 @@ Report = tuple[str, int, float]
 
 
 def stream(seed: int, trials: int, max_t: int, stride: int) -> list[Report]:
-    """Reports of trials that run side by side at different speeds, every ``stride`` iterations."""
+    """Reports of trials that run side by side at different speeds, every `stride` iterations."""
     rng = random.Random(seed)
     clock = {f"t{i:02d}": 0 for i in range(trials)}
     reports = []
@@ -172,10 +172,10 @@ def test_what_diverged_stops_and_leaves_the_cutoff_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_t": 0}, "`max_t` is 0, but must be >= 1"),
+        ({"max_t": 0}, "`max_t` is 0, but must be an integer >= 1"),
         ({"max_t": 4, "grace_period": 5}, r"`grace_period` is 5, but must be <= `max_t` \(4\)"),
-        ({"max_t": 4, "grace_period": 0}, "`grace_period` is 0, but must be >= 1"),
-        ({"max_t": 4, "reduction_factor": 1}, "`reduction_factor` is 1, but must be >= 2"),
+        ({"max_t": 4, "grace_period": 0}, "`grace_period` is 0, but must be an integer >= 1"),
+        ({"max_t": 4, "reduction_factor": 1}, "`reduction_factor` is 1, but must be an integer >= 2"),
         ({"max_t": 4, "mode": "up"}, "`mode` is 'up'"),
     ],
 )

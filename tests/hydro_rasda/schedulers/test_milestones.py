@@ -26,11 +26,11 @@ def test_large_numbers_stay_exact() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((0, 9, 3), ValueError, "`min_t` is 0, but must be >= 1"),
-        ((10, 9, 3), ValueError, "`max_t` is 9, but must be >= 10"),
-        ((1, 9, 1), ValueError, "`factor` is 1, but must be >= 2"),
-        ((1.0, 9, 3), TypeError, "`min_t` is 1.0, but must be an integer"),
-        ((True, 9, 3), TypeError, "`min_t` is True, but must be an integer"),
+        ((0, 9, 3), ValueError, "`min_t` is 0, but must be an integer >= 1"),
+        ((10, 9, 3), ValueError, "`max_t` is 9, but must be an integer >= 10"),
+        ((1, 9, 1), ValueError, "`factor` is 1, but must be an integer >= 2"),
+        ((1.0, 9, 3), ValueError, "`min_t` is 1.0, but must be an integer"),
+        ((True, 9, 3), ValueError, "`min_t` is True, but must be an integer"),
     ],
 )
 def test_bad_input(arguments: tuple[int, int, int], error: type[Exception], message: str) -> None:

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from hydro_rasda.schedulers import rank, top
+from hydro_rasda.schedulers import rank
 
 NAN, INF = math.nan, math.inf
 
@@ -24,19 +24,6 @@ def test_max_mirrors_min() -> None:
     assert rank(scores, "min") == rank([-s for s in scores], "max")
 
 
-def test_input_is_left_unsorted() -> None:
-    scores = [3.0, 1.0, 2.0]
-    assert top(scores, 2, "min") == [1, 2]
-    assert scores == [3.0, 1.0, 2.0]
-
-
-def test_top_is_the_head_of_rank() -> None:
-    assert top([0.5, 0.1], 5, "max") == [0, 1]
-    assert top([0.5, 0.1], 0, "max") == []
-
-
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="`mode` is 'best', but must be 'min' or 'max'"):
         rank([1.0], "best")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="`n` is -1, but must be >= 0"):
-        top([1.0], -1, "min")

@@ -66,10 +66,10 @@ def test_halves_as_asha_and_doubles_survivors() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scaling_factor": 1}, "`scaling_factor` is 1, but must be >= 2"),
-        ({"reduction_factor": 1}, "`reduction_factor` is 1, but must be >= 2"),
-        ({"workers": 0}, "`workers` is 0, but must be >= 1"),
-        ({"workers": 4, "max_workers": 2}, "`max_workers` is 2, but must be >= 4"),
+        ({"scaling_factor": 1}, "`scaling_factor` is 1, but must be an integer >= 2"),
+        ({"reduction_factor": 1}, "`reduction_factor` is 1, but must be an integer >= 2"),
+        ({"workers": 0}, "`workers` is 0, but must be an integer >= 1"),
+        ({"workers": 4, "max_workers": 2}, "`max_workers` is 2, but must be an integer >= 4"),
         ({"grace_period": 41}, r"`grace_period` is 41, but must be <= `max_t` \(40\)"),
         ({"mode": "up"}, "`mode` is 'up'"),
     ],

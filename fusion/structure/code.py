@@ -1,0 +1,105 @@
+"""Functions and classes in plain values: by name where the name finds them, otherwise by what they are made of."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+# Entries of a class that say nothing of how it computes: names, annotations, bookkeeping of dataclasses and ABCs.
+CLASS_NOTES = {"__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "_abc_impl"}
+CLASS_NOTES |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "__orig_bases__", "__parameters__"}
+CLASS_NOTES |= {
+    "__firstlineno__",
+    "__static_attributes__",
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+}
+
+BUILTINS = (
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, functools._lru_cache_wrapper)
+
+# Py_TPFLAGS_HEAPTYPE: types without it are part of the interpreter or an extension, each only once.
+_MADE_AT_RUN_TIME = 1 << 9
+
+
+def name_of(thing: Any) -> str:
+    """A class or function by module and name."""
+    return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', '')}"
+
+
+def found_by_name(thing: Any) -> bool:
+    """Whether its module holds a class or function under its name: then that is the same one for all who use it."""
+    if isinstance(thing, type) and not thing.__flags__ & _MADE_AT_RUN_TIME:
+        return True
+    found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
+    for part in getattr(thing, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found is thing
+
+
+def wrapped(wrapper: Any) -> list[Any]:
+    """What a property, a static method, or the like calls; of a cache also its settings."""
+    if isinstance(wrapper, property):
+        return [wrapper.fget, wrapper.fset, wrapper.fdel]
+    if isinstance(wrapper, functools.cached_property):
+        return [wrapper.func]
+    if isinstance(wrapper, functools._lru_cache_wrapper):
+        return [wrapper.__wrapped__, wrapper.cache_parameters()]
+    return [wrapper.__func__]
+
+
+def captured(function: types.FunctionType) -> Iterator[Any]:
+    """What decides a function's result besides its arguments and globals: code, defaults, and closure."""
+    yield code_digest(function.__code__)
+    yield function.__defaults__
+    yield tuple((function.__kwdefaults__ or {}).items())
+    for cell in function.__closure__ or ():
+        # An empty cell has nothing, not even None.
+        yield cell.cell_contents if cell != types.CellType() else ("empty",)
+
+
+def own_globals(function: types.FunctionType) -> dict[str, Any]:
+    """The globals that a function reads, where they are not those of a module, which all who use it share."""
+    space = function.__globals__
+    module = sys.modules.get(space.get("__name__", ""))
+    if getattr(module, "__dict__", None) is space:
+        return {}
+    return {name: space[name] for name in sorted(_names(function.__code__)) if name in space}
+
+
+def code_digest(code: types.CodeType) -> bytes:
+    """A digest of what a function does, inner functions included, wherever it stands."""
+    signature = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    constants = [_steady(constant) for constant in code.co_consts]
+    table = getattr(code, "co_exceptiontable", b"")
+    return hashlib.sha256(repr((code.co_code, signature, names, constants, table)).encode()).digest()
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _steady(constant: Any) -> str:
+    """The same text in every process; a set has an order of its own in each."""
+    if isinstance(constant, types.CodeType):
+        return code_digest(constant).hex()
+    if isinstance(constant, frozenset):
+        return f"frozenset({sorted(map(_steady, constant))})"
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_steady, constant))})"
+    return repr(constant)

@@ -1,0 +1,41 @@
+"""Where a module holds a float that may differ from member to member."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FloatSlot:
+    """A place inside a module that holds a float and can hold another.
+
+    Attributes:
+        owner: What holds it.
+        key: The name of an attribute, or the descriptor of one in `__slots__`; an item's key where `item`.
+        item: Whether the owner is a dict or a list that holds it as an item.
+    """
+
+    owner: Any
+    key: Any
+    item: bool = False
+
+    def get(self) -> Any:
+        """The value now in the slot."""
+        if isinstance(self.key, types.MemberDescriptorType):
+            return self.key.__get__(self.owner)
+        return self._type().__getitem__(self._items(), self.key)
+
+    def set(self, value: Any) -> None:
+        """Write `value`, past any `__setattr__` or `__setitem__` that the owner may have."""
+        if isinstance(self.key, types.MemberDescriptorType):
+            self.key.__set__(self.owner, value)
+        else:
+            self._type().__setitem__(self._items(), self.key, value)
+
+    def _items(self) -> Any:
+        return self.owner if self.item else vars(self.owner)
+
+    def _type(self) -> Any:
+        return list if self.item and isinstance(self.owner, list) else dict

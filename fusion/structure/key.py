@@ -1,0 +1,80 @@
+"""What modules must share to train as one, in plain values: they compare, hash, and can be named in an error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+
+from torch import nn
+
+from fusion.structure.walk import describe
+
+FusionKey = tuple[tuple[str, Hashable], ...]
+
+
+def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
+    """What `module` must share with another module for the two to be fused, hashable.
+
+    Args:
+        module: Any module.
+        *extra: Further values that must agree, e.g. the batch size.
+
+    Returns:
+        `((path, value), ...)`; equal for modules that `fuse` accepts together, in any process. Float attributes
+        (dropout probability, label smoothing, a multiplier) are not part of it: they may differ from member to member.
+        All else is, whatever its name: a module that keeps a configuration with `"optimizer": "sgd"` differs from one
+        with `"adam"`. What cannot be looked into (a generator, an open file) is equal to nothing.
+
+    >>> fusion_key(nn.Linear(2, 3), 64) == fusion_key(nn.Linear(2, 3), 64)
+    True
+    >>> fusion_key(nn.Linear(2, 3), 64) == fusion_key(nn.Linear(2, 3), 32)
+    False
+    >>> fusion_key(nn.Dropout(0.1)) == fusion_key(nn.Dropout(0.2))
+    True
+    """
+    return (*describe(module).entries, *((f"extra[{i}]", value) for i, value in enumerate(extra)))
+
+
+def differences(key: FusionKey, other: FusionKey) -> list[str]:
+    """Each path at which two keys differ, with both values, in the order of the modules."""
+    here, there = _numbered(key), _numbered(other)
+    found = [
+        f"{place[0]}: {here.get(place, 'absent')} against {there.get(place, 'absent')}"
+        for place in dict.fromkeys((*here, *there))
+        if here.get(place, _ABSENT) != there.get(place, _ABSENT)
+    ]
+    moved = (path for (path, _), (theirs, _) in zip(key, other) if path != theirs)
+    return found or [f"{path}: in another order" for path in moved][:1]
+
+
+def _numbered(key: FusionKey) -> dict[tuple[str, int], Hashable]:
+    """The entries by path and how often the path was there before."""
+    times: Counter[str] = Counter()
+    found = {}
+    for path, value in key:
+        found[path, times[path]] = value
+        times[path] += 1
+    return found
+
+
+def check_same(keys: Iterable[FusionKey], what: str) -> FusionKey:
+    """The key that all are equal to.
+
+    Args:
+        keys: At least one; they are compared as they come, since those of large models are large.
+        what: How to call them in an error, e.g. "modules".
+
+    Raises:
+        ValueError: where one differs from the first, naming it and what differs.
+    """
+    keys = iter(keys)
+    first = next(keys)
+    for k, key in enumerate(keys, start=1):
+        if key != first:
+            found = differences(first, key)
+            listed = "; ".join(found[:5]) + ("; ..." if len(found) > 5 else "")
+            raise ValueError(f"{what}[{k}] cannot be fused with {what}[0], they differ in {listed}")
+    return first
+
+
+_ABSENT = object()

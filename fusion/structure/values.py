@@ -1,0 +1,76 @@
+"""What a value is made of besides its attributes: what a copy would be made from, in short and stable form."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Longer text is kept as a digest.
+_LONGEST = 256
+
+
+@functools.cache
+def declared_slots(cls: Hashable) -> list[tuple[str, Any]]:
+    """The attributes that a class declares in `__slots__`, whose names in it are mangled where they are private."""
+    assert isinstance(cls, type)
+    declared = [item for base in cls.__mro__ if "__slots__" in vars(base) for item in vars(base).items()]
+    return [(name, item) for name, item in declared if isinstance(item, types.MemberDescriptorType)]
+
+
+def parts_of_copy(value: Any) -> dict[str, Any]:
+    """What `copy` asks a value for, less its attributes and, of a list or a dict, its items.
+
+    Raises:
+        TypeError: where it cannot be copied or is not found where it says; or whatever else its `__reduce__` raises.
+    """
+    reduce = copyreg.dispatch_table.get(type(value))
+    reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        owner = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
+        if getattr(owner, reduced, None) is not value:
+            raise TypeError(f"{reduced} is not found where it says")
+        return {"found as": reduced}
+    function, args, state, items, pairs = (*reduced, None, None, None)[:5]
+    parts = {"made by": function, "made of": tuple(args)}
+    if function is not copyreg.__dict__["__newobj__"] or _has_own_state(type(value)):
+        parts["state"] = state
+    if items is not None and not isinstance(value, list):
+        parts["items"] = tuple(items)
+    if pairs is not None and not isinstance(value, dict):
+        parts["pairs"] = tuple(pairs)
+    return parts
+
+
+def _has_own_state(cls: type) -> bool:
+    return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
+
+
+def short(value: Any) -> Hashable:
+    """A plain value, or a digest of long text."""
+    if isinstance(value, str | bytes) and len(value) > _LONGEST:
+        data = value if isinstance(value, bytes) else value.encode(errors="surrogatepass")
+        return hashlib.sha256(data).hexdigest()
+    plain: Hashable = value
+    return plain
+
+
+def memory(tensor: Tensor) -> int:
+    """Where a tensor's data lie; 0 if it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def digest(tensor: Tensor) -> str:
+    """A digest of a tensor's data."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().flatten()
+    return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()

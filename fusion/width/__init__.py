@@ -1,0 +1,7 @@
+"""How many trials to train as one: measured speed and memory, and a batch in parts where not even one trial fits."""
+
+from fusion.width.memory import keep_freed_memory
+from fusion.width.plan import FusionPlan
+from fusion.width.probe import plan_fusion
+
+__all__ = ["FusionPlan", "keep_freed_memory", "plan_fusion"]

@@ -1,0 +1,136 @@
+"""How many trials to train as one: decisions over measured values, without a model, a device or a clock.
+
+Shape of the data: `speedup[K]` is the throughput of K fused trials over that of one after another,
+`peak_bytes[K]` what they took from memory, K the width of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# Timings on one machine differ by this much from run to run: a smaller gain is not worth a wider group.
+TOLERANCE = 0.03
+# A group may be this much wider than a doubling where it then takes all trials.
+STRETCH = 1.25
+# What a wider group may lose before it counts as slower.
+LOSS = 0.1
+# As many measurements that all say the same are no coincidence.
+AGREEING = 5
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """How to train trials of one shape.
+
+    Attributes:
+        width: Members of a group; 1 means that fusing does not pay: train one after another.
+        limit: The largest width that memory allows; None if memory is not known.
+        bytes_per_trial: Memory that each further member takes.
+        fixed_bytes: Memory that a group takes whatever its width.
+        throughput: Steps of a trial per second, by measured width; at 1: one after another.
+        micro_batches: Parts that a batch must be split into for it to fit; 1 unless a single trial does not fit.
+        obstacle: Why the members cannot be evaluated at once, so that the width is 1; empty where they can.
+    """
+
+    width: int
+    limit: int | None
+    bytes_per_trial: int
+    fixed_bytes: int
+    throughput: Mapping[int, float]
+    micro_batches: int = 1
+    obstacle: str = ""
+
+    def groups(self, trials: int) -> list[int]:
+        """Sizes of the groups for this many trials: as few as the width allows, and as equal as they can be.
+
+        >>> FusionPlan(width=8, limit=None, bytes_per_trial=0, fixed_bytes=0, throughput={}).groups(20)
+        [7, 7, 6]
+        """
+        count = -(-trials // self.width)
+        return [trials // count + (i < trials % count) for i in range(count)] if trials else []
+
+
+def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
+    """The width of the highest throughput that fits; the narrowest of those within 3 % of it.
+
+    One after another (1) unless fusing is faster by more than that.
+
+    >>> best_width({2: 1.4, 4: 1.9, 8: 1.91})
+    4
+    >>> best_width({2: 0.7, 4: 1.02})
+    1
+    """
+    fitting = {1: 1.0, **{K: s for K, s in speedup.items() if limit is None or limit >= K}}
+    highest = max(fitting.values())
+    if highest <= 1.0 + TOLERANCE:
+        return 1
+    return min(K for K, s in fitting.items() if s >= highest * (1 - TOLERANCE))
+
+
+def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = None) -> int | None:
+    """The next width to measure: the double of the last, up to all trials; None when that is no longer worth it.
+
+    All trials are taken at once where they are not many more than the double.
+
+    Two doublings in a row that are worse than a narrower group by over 10 % end the search: caches are full by
+    then. A smaller loss may be the noise of a busy machine.
+
+    >>> [next_width({}, 32), next_width({2: 1.5}, 32), next_width({2: 1.5, 4: 2.0}, 6), next_width({16: 5.0}, 36)]
+    [2, 4, 6, 36]
+    >>> next_width({2: 1.5, 4: 2.0, 8: 1.6, 16: 1.4}, 32) is None
+    True
+    """
+    measured = sorted(speedup)
+    width = min(2 * measured[-1] if measured else 2, trials)
+    if trials < width * STRETCH and (limit is None or trials <= limit):
+        width = trials
+    if (measured and width <= measured[-1]) or width < 2 or (limit is not None and width > limit):
+        return None
+    best_before = max((speedup[K] for K in measured[:-2]), default=0.0)
+    stalled = all(speedup[K] < best_before * (1 - LOSS) for K in measured[-2:])
+    return None if measured and stalled else width
+
+
+def is_clear(measured: Sequence[float], best: float) -> bool:
+    """Whether a width's speedups, measured so far, tell that it is faster, or slower, than the best narrower one.
+
+    They do where at least 5 all lie over 10 % above it, or all below: the choice of a width needs no closer number.
+
+    >>> is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.0), is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.8)
+    (True, False)
+    >>> is_clear([1.9, 1.7, 2.2], best=1.0), is_clear([0.8, 0.7, 0.8, 0.6, 0.8], best=1.0)
+    (False, True)
+    """
+    if len(measured) < AGREEING:
+        return False
+    return min(measured) > best * (1 + LOSS) or max(measured) < best * (1 - LOSS)
+
+
+def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
+    """Least squares of `fixed + per_trial * K` through the measured peaks: (fixed, per_trial), both >= 0.
+
+    >>> memory_line({2: 50, 4: 90, 8: 170})
+    (10, 20)
+    >>> memory_line({4: 80})
+    (0, 20)
+    """
+    points = [(K, peak) for K, peak in peak_bytes.items()]
+    mean_K = sum(K for K, _ in points) / len(points)
+    mean_peak = sum(peak for _, peak in points) / len(points)
+    spread = sum((K - mean_K) ** 2 for K, _ in points)
+    slope = sum((K - mean_K) * (peak - mean_peak) for K, peak in points) / spread if spread else 0.0
+    fixed = mean_peak - slope * mean_K
+    if slope <= 0 or fixed < 0:
+        # A line through the origin: more members cannot take less, and no member cannot take less than nothing.
+        fixed, slope = 0.0, sum(K * peak for K, peak in points) / sum(K * K for K, _ in points)
+    return round(fixed), round(slope)
+
+
+def memory_limit(fixed: int, per_trial: int, memory: int) -> int:
+    """The largest width whose predicted peak fits `memory` bytes; 0 if not even one trial does.
+
+    >>> memory_limit(10, 20, 100)
+    4
+    """
+    return max(0, (memory - fixed) // max(per_trial, 1))

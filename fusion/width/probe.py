@@ -1,0 +1,241 @@
+"""Measuring how fast a group of trials trains at each width, and what it takes from memory."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusion.assemble import fuse
+from fusion.backoff import is_out_of_memory
+from fusion.checks import require
+from fusion.clip import clip_grad_norm_
+from fusion.dry_run import Obstacle, dry_run
+from fusion.keys import read
+from fusion.model import FusedModel
+from fusion.optim import fused_optimizer
+from fusion.tensors import copied
+from fusion.width.memory import available_memory, peak_memory
+from fusion.width.microbatch import backward, can_be_split, split
+from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, memory_line, next_width
+
+Objective = Callable[[Any, Any], Any]
+Step = Callable[[], None]
+
+_WARM_UP_STEPS = 2
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 50
+# How much of the free memory a plan may use: the rest is for what other code allocates meanwhile.
+_SHARE_OF_FREE_MEMORY = 0.9
+
+
+def plan_fusion(
+    modules: Sequence[nn.Module],
+    configs: Sequence[Mapping[str, Any]],
+    objective: Objective,
+    batch: Any,
+    *,
+    memory: int | None = None,
+    max_width: int | None = None,
+    seconds: float = 2.0,
+    multipliers: Mapping[str, Any] | None = None,
+) -> FusionPlan:
+    """Measure steps one after another and fused at growing width; pick the fastest width that fits memory.
+
+    A step is what training does: each member's own optimizer, multipliers and clipping. Where the dry run of the
+    narrowest group finds that vmap cannot follow the model, the width is 1, and `obstacle` says why. Everything runs
+    on copies, under a forked random number generator: the modules and all generators stay as they are. Timings are
+    taken in turns, a step alone and a step fused, so that a busy machine slows both.
+
+    Args:
+        modules: The trials of one shape, at least one, on one device; a sequence that builds them when they are asked
+            for is asked for no more than the widest group.
+        configs: Their optimizer settings, as `fused_optimizer` takes them, and `grad_clip`.
+        objective: `objective(model, batch)` for one model: the mean loss over the batch.
+        batch: One batch of the size that training uses. Unless its tensors have as many samples, first, in any nesting,
+            it is not split into micro-batches.
+        memory: Bytes that a group may take; 90 % of the device's free memory if None.
+        max_width: The widest group to consider; all trials if None.
+        seconds: Time to measure each width; less is taken where a width is clearly faster or slower than those before.
+        multipliers: Further arguments of `fused_optimizer`: `lr_multipliers`, `weight_decay_multipliers`.
+
+    Returns:
+        The plan. If a single trial does not fit, `micro_batches` is the least power of 2 with which it does.
+
+    Raises:
+        ValueError: where there is no module, where modules and configs differ in number, or a bound is not positive.
+        torch.OutOfMemoryError (CUDA) or RuntimeError (CPU): where one trial does not fit with one sample at a time.
+    """
+    _check(modules, configs, memory, max_width, seconds)
+    batch = copied(batch)
+    device = next(modules[0].parameters()).device
+    if memory is None:
+        memory = usable_memory(device)
+    devices = [device] if device.type == "cuda" else []
+    trials = _Trials(modules, configs, objective, batch, multipliers or {})
+    with torch.random.fork_rng(devices), _objects_so_far_set_aside(device):
+        parts, alone, peak_1 = _fit_one(trials, device, memory)
+        if parts > 1:
+            rate = 1 / _seconds(alone, device)
+            return FusionPlan(1, 1, peak_1, 0, {1: rate}, parts)
+        return _grow(trials, min(len(modules), max_width or len(modules)), memory, seconds, alone, peak_1)
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """The trials that are measured; see `plan_fusion`."""
+
+    modules: Sequence[nn.Module]
+    configs: Sequence[Mapping[str, Any]]
+    objective: Objective
+    batch: Any
+    multipliers: Mapping[str, Any]
+
+    def step(self, width: int, parts: int = 1) -> tuple[FusedModel, Step]:
+        """The first `width` trials as one model, and its training step; a width of 1 trains as one does alone."""
+        fused, configs = fuse(self.modules[:width]), self.configs[:width]
+        update = fused_optimizer(fused, configs, **self.multipliers)
+        norms = [read(config, "grad_clip") or math.inf for config in configs]
+
+        def step() -> None:
+            update.zero_grad()
+            backward(lambda part: {"loss": fused.map(self.objective, part)}, self.batch, parts)
+            if min(norms) < math.inf:
+                clip_grad_norm_(fused, norms)
+            update.step()
+
+        return fused, step
+
+
+def usable_memory(device: torch.device, groups: int = 1) -> int | None:
+    """Bytes that each of `groups` may take that train beside each other; None where the system does not tell."""
+    free = available_memory(device)
+    return None if free is None else int(_SHARE_OF_FREE_MEMORY * free / groups)
+
+
+@contextmanager
+def _objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
+    """Let collections of garbage skip what is there: each measurement of memory begins with one."""
+    if device.type == "cuda":
+        # Garbage may hold memory that groups need. On a CPU it is left for later: to look through all that a process
+        # has imported takes longer than the steps of small models that are to be measured.
+        gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone: Step, peak_1: int) -> FusionPlan:
+    device = next(trials.modules[0].parameters()).device
+    speedup: dict[int, float] = {}
+    peaks = {1: peak_1}
+    seconds_alone: list[float] = []
+    obstacle: Obstacle | None = None
+    limit = None if memory is None else max(1, memory_limit(0, peak_1, memory))
+    while (width := next_width(speedup, count, limit)) is not None:
+        try:
+            with peak_memory(device) as peak:
+                fused, step = trials.step(width)
+                obstacle = obstacle if speedup else _obstacle(fused, trials)
+                if obstacle is not None:
+                    break
+                _warm_up(step, device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            limit = width - 1
+            break
+        peaks[width] = peak.bytes
+        speedup[width], times = _race(alone, step, width, max([1.0, *speedup.values()]), seconds, device)
+        seconds_alone += times
+        del fused, step
+        if memory is not None:
+            limit = max(1, memory_limit(*memory_line(_of_groups(peaks)), memory))
+    rate = 1 / (statistics.median(seconds_alone) if seconds_alone else _seconds(alone, device))
+    fixed, per_trial = memory_line(_of_groups(peaks))
+    throughput = {1: rate, **{K: rate * s for K, s in speedup.items()}}
+    return FusionPlan(best_width(speedup, limit), limit, per_trial, fixed, throughput, obstacle=str(obstacle or ""))
+
+
+def _obstacle(fused: FusedModel, trials: _Trials) -> Obstacle | None:
+    """Why vmap cannot follow the model. That members compute what they do alone is for training to find out."""
+    return dry_run(fused, trials.objective, trials.batch, compare=False)
+
+
+def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
+    """The peaks of fused groups, where several are measured: a trial that is not fused lies off their line."""
+    groups = {K: peak for K, peak in peaks.items() if K > 1}
+    return groups if len(groups) > 1 else peaks
+
+
+def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple[int, Step, int]:
+    """The least parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
+    parts = 1
+    while True:
+        last = not can_be_split(trials.batch) or len(split(trials.batch, 2 * parts)) <= parts
+        try:
+            with peak_memory(device) as peak:
+                _, step = trials.step(1, parts)
+                _warm_up(step, device)
+            if memory is None or peak.bytes <= memory:
+                return parts, step, peak.bytes
+        except (RuntimeError, MemoryError) as error:
+            if last or not is_out_of_memory(error):
+                raise
+        if last:
+            least = "with one sample at a time" if can_be_split(trials.batch) else "with a batch that cannot be split"
+            raise torch.OutOfMemoryError(f"memory is {memory} bytes, but one trial takes {peak.bytes} {least}")
+        parts *= 2
+
+
+def _race(
+    alone: Step, fused: Step, width: int, best: float, seconds: float, device: torch.device
+) -> tuple[float, list[float]]:
+    """Median speedup of `fused`, where `best` is that of narrower groups, and the seconds of each step alone."""
+    start, ratios, times = time.perf_counter(), list[float](), list[float]()
+
+    def enough() -> bool:
+        spent = time.perf_counter() - start >= seconds or len(ratios) == _MAX_ROUNDS
+        return len(ratios) >= _MIN_ROUNDS and (spent or is_clear(ratios, best))
+
+    while not enough():
+        times.append(_seconds(alone, device))
+        ratios.append(times[-1] * width / _seconds(fused, device))
+    return statistics.median(ratios), times
+
+
+def _seconds(step: Step, device: torch.device) -> float:
+    start = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _warm_up(step: Step, device: torch.device) -> None:
+    for _ in range(_WARM_UP_STEPS):
+        _seconds(step, device)
+
+
+def _check(
+    modules: Sequence[nn.Module],
+    configs: Sequence[Mapping[str, Any]],
+    memory: int | None,
+    max_width: int | None,
+    seconds: float,
+) -> None:
+    if not modules:
+        raise ValueError("`modules` is empty, but must have at least one")
+    require(len(configs) == len(modules), "len(configs)", len(configs), f"{len(modules)}, the number of modules")
+    bounds: dict[str, float | None] = {"memory": memory, "max_width": max_width, "seconds": seconds}
+    for name, bound in bounds.items():
+        require(bound is None or bound > 0, name, bound, "> 0")

@@ -1,0 +1,278 @@
+"""Devices whose processes are not the tuner's own, whatever starts them and carries what they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.problem import Trial
+from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.training.deaths import DEATHS, Deaths
+from hydro_rasda.training.fused import Load
+from hydro_rasda.training.trainer import Given
+
+LOOK_S = 0.5
+"""So long `finished` waits before it lets its caller look at the clock."""
+
+
+class DeviceDied(Exception):
+    """The process of a device ended without an answer; says what ended it."""
+
+
+class Answer(Protocol):
+    """What a device's process will have given."""
+
+    def result(self) -> Any:
+        """Wait for it.
+
+        Raises:
+            DeviceDied: where there will be none.
+        """
+        ...
+
+
+class DeviceProcess(Protocol):
+    """A process with a `Trainer`, which does one thing after another."""
+
+    def ask(self, method: str, *arguments: Any) -> Answer:
+        """Have it call a method of its trainer; returns at once."""
+        ...
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        ...
+
+
+@dataclass
+class _Device:
+    process: DeviceProcess
+    answer: Answer | None
+    """What is under way; None where it is idle."""
+    work: GroupTask | list[TargetTask] | None = None
+    """What that is of; None where it is the description that a new process gives of itself."""
+    machine: str = ""
+    cores: int = 1
+
+    @property
+    def arrives(self) -> bool:
+        return self.answer is not None and self.work is None
+
+
+class DevicePool:
+    """Trains on a number of devices, each with a process of its own; see `Devices`.
+
+    A device whose process dies gets a new one, and what it trained goes to whichever device is free.
+
+    Args:
+        run: Whose trials they train.
+        count: Number of devices.
+    """
+
+    def __init__(self, run: Run, count: int) -> None:
+        self._run, self._count = run, count
+        self._devices: dict[int, _Device] = {}
+        self._speeds: dict[tuple[int, str], float] = {}
+        self._done: list[Finished] = []
+        self._outcomes: list[TargetOutcome] = []
+        self._again: list[GroupTask] = []
+        self._targets_again: list[TargetTask] = []
+        self._deaths = Deaths()
+        self._never_came = 0
+        self._met = False
+
+    def _process(self, device: int) -> DeviceProcess:
+        """Start a device's process; returns at once."""
+        raise NotImplementedError
+
+    def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+        """Those that are there; waits for one, for at most `LOOK_S`."""
+        raise NotImplementedError
+
+    def _load(self, keys: Iterable[str]) -> Load:
+        """What gives these checkpoints in a device's process."""
+        raise NotImplementedError
+
+    def _trained(self, epochs: int) -> None:
+        """Called with the epochs of what is done, for the progress that the user sees."""
+        self._run.advance(epochs)
+
+    def begin(self) -> None:
+        """Start all processes, now instead of when they are first asked for; returns at once."""
+        self._devices = {device: self._opened(device) for device in range(self._count)}
+
+    def _opened(self, device: int) -> _Device:
+        process = self._process(device)
+        return _Device(process, process.ask("describe"))
+
+    def _meet(self) -> None:
+        """Wait, once, until every device is there: the first would else take all work."""
+        if self._met:
+            return
+        self._met = True
+        if not self._devices:
+            self.begin()
+        while any(device.arrives for device in self._devices.values()):
+            self._take_ready()
+
+    def idle(self) -> Sequence[int]:
+        self._meet()
+        return [] if self._again else [d for d, device in self._devices.items() if device.answer is None]
+
+    def busy(self) -> bool:
+        """Also where every device's process has died: work goes on once one of them is there again."""
+        devices = self._devices.values()
+        if self._again or self._done or any(device.work is not None for device in devices):
+            return True
+        none_there = self._met and bool(devices) and all(device.arrives for device in devices)
+        return none_there and not self._run.out_of_time("surrogate")
+
+    def speed(self, device: int, kind: str) -> float | None:
+        return self._speeds.get((device, kind))
+
+    def machine(self, device: int) -> str:
+        return self._devices[device].machine
+
+    def cores(self, device: int) -> int:
+        return self._devices[device].cores
+
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
+        try:
+            found: Mapping[str, Widths] = self._devices[device].process.ask("plan", kinds).result()
+        except DeviceDied:
+            # What cannot be measured without dying is trained one by one.
+            self._replace(device)
+            while self._devices[device].arrives:
+                self._take_ready()
+            return dict.fromkeys(kinds, Widths(1))
+        return found
+
+    def start(self, device: int, task: GroupTask) -> None:
+        units = self._run.store.units()
+        trained = {number for key in task.sources for number in units[key].value["members"]}
+        self._train(device, task, "train_groups", {*trained, *task.members}, task.sources, "surrogate")
+
+    def _train(
+        self,
+        number: int,
+        work: GroupTask | list[TargetTask],
+        method: str,
+        trials: Iterable[int],
+        sources: Iterable[str],
+        stage: Stage,
+    ) -> None:
+        run, device = self._run, self._devices[number]
+        given = Given({n: run.trials[n] for n in trials}, self._load(sources), run.seconds_left(stage), self._count)
+        device.work, device.answer = work, device.process.ask(method, work, given)
+
+    def finished(self) -> Sequence[Finished]:
+        """Groups that are done; after half a second without any, none."""
+        self._begin_again()
+        if not self._done:
+            self._take_ready()
+        done, self._done = self._done, []
+        return done
+
+    def _begin_again(self) -> None:
+        """Have idle devices train the groups whose processes died."""
+        for number, device in self._devices.items():
+            if self._again and device.answer is None:
+                self.start(number, self._again.pop(0))
+
+    def _take_ready(self) -> None:
+        under_way = {device.answer: d for d, device in self._devices.items() if device.answer is not None}
+        for answer in self._ready(list(under_way)):
+            self._take(under_way[answer], answer)
+
+    def _take(self, number: int, answer: Answer) -> None:
+        device = self._devices[number]
+        work = device.work
+        try:
+            result = answer.result()
+        except DeviceDied as death:
+            self._replace(number)
+            self._lose(work, str(death))
+            return
+        device.answer = device.work = None
+        if work is None:
+            (device.machine, device.cores), self._never_came = result, 0
+        elif isinstance(work, GroupTask):
+            outcome, seconds = result
+            epochs = len(work.members) * (work.span.stop - work.span.start)
+            self._speeds |= {(number, group.kind): epochs / max(seconds, 1e-9) for group in work.groups}
+            self._trained(epochs)
+            self._done.append(Finished(work, outcome, seconds))
+        else:
+            self._trained(sum(len(outcome.history) for outcome in result))
+            self._outcomes += result
+
+    def _replace(self, number: int) -> None:
+        """Give a device whose process has died a new one."""
+        self._devices[number].process.end()
+        self._devices[number] = self._opened(number)
+
+    def _lose(self, work: GroupTask | list[TargetTask] | None, how: str) -> None:
+        """Say what follows where a process died of its work, or before it could begin any."""
+        if work is None:
+            self._never_came += 1
+            if self._never_came >= DEATHS * self._count:
+                raise RuntimeError(f"the process of a device did not start:\n{how}")
+        elif isinstance(work, GroupTask):
+            following = self._deaths.of_group(work, how)
+            if isinstance(following, GroupOutcome):
+                self._done.append(Finished(work, following, 0.0))
+            else:
+                self._again += following
+        else:
+            for after in (self._deaths.of_target(task, how) for task in work):
+                if isinstance(after, TargetOutcome):
+                    self._outcomes.append(after)
+                else:
+                    self._targets_again.append(after)
+
+    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+        """Train full-size models on the devices that no group occupies."""
+        tasks = iter(tasks)
+        while True:
+            all_begun = False
+            for number in self.idle():
+                together = self._next_targets(tasks, self._devices[number].cores)
+                if not together:
+                    all_begun = not self._targets_again
+                    break
+                sources = [task.source for task in together if task.source is not None]
+                numbers = [task.number for task in together]
+                self._train(number, together, "train_targets", numbers, sources, "target")
+            if all_begun and not any(isinstance(device.work, list) for device in self._devices.values()):
+                return
+            self._begin_again()
+            self._take_ready()
+            outcomes, self._outcomes = self._outcomes, []
+            yield from outcomes
+
+    def _next_targets(self, tasks: Iterator[TargetTask], cores: int) -> list[TargetTask]:
+        """Those that a device trains at the same time: its share of all that are trained to their milestone."""
+        if self._targets_again:  # what died with others beside it gets a device to itself
+            return [self._targets_again.pop(0)]
+        together = list(islice(tasks, 1))
+        if together:
+            share = -(-together[0].beside // self._count)
+            together += islice(tasks, min(share, cores) - 1)
+        return together
+
+    def race(self, finalists: Sequence[int]) -> bool:
+        return False
+
+    def on_progress(self, share: float, best: Sequence[int]) -> None:
+        """The finalists wait until the sweep is done."""
+
+    def retire(self, device: int) -> None:
+        """End an idle device's process."""
+        self._devices.pop(device).process.end()
+
+    def close(self) -> None:
+        """End all processes."""
+        for device in list(self._devices):
+            self.retire(device)

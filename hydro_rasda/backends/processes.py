@@ -1,0 +1,242 @@
+"""Several devices of this machine, each with a process of its own.
+
+The processes are started as new ones, as CUDA asks for, and run nothing of the user's script: what they need reaches
+them by cloudpickle, functions of scripts and notebooks included. Data lie in one file, which all of them map.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from ray import cloudpickle
+
+from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
+from hydro_rasda.data.tensors import from_bytes, to_bytes
+from hydro_rasda.run.state import Run
+from hydro_rasda.training.forks import Notify, depend_on, ending, receive, send
+from hydro_rasda.training.fused import Load
+from hydro_rasda.training.trainer import Trainer
+
+PROBLEM = "problem.pickle"
+"""What all processes are sent, in the run's folder while they train."""
+
+_ALIGNED, _LENGTH = 64, struct.Struct("<Q")
+_SERVE = "from hydro_rasda.backends.processes import serve; serve({}, {})"
+
+
+class LocalProcesses(DevicePool):
+    """Trains on several devices of this machine; see `LocalBackend`.
+
+    Args:
+        run: Whose trials they train.
+        devices: A process for each.
+    """
+
+    def __init__(self, run: Run, devices: Sequence[torch.device]) -> None:
+        super().__init__(run, len(devices))
+        self._where = devices
+        self._file = run.store.path / PROBLEM
+        self._threads = max(1, torch.get_num_threads() // len(devices))
+        self._warned: dict[Any, Any] = {}
+
+    def __enter__(self) -> LocalProcesses:
+        try:
+            write_shared(self._file, self._run.problem)
+            self.begin()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        finally:
+            self._file.unlink(missing_ok=True)
+
+    def _process(self, device: int) -> _Process:
+        return _Process(self._file, self._where[device], self._threads, self._hear)
+
+    def _hear(self, kind: str, content: Any) -> None:
+        """Take in what a process says while it trains."""
+        if kind == "notified":
+            epochs, metrics = content
+            self._run.advance(epochs, self._run.note(metrics))
+        else:
+            for warning in content:
+                warnings.warn_explicit(**warning, registry=self._warned)
+
+    def _trained(self, epochs: int) -> None:
+        """Each was reported when it was over."""
+
+    def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+        of = {answer.connection: answer for answer in answers if isinstance(answer, _Answer)}
+        ready = wait(list(of), LOOK_S)
+        return [answer for connection, answer in of.items() if connection in ready and answer.arrived()]
+
+    def _load(self, keys: Iterable[str]) -> Load:
+        return partial(_loaded, {key: self._run.store.file(key) for key in keys})
+
+
+def _loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
+    state: Mapping[str, Any] = torch.load(files[key], map_location="cpu", weights_only=True)
+    return state
+
+
+class _Answer:
+    """What a process will have said last of what it was asked; see `pool.Answer`."""
+
+    def __init__(self, connection: Connection, status: Callable[[], int], hear: Callable[[str, Any], None]) -> None:
+        self.connection, self._status, self._hear = connection, status, hear
+        self._last: tuple[str, Any] | None = None
+
+    def arrived(self) -> bool:
+        """Take in the next that the process says, and say whether it was the last; waits for it."""
+        kind, content = receive(self.connection)
+        if kind in ("notified", "warned"):
+            self._hear(kind, content)
+            return False
+        self._last = kind, content
+        return True
+
+    def result(self) -> Any:
+        while self._last is None:
+            self.arrived()
+        kind, content = self._last
+        if kind == "died":
+            raise DeviceDied(ending(self._status()))
+        if kind == "raised":
+            raise RuntimeError(f"the process of a device cannot go on:\n{content}")
+        return content
+
+
+class _Process:
+    """A process with a `Trainer`; see `pool.DeviceProcess`."""
+
+    def __init__(self, problem: Path, where: torch.device, threads: int, hear: Callable[[str, Any], None]) -> None:
+        self._connection, theirs = Pipe()
+        self._hear = hear
+        # What is on this process's path may be so by its script alone.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
+        # In a session of its own, Ctrl-C does not reach it: the tuner ends it.
+        self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
+        theirs.close()
+        self._send("open", problem, str(where), threads)
+
+    def ask(self, method: str, *arguments: Any) -> _Answer:
+        self._send(method, *arguments)
+        return _Answer(self._connection, self._ended, self._hear)
+
+    def _send(self, *words: Any) -> None:
+        # Where the process has died, whoever waits for the answer learns of it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send_bytes(cloudpickle.dumps(words))
+
+    def _ended(self) -> int:
+        code = self._popen.wait()
+        return -code if code < 0 else code << 8
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+        self._connection.close()
+
+
+def serve(handle: int, parent: int) -> None:
+    """Train what is asked for, in a process of a device; ends with the process that asks.
+
+    Args:
+        handle: Of the connection to it.
+        parent: Its number.
+    """
+    if sys.platform == "linux":
+        depend_on(parent)
+    connection = Connection(handle)
+    trainer: Trainer | None = None
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                method, *arguments = pickle.loads(message)
+                if method == "open":
+                    trainer = _opened(partial(_report, connection), *arguments)
+                    continue
+                result = getattr(trainer, method)(*arguments)
+            send(connection, "warned", caught)
+            send(connection, "done", result)
+        except Exception:
+            send(connection, "raised", traceback.format_exc())
+
+
+def _report(connection: Connection, *content: Any) -> None:
+    send(connection, "notified", content)
+
+
+def _opened(notify: Notify, problem: Path, where: str, threads: int) -> Trainer:
+    device = torch.device(where)
+    if device.type == "cuda":
+        # What the user's code puts on "cuda" belongs here.
+        torch.cuda.set_device(device)
+    return Trainer(read_shared(problem), device, threads, notify)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Tensors' bytes stay outside of the pickle, where they can be mapped."""
+
+    def reducer_override(self, part: Any) -> Any:
+        dense = type(part) is torch.Tensor and part.layout == torch.strided and part.device.type == "cpu"
+        if dense and part.numel() and not part.requires_grad and not part.is_conj() and not part.is_neg():
+            return from_bytes, (to_bytes(part),)
+        return super().reducer_override(part)
+
+
+def write_shared(path: Path, thing: Any) -> None:
+    """Write a thing to a file that processes can map: what it holds of tensors and arrays is then in memory once."""
+    buffers: list[pickle.PickleBuffer] = []
+    content = io.BytesIO()
+    _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(thing)
+    raw = [buffer.raw() for buffer in buffers]
+    head = pickle.dumps((content.getvalue(), [buffer.nbytes for buffer in raw]))
+    with path.open("wb") as file:
+        file.write(_LENGTH.pack(len(head)))
+        file.write(head)
+        for part in raw:
+            file.write(b"\0" * (-file.tell() % _ALIGNED))
+            file.write(part)
+
+
+def read_shared(path: Path) -> Any:
+    """What `write_shared` wrote. What is written into it is seen by this process alone."""
+    with path.open("rb") as file:
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    at = _LENGTH.size + _LENGTH.unpack(whole[: _LENGTH.size])[0]
+    content, lengths = pickle.loads(whole[_LENGTH.size : at])
+    buffers = []
+    for length in lengths:
+        at += -at % _ALIGNED
+        buffers.append(whole[at : at + length])
+        at += length
+    return pickle.loads(content, buffers=buffers)

@@ -1,0 +1,1 @@
+"""A Ray cluster: `RASDAScheduler` and `elastic` for any Ray Tune script, and the backend of `tune` on Ray."""

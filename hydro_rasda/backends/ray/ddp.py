@@ -1,0 +1,62 @@
+"""Full-size training of `tune` on one or several ranks: what `elastic` runs."""
+
+from __future__ import annotations
+
+import time
+
+from fusion import keep_freed_memory
+from fusion.keys import read
+from hydro_rasda.backends.ray.large_batch import Rule
+from hydro_rasda.backends.ray.worker import Worker
+from hydro_rasda.contracts import Span
+from hydro_rasda.data import Shard
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.learners import SingleLearner
+from hydro_rasda.training.loop import diverged, remember_best, train_epochs_on_ranks
+
+EPOCH_SECONDS = "epoch_seconds"
+"""In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""
+
+
+def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
+    """Train a trial's full-size model from its last checkpoint to `max_t`, or until its loss is not finite.
+
+    `elastic(train_full_size, scheduler, data=problem)` makes it a trainable whose configurations are
+    `{"trial": number, "config": {hyperparameters}}`; `functools.partial(train_full_size, rule=...)` one under another
+    rule. After each epoch it reports `train_*` and `val_*` (means over all examples, the same on every rank), `epoch`
+    (epochs trained), `epoch_seconds` (of this one), `workers`, `global_batch_size` (examples per step over all ranks)
+    and `lr_multiplier`. A checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
+
+    The configuration's batch is that of the trial's first workers together, as it is that of one process: so many
+    workers train as one would. The batch of a rank stays when workers are added, so that the global batch grows as
+    they do (to the nearest whole example); the learning rate then follows by the rule, over a warm-up of the
+    configuration's `rescale_warmup_epochs` (none where the number of steps per epoch is unknown).
+
+    Args:
+        worker: Its `data` is the `Problem`, which may come from a process with another device.
+        rule: How learning rates follow the global batch, see `lr_factor`.
+    """
+    if worker.device.type == "cpu":
+        keep_freed_memory()
+    shared: Problem = worker.data
+    problem = shared.on(worker.device)
+    trial = Trial(worker.config["trial"], worker.config["config"])
+    shard = Shard(worker.rank, worker.world_size)
+    learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.settings.max_t, shard)
+    if worker.checkpoint is not None:
+        learner.load(worker.checkpoint)
+    global_batch_size = max(1, round(trial.batch_size * worker.growth))
+    steps = problem.train_data.steps(global_batch_size) or 0
+    warmup_epochs = read(trial.config, "rescale_warmup_epochs")
+    worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
+    span = Span(worker.iteration, problem.settings.max_t)
+    began = time.perf_counter()
+    for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, trial.number):
+        remember_best(learner, problem, epoch, metrics)
+        worker.report(
+            {name: values[0] for name, values in metrics.items()}
+            | {"epoch": epoch, "global_batch_size": global_batch_size, EPOCH_SECONDS: time.perf_counter() - began},
+            learner.state,
+            final=epoch == problem.settings.max_t or diverged(metrics),
+        )
+        began = time.perf_counter()

@@ -1,0 +1,189 @@
+"""A training function as a Ray Tune trainable that uses as many workers as its trial has.
+
+This file runs in the trials' actors, and is pickled by value: an actor that imported the package would import torch,
+which takes longer than all else that a resize does. Training happens in ranks that each node's fork server starts
+(`hydro_rasda.backends.ray.fork_server`): rank 0 for the trial's own actor, each other one for a rank actor, which holds
+one bundle of the trial's placement group, so that Ray counts each worker's resources as used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from ray import cloudpickle, tune
+from ray.tune.schedulers import TrialScheduler
+
+from hydro_rasda.backends.ray.fork_client import fork_rank, receive
+from hydro_rasda.backends.ray.ranks import Ending, RankActors, blame
+from hydro_rasda.backends.ray.scheduler import RASDAScheduler
+
+if TYPE_CHECKING:
+    from hydro_rasda.backends.ray.worker import Worker
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+_LOOK_S = 0.5
+_FINAL_MESSAGE_S = 3.0
+# What Ray waits for a trial to end before it gives the trial's actor to another, which otherwise fails; 2 s by default,
+# which a busy node exceeds.
+_LEAVE_S = 60
+
+
+def elastic(
+    train: Callable[[Worker], None],
+    scheduler: TrialScheduler | None = None,
+    *,
+    data: Any = None,
+    checkpoint_every: int | None = None,
+    timeout_s: float = 1800.0,
+    backend: str | None = None,
+) -> Callable[[dict[str, Any]], None]:
+    """Makes a Ray Tune trainable of a function that trains on one of several ranks.
+
+    Args:
+        train: `train(worker)`, called on every rank with a `Worker`. It builds its model from `worker.config`, goes on
+            from `worker.checkpoint`, and ends each iteration with `worker.report(metrics, state)`.
+        scheduler: The scheduler of the same tuner. A `RASDAScheduler`'s milestones say when to save, and it sets the
+            number of workers. Under any other, or None, a trial keeps one worker for each bundle of its own resources
+            (`tune.with_resources(elastic(...), tune.PlacementGroupFactory([{"CPU": 1}] * 2))`; one by default), and
+            saves by `checkpoint_every` and where it reports `final=True`.
+        data: Anything picklable, handed to each rank as `worker.data`. Pickled once, here; each node holds it once, not
+            once per trial.
+        checkpoint_every: Also save every so many iterations, for safety from crashes; None to save only where a trial
+            may pause and at its end. Schedulers of Ray's that pause or copy trials (HyperBand, PBT) need 1, or the
+            interval at which they do.
+        timeout_s: A rank that the others wait for longer is taken for dead.
+        backend: "gloo" or "nccl"; None for NCCL on GPUs and gloo elsewhere.
+
+    Returns:
+        A trainable for `tune.Tuner`. A trial whose rank dies or hangs fails, and goes on from its last checkpoint with
+        the same size as often as `tune.FailureConfig(max_failures=...)` allows.
+
+    Raises:
+        ValueError: where `checkpoint_every` is below 1, `timeout_s` is not positive, or `backend` is unknown.
+    """
+    if not callable(train):
+        raise ValueError(f"`train` is {train!r}, but must be a function of a Worker")
+    if not isinstance(scheduler, (TrialScheduler, type(None))):
+        raise ValueError(
+            f"`scheduler` is {scheduler!r}, but must be one of Ray Tune's, such as a RASDAScheduler, or None"
+        )
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise ValueError(f"`checkpoint_every` is {checkpoint_every}, but must be >= 1")
+    if timeout_s <= 0:
+        raise ValueError(f"`timeout_s` is {timeout_s}, but must be > 0")
+    if backend not in (None, "gloo", "nccl"):
+        raise ValueError(f"`backend` is {backend!r}, but must be 'gloo', 'nccl' or None")
+    rule = scheduler.rule if isinstance(scheduler, RASDAScheduler) else None
+    options = {
+        "milestones": rule.milestones if rule else (),
+        "workers": rule.workers if rule else None,
+        "checkpoint_every": checkpoint_every,
+        "timeout_s": timeout_s,
+        "backend": backend,
+    }
+
+    pickled = cloudpickle.dumps((train, data))
+    payload = np.frombuffer(pickled, dtype=np.uint8)  # which Ray's actors read where it lies in memory
+    # By its content a fork server knows what it has loaded. Hashed here, once: a trial starts anew at each resize.
+    digest = hashlib.sha256(pickled).hexdigest()
+
+    def trainable(config: dict[str, Any], payload: Any = None) -> None:
+        _run_trial(config, digest, payload, options)
+
+    trainable.__name__ = getattr(train, "__name__", type(train).__name__)
+    return tune.with_parameters(trainable, payload=payload)  # type: ignore[no-any-return]
+
+
+def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[str, Any]) -> None:
+    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", str(_LEAVE_S))
+    context = tune.get_context()
+    bundles = context.get_trial_resources().bundles
+    with _checkpoint_folder() as folder, contextlib.ExitStack() as stack:
+        job = {
+            **options,
+            "workers": options["workers"] or len(bundles),
+            "config": config,
+            "trial": context.get_trial_id(),
+            "rank": 0,
+            "world_size": len(bundles),
+            "store": (ray.util.get_node_ip_address(), 0),
+            "checkpoint": folder,
+            "gpus": bundles[0].get("GPU", 0),
+            "threads": max(1, int(bundles[0].get("CPU", 1))),
+        }
+        actors = RankActors(bundles, stack)
+        head = stack.enter_context(fork_rank(digest, payload, job))
+        _follow(head, actors, (digest, payload, job))
+
+
+def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[str, Any]]) -> None:
+    """Hands rank 0's reports to Tune until every rank is done."""
+    job, pid = order[2], None
+    while True:
+        if not wait([head], timeout=_LOOK_S):
+            if actors.failed():
+                raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
+            continue
+        kind, content = receive(head)
+        if kind == "hello":
+            pid = content
+        elif kind == "store":
+            actors.start(content, *order)
+        elif kind == "report":
+            _report(*content)
+            head.send(None)
+        elif kind == "done":
+            break
+        else:
+            raise RuntimeError(_diagnosis(job, actors, (kind, content, "", pid)))
+    if any(kind != "done" for kind, *_ in actors.endings(job["timeout_s"]).values()):
+        raise RuntimeError(_diagnosis(job, actors, ("done", "", "", pid)))
+
+
+def _report(metrics: dict[str, Any], folder: str | None) -> None:
+    if folder is None:
+        tune.report(metrics)
+        return
+    try:
+        tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _final_message(head: Connection, pid: int | None) -> Ending:
+    if not wait([head], timeout=_FINAL_MESSAGE_S):
+        return "silent", "", "", pid
+    kind, content = receive(head)
+    return (kind, content, "", pid) if kind in ("died", "error") else ("done", "", "", pid)
+
+
+def _diagnosis(job: dict[str, Any], actors: RankActors, first: Ending) -> str:
+    """Names the rank that is to blame, rather than those that waited for it in vain."""
+    endings = {0: first, **actors.endings(_FINAL_MESSAGE_S)}
+    rank = blame(endings)
+    kind, message, host, pid = endings[rank]
+    what = {"died": "died", "silent": f"did not answer for {job['timeout_s']} s"}.get(kind, "raised an error")
+    process = f" (process {pid})" if pid else ""
+    where = host or (actors.host(rank) if rank else socket.gethostname())
+    return f"trial {job['trial']}: rank {rank} of {job['world_size']} on {where}{process} {what}\n{message}"
+
+
+@contextlib.contextmanager
+def _checkpoint_folder() -> Iterator[str | None]:
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is None:
+        yield None
+        return
+    with checkpoint.as_directory() as folder:
+        yield folder

@@ -1,0 +1,179 @@
+"""A fork server on each node: ranks are forked of it, so that one starts in milliseconds instead of seconds.
+
+Most of what a resize costs is processes that import torch. This one imports it once, loads the training function and
+its data once, and forks a fresh rank for each connection; all ranks of a node share the data's memory pages, and none
+inherits another's state. It runs no training, starts no thread and touches no GPU itself.
+
+Whoever holds the other end of a rank's connection owns the rank: when that end closes, the rank is killed, however it
+hangs. The server ends with its guardian (the node's raylet), or after `IDLE_S` seconds without ranks.
+
+Linux only, as is a Ray cluster of more than one node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import OrderedDict
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ray import cloudpickle
+
+IDLE_S = 60.0
+_TICK_MS = 1000
+_KEPT_PAYLOADS = 2
+
+
+class _ForkServer:
+    def __init__(self, path: str, guardian: int) -> None:
+        self._guardian = guardian
+        self._payloads: OrderedDict[str, Any] = OrderedDict()
+        self._ranks: dict[int, Connection] = {}  # pid -> our copy of its connection
+        self._poll = select.poll()
+        self._wake, waker = socket.socketpair()
+        self._wake.setblocking(False)
+        waker.setblocking(False)
+        self._waker = waker
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._path = path
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._listener.bind(path)
+        self._listener.listen(256)
+        self._poll.register(self._listener, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+
+    def serve(self) -> None:
+        """Fork ranks until the guardian is gone, or no rank has run for `IDLE_S` seconds."""
+        busy_at = time.monotonic()
+        while _alive(self._guardian) and time.monotonic() - busy_at < IDLE_S:
+            for fd, event in self._poll.poll(_TICK_MS):
+                if fd == self._listener.fileno():
+                    self._accept()
+                elif fd == self._wake.fileno():
+                    self._wake.recv(4096)
+                elif event & (select.POLLHUP | select.POLLERR):
+                    self._kill(fd)
+            self._reap()
+            if self._ranks:
+                busy_at = time.monotonic()
+        os.unlink(self._path)
+        for pid in self._ranks:
+            os.kill(pid, signal.SIGKILL)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        _, streams, _, _ = socket.recv_fds(client, 1, 2)
+        connection = Connection(client.detach())
+        try:
+            digest, job = connection.recv()
+            payload = self._payload(connection, digest)
+        except (EOFError, OSError):
+            connection.close()
+            return
+        except BaseException:
+            connection.send(("error", traceback.format_exc()))
+            connection.close()
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._become_rank(connection, streams, payload, job)
+        for fd in streams:
+            os.close(fd)
+        self._ranks[pid] = connection
+        self._poll.register(connection.fileno(), 0)  # POLLHUP alone, which is always reported
+
+    def _payload(self, connection: Connection, digest: str) -> Any:
+        known = digest in self._payloads
+        connection.send(("known" if known else "need", None))
+        if not known:
+            self._payloads[digest] = cloudpickle.loads(connection.recv_bytes())
+            while len(self._payloads) > _KEPT_PAYLOADS:
+                self._payloads.popitem(last=False)
+            # Frozen objects are left alone by the ranks' collectors, so that their pages stay shared.
+            gc.collect()
+            gc.freeze()
+        self._payloads.move_to_end(digest)
+        return self._payloads[digest]
+
+    def _become_rank(self, connection: Connection, streams: list[int], payload: Any, job: dict[str, Any]) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for other in (self._listener, self._wake, self._waker):
+            other.close()
+        for others in self._ranks.values():
+            others.close()
+        for target, fd in enumerate(streams, start=1):
+            os.dup2(fd, target)
+            os.close(fd)
+        code = 1
+        try:
+            os.environ.clear()
+            os.environ.update(job.pop("environ"))
+            os.chdir(job.pop("cwd"))
+            from hydro_rasda.backends.ray.worker import run_rank
+
+            run_rank(payload, job, connection)
+            code = 0
+        except BaseException:
+            with contextlib.suppress(OSError):
+                connection.send(("error", traceback.format_exc()))
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _kill(self, fd: int) -> None:
+        for pid, connection in self._ranks.items():
+            if connection.fileno() == fd:
+                os.kill(pid, signal.SIGKILL)
+        self._poll.unregister(fd)
+
+    def _reap(self) -> None:
+        while self._ranks:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            connection = self._ranks.pop(pid)
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(connection.fileno())
+            connection.close()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def main() -> None:
+    """`python -m hydro_rasda.backends.ray.fork_server SOCKET GUARDIAN_PID` returns at once; the server goes on."""
+    path, guardian = sys.argv[1], int(sys.argv[2])
+    # Ray kills the children and the process group of a worker that ends; this process is in neither.
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+
+    # Torch imports its compiler with a process's first optimizer: that would take each rank longer than all else.
+    import torch._dynamo  # noqa: F401
+
+    import hydro_rasda.backends.ray.worker  # noqa: F401
+
+    _ForkServer(path, guardian).serve()
+
+
+if __name__ == "__main__":
+    main()

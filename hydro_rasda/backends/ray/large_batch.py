@@ -1,0 +1,115 @@
+"""Learning rates for a global batch that grows with the workers (RASDA, section 3.2).
+
+The local batch stays, so that `f` times the workers make a global batch `f` times as large. The learning rate follows
+by `f` for SGD and by `sqrt(f)` for Adam, reached by a linear warm-up after each change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+Rule = str | Callable[[float], float]
+
+RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt, "none": lambda growth: 1.0}
+_AUTO = {
+    "SGD": "linear",
+    "Adam": "sqrt",
+    "AdamW": "sqrt",
+    "NAdam": "sqrt",
+    "RAdam": "sqrt",
+    "Adamax": "sqrt",
+    "Adagrad": "sqrt",
+    "RMSprop": "sqrt",
+}
+
+
+def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
+    """What to multiply a learning rate by when the workers grew by `growth` since the trial's start.
+
+    Args:
+        growth: Workers now over workers at the start.
+        rule: "linear", "sqrt", "none", a function of `growth`, or "auto": linear for SGD, sqrt for Adam's
+            family.
+        optimizer: Decides what "auto" means.
+
+    Raises:
+        ValueError: where `rule` is unknown, or "auto" knows no rule for this optimizer.
+    """
+    if callable(rule):
+        return float(rule(growth))
+    kinds = [_AUTO[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in _AUTO]
+    name = kinds[0] if rule == "auto" and kinds else rule
+    if name == "auto":
+        raise ValueError(f"`rule` is 'auto', but must be named for {type(optimizer).__name__}: one of {sorted(RULES)}")
+    if name not in RULES:
+        raise ValueError(f"`rule` is {rule!r}, but must be 'auto', one of {sorted(RULES)}, or a function")
+    return RULES[name](growth)
+
+
+class RescaledLR:
+    """Multiplies an optimizer's learning rates during its steps.
+
+    Schedules go on as if nothing were there: outside `optimizer.step` the learning rates are the user's own.
+
+    Step `i` after a change, counted from 0, uses `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
+
+    Args:
+        optimizer: Any torch optimizer.
+        growth: Workers now over workers at the trial's start.
+        rule: See `lr_factor`.
+        warmup_steps: Optimizer steps from the multiplier before the change to the one after it; 0 for none.
+        state: What `state_dict` gave before; a warm-up that a failure broke off goes on, a new target starts a new one.
+
+    Raises:
+        ValueError: where `warmup_steps` is negative, or where `lr_factor` raises it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        growth: float,
+        rule: Rule = "auto",
+        warmup_steps: int = 0,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        if warmup_steps < 0:
+            raise ValueError(f"`warmup_steps` is {warmup_steps}, but must be >= 0")
+        self._start, self._target = 1.0, lr_factor(growth, rule, optimizer)
+        self._steps, self._done = warmup_steps, 0
+        if state is not None:
+            self._resume(state)
+        self._own: list[Any] = []
+        optimizer.register_step_pre_hook(self._scale)
+        optimizer.register_step_post_hook(self._unscale)
+
+    @property
+    def multiplier(self) -> float:
+        """What the next step's learning rates are multiplied by."""
+        if self._done >= self._steps:
+            return self._target
+        return self._start + (self._target - self._start) * (self._done + 1) / self._steps
+
+    def state_dict(self) -> dict[str, float]:
+        """Where the warm-up stands."""
+        return {"start": self._start, "target": self._target, "steps": self._steps, "done": self._done}
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        if state["target"] == self._target:
+            self._start, self._steps, self._done = state["start"], state["steps"], state["done"]
+            return
+        progress = min(1.0, state["done"] / state["steps"]) if state["steps"] else 1.0
+        self._start = state["start"] + (state["target"] - state["start"]) * progress
+
+    def _scale(self, optimizer: Optimizer, *_: Any) -> None:
+        self._own = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * self.multiplier
+
+    def _unscale(self, optimizer: Optimizer, *_: Any) -> None:
+        for group, lr in zip(optimizer.param_groups, self._own):
+            group["lr"] = lr
+        self._done += 1

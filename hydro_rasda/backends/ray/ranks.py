@@ -1,0 +1,129 @@
+"""A trial's ranks but the first: each runs for a rank actor, which holds one bundle of the trial's placement group.
+
+Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic` gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hydro_rasda.backends.ray.fork_client import fork_rank, receive
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+_CHECKPOINT_FILE = "worker.pt"  # as in worker.py, which must not be imported here
+
+# How a rank ended ("done", "died", "error" or "silent"), its message, its host, its process id.
+Ending = tuple[str, str, str, int | None]
+
+
+class _RankActor:
+    def run(self, digest: str, payload: Any, saved: bytes | None, job: dict[str, Any]) -> Ending:
+        with contextlib.ExitStack() as stack:
+            if saved is not None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hydro_rasda-"))
+                with open(os.path.join(folder, _CHECKPOINT_FILE), "wb") as file:
+                    file.write(saved)
+                job = {**job, "checkpoint": folder}
+            rank = stack.enter_context(fork_rank(digest, payload, job))
+            pid, kind, content = None, "", None
+            while kind not in ("done", "died", "error"):
+                kind, content = receive(rank)
+                pid = content if kind == "hello" else pid
+        return kind, content or "", socket.gethostname(), pid
+
+
+class RankActors:
+    """The rank actors of one trial; they start at once, and end with `stack`.
+
+    Args:
+        bundles: Resources of each of the trial's workers; the first is the caller's own.
+        stack: Kills the actors when it closes.
+    """
+
+    def __init__(self, bundles: list[dict[str, float]], stack: contextlib.ExitStack) -> None:
+        self._group = ray.util.get_current_placement_group()
+        self._actors = [self._open(index, bundle) for index, bundle in enumerate(bundles) if index > 0]
+        self._ranks: dict[Any, int] = {}
+        for actor in self._actors:
+            stack.callback(ray.kill, actor)
+
+    def start(self, store: tuple[str, int], digest: str, payload: Any, job: dict[str, Any]) -> None:
+        """Start ranks 1, 2, ..., which meet at `store`."""
+        node_of = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        far = None
+        for rank, actor in enumerate(self._actors, start=1):
+            order = {**job, "rank": rank, "store": store}
+            # On rank 0's node the fork server has the payload already, and the checkpoint's folder is at hand.
+            if node_of[rank] == node_of[0]:
+                future = actor.run.remote(digest, None, None, order)
+            else:
+                far = far or (ray.put(payload), ray.put(_saved_bytes(job["checkpoint"])))
+                future = actor.run.remote(digest, *far, {**order, "checkpoint": None})
+            self._ranks[future] = rank
+
+    def failed(self) -> dict[int, Ending]:
+        """How those ranks ended that ended before they were done."""
+        return {rank: ending for rank, ending in self.endings(0).items() if ending[0] not in ("done", "silent")}
+
+    def endings(self, timeout: float) -> dict[int, Ending]:
+        """How each rank ended; those that did not within `timeout` seconds are "silent"."""
+        if not self._ranks:
+            return {}
+        ready, _ = ray.wait(list(self._ranks), num_returns=len(self._ranks), timeout=timeout)
+        silent: Ending = ("silent", "", "", None)
+        return {rank: _ending(future) if future in ready else silent for future, rank in self._ranks.items()}
+
+    def host(self, rank: int) -> str:
+        """The name of the node that holds a rank's bundle, also where the node is lost."""
+        node_id = ray.util.placement_group_table(self._group)["bundles_to_node_id"].get(rank)
+        names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+        return str(names.get(node_id, "a lost node"))
+
+    def _open(self, index: int, bundle: dict[str, float]) -> Any:
+        more = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+        actor = ray.remote(num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), resources=more)(_RankActor)
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        return actor.options(scheduling_strategy=place).remote()
+
+
+def blame(endings: dict[int, Ending]) -> int:
+    """The rank to name: one that died, then one that raised, then one that is silent; those that waited come last."""
+    order = {"died": 0, "error": 1, "silent": 2}
+
+    def key(rank: int) -> tuple[int, int]:
+        kind, message, _, _ = endings[rank]
+        return (3 if kind == "error" and _waited(message) else order.get(kind, 4), rank)
+
+    return min(endings, key=key)
+
+
+def _waited(message: str) -> bool:
+    """Whether an error only says that another rank did not come."""
+    return any(mark in message for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
+
+
+def _ending(future: Any) -> Ending:
+    try:
+        ending: Ending = ray.get(future)
+    except ray.exceptions.RayActorError as error:
+        return "died", str(error), "", None
+    except ray.exceptions.RayError as error:
+        return "error", str(error), "", None
+    return ending
+
+
+def _saved_bytes(folder: str | None) -> bytes | None:
+    if folder is None:
+        return None
+    with open(os.path.join(folder, _CHECKPOINT_FILE), "rb") as file:
+        return file.read()

@@ -1,0 +1,122 @@
+"""Sizes of trials, counted in workers: what a Ray cluster can hold, what a trial has, and what it may be given."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.tune import PlacementGroupFactory, Trainable
+from ray.tune.experiment import Trial
+from ray.tune.result import SHOULD_CHECKPOINT
+from ray.tune.trainable import FunctionTrainable
+
+from hydro_rasda.schedulers import worker_slots
+
+logger = logging.getLogger(__name__)
+
+
+class Slots:
+    """The number of workers that the cluster's living nodes hold, asked for at most once a second.
+
+    Args:
+        worker: Resources of one worker, in Ray's words: `{"CPU": 1, "GPU": 1}`.
+    """
+
+    _fresh_for_s = 1.0
+
+    def __init__(self, worker: Mapping[str, float]) -> None:
+        self._worker = dict(worker)
+        self._asked_at = -float("inf")
+        self._count = 0
+
+    def count(self) -> int:
+        """Workers that fit now; one worker never spans two nodes."""
+        if time.monotonic() - self._asked_at > self._fresh_for_s:
+            self._count = worker_slots(living_nodes(), self._worker)
+            self._asked_at = time.monotonic()
+        return self._count
+
+    def check(self, workers: int) -> None:
+        """Raises ValueError unless a trial of `workers` workers fits at all."""
+        count = self.count()
+        if count == 0:
+            raise ValueError(
+                f"`resources_per_worker` is {self._worker}, but must fit on a node; the nodes have {living_nodes()}"
+            )
+        if workers > count:
+            raise ValueError(
+                f"`workers` is {workers}, but must be <= {count}, the workers of {self._worker} that the cluster holds"
+            )
+
+
+def living_nodes() -> list[dict[str, float]]:
+    """Resources of each living node, without Ray's markers for the node itself."""
+    return [
+        {name: amount for name, amount in node["Resources"].items() if not name.startswith("node:")}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+class Sizes:
+    """Gives trials their workers, one bundle of a placement group each, and says what it cannot give.
+
+    Args:
+        worker: Resources of one worker.
+    """
+
+    def __init__(self, worker: Mapping[str, float]) -> None:
+        self.slots = Slots(worker)
+        self._worker = dict(worker)
+        self._requests: dict[int, PlacementGroupFactory] = {}
+        self._workers: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    def of(self, trial: Trial) -> int:
+        """Workers that a trial has, or is to start with."""
+        return self._workers[trial.trial_id]
+
+    def fitting(self, workers: int) -> int:
+        """`workers`, or what the cluster holds of them now."""
+        fitting = min(workers, max(1, self.slots.count()))
+        if fitting < workers:
+            message = f"A trial is due {workers} workers and gets {fitting}: the cluster holds no more."
+            self._tell(f"{workers}/{fitting}", message)
+        return fitting
+
+    def resize(self, trial: Trial, workers: int) -> None:
+        """Has a trial that does not run start with `workers` workers."""
+        # Ray checks a request when it is made, and copies one that is asked for its bundles.
+        if workers not in self._requests:
+            self._requests[workers] = PlacementGroupFactory([self._worker] * workers)
+        self._workers[trial.trial_id] = workers
+        request, current = self._requests[workers], trial.placement_group_factory
+        # Ray takes long to compare requests that are not one object.
+        if current is not request and current != request:
+            trial.update_resources(request)
+
+    def can_pause(self, trial: Trial, result: Mapping[str, Any], t: int) -> bool:
+        """Whether a trial could go on from a checkpoint; a trainable that saves none is named."""
+        cls = trial.get_trainable_cls()
+        if issubclass(cls, FunctionTrainable):
+            able = bool(result.get(SHOULD_CHECKPOINT))
+            remedy = "Add `checkpoint=` to reports at milestones."
+        else:
+            able = cls.save_checkpoint is not Trainable.save_checkpoint
+            remedy = "Give it `save_checkpoint` and `load_checkpoint`."
+        if not able:
+            name = trial.trainable_name
+            self._tell(
+                name,
+                f"Trainable {name!r} reported iteration {t} of trial {trial} without a checkpoint, so the trial cannot "
+                f"be paused and goes on with {self.of(trial)} workers. {remedy}",
+            )
+        return able
+
+    def _tell(self, key: str, message: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            logger.warning(message)

@@ -1,0 +1,203 @@
+"""What a training function gets to work with on each rank of an elastic trial."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, DistributedSampler
+
+from hydro_rasda.backends.ray.large_batch import RescaledLR, Rule
+from hydro_rasda.checks import check_int
+from hydro_rasda.data import Shard
+
+CHECKPOINT_FILE = "worker.pt"
+
+_ARRIVAL = timedelta(minutes=5)
+
+State = Mapping[str, Any]
+
+
+class Worker:
+    """One rank of a trial.
+
+    Attributes:
+        config: The trial's configuration.
+        data: What `elastic` was given as `data`; shared by the node's ranks.
+        rank: From 0; rank 0 reports and saves.
+        world_size: Ranks of the trial.
+        growth: `world_size` over the workers of a new trial.
+        device: Where to train: this rank's GPU, or the CPU.
+        iteration: Reports so far, over all restarts; 0 at first.
+        checkpoint: The state last saved; None at first.
+        trial: The trial's id.
+    """
+
+    def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
+        self.config: dict[str, Any] = job["config"]
+        self.data = data
+        self.rank: int = job["rank"]
+        self.world_size: int = job["world_size"]
+        self.growth: float = job["world_size"] / job["workers"]
+        self.trial: str = job["trial"]
+        self.device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")
+        self._job = job
+        self._connection = connection
+        self._global_batch_size: int | None = None
+        self._rescaled: list[RescaledLR] = []
+        saved = _load(job["checkpoint"])
+        self.iteration: int = saved["iteration"]
+        self.checkpoint: State | None = saved["state"]
+        self._rescaled_states: list[State] = list(saved["rescaled"])
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The model on this rank's device, its gradients averaged over the ranks where there are several.
+
+        Load `checkpoint` into the model before, and save the state of the model itself:
+        `worker.plain(model)`.
+        """
+        model = model.to(self.device)
+        if self.world_size == 1:
+            return model
+        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+    def plain(self, model: nn.Module) -> nn.Module:
+        """The user's own module inside what `prepare` gave."""
+        return model.module if isinstance(model, DistributedDataParallel) else model
+
+    def batches(
+        self, samples: int, batch_size: int, *, seed: int = 0, fixed_global: bool = False
+    ) -> Iterator[tuple[Tensor, float]]:
+        """This rank's share of one shuffled epoch; each sample is in one batch of one rank.
+
+        All ranks see the same number of batches. Multiply a batch's mean loss by its weight: then the
+        averaged gradient is that of the whole global batch, also where the last one does not divide evenly.
+
+        Args:
+            samples: Size of the data set.
+            batch_size: Samples per rank and step; with `fixed_global`, samples per step over all ranks.
+            seed: Of the run; the order differs by iteration, and is the same on every rank and number of
+                ranks.
+            fixed_global: Whether the global batch stays as the workers grow.
+
+        Yields:
+            Indices `[n]` and the weight `n * world_size / (samples in the global batch)`. A rank for
+            which nothing is left gets one sample with weight 0.
+
+        Raises:
+            ValueError: where `samples` or `batch_size` is below 1.
+        """
+        check_int("samples", samples, at_least=1)
+        check_int("batch_size", batch_size, at_least=1)
+        shard = Shard(self.rank, self.world_size)
+        size = batch_size if fixed_global else batch_size * self.world_size
+        self._global_batch_size = size
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + self.iteration)
+        for batch in torch.randperm(samples, generator=generator).split(size):
+            part = shard.part(len(batch))
+            yield batch[part.rows], part.weight
+
+    def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:
+        """For a `DataLoader` over a data set that indices do not suit; call its `set_epoch` each epoch."""
+        return DistributedSampler(dataset, self.world_size, self.rank, shuffle=shuffle, seed=seed)
+
+    def rescale(self, optimizer: Optimizer, rule: Rule = "auto", warmup_steps: int = 0) -> RescaledLR:
+        """Has the learning rate follow the global batch, see `RescaledLR`; call it once per optimizer.
+
+        Its state travels with the checkpoints by itself. `warmup_steps` is the paper's
+        `rescale_warmup_epochs` times the steps of an epoch.
+        """
+        states = self._rescaled_states
+        state = states[len(self._rescaled)] if len(self._rescaled) < len(states) else None
+        rescaled = RescaledLR(optimizer, self.growth, rule, warmup_steps, state)
+        self._rescaled.append(rescaled)
+        return rescaled
+
+    def report(
+        self, metrics: Mapping[str, Any], state: State | Callable[[], State] | None = None, *, final: bool = False
+    ) -> None:
+        """Ends an iteration; every rank calls it. It does not return where the trial is paused or stopped.
+
+        The results gain `workers`, `global_batch_size` (with `batches`) and `lr_multiplier`.
+
+        Args:
+            metrics: Plain numbers; rank 0's count.
+            state: What to go on from: state dicts and plain values (it is loaded with `weights_only=True`), or a
+                function that returns them. Saved by rank 0, only where the trial may pause and at its end.
+            final: Whether the training function ends the trial here by itself, so that the state is saved;
+                `max_t` of a `RASDAScheduler` ends it in any case.
+        """
+        self.iteration += 1
+        if self.rank > 0:
+            return
+        due = state is not None and (final or _due(self._job, self.iteration))
+        folder = self._save(state() if callable(state) else state) if due else None
+        self._connection.send(("report", (self._with_history(metrics), folder)))
+        self._connection.recv()
+
+    def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {key: value.item() if isinstance(value, Tensor) else value for key, value in metrics.items()}
+        plain.setdefault("workers", self.world_size)
+        if self._global_batch_size is not None:
+            plain.setdefault("global_batch_size", self._global_batch_size)
+        if self._rescaled:
+            plain.setdefault("lr_multiplier", self._rescaled[0].multiplier)
+        return plain
+
+    def _save(self, state: State | None) -> str:
+        folder = tempfile.mkdtemp(prefix="hydro_rasda-")
+        rescaled = [r.state_dict() for r in self._rescaled]
+        saved = {"state": state, "iteration": self.iteration, "rescaled": rescaled}
+        torch.save(saved, os.path.join(folder, CHECKPOINT_FILE))
+        return folder
+
+
+def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> None:
+    """Joins the trial's process group, runs the training function, and says that it is done."""
+    train, data = payload
+    torch.set_num_threads(job["threads"])
+    connection.send(("hello", os.getpid()))
+    if job["world_size"] > 1:
+        _join(job, connection)
+    train(Worker(job, data, connection))
+    connection.send(("done", None))
+
+
+def _join(job: Mapping[str, Any], connection: Connection) -> None:
+    host, port = job["store"]
+    rank, world_size = job["rank"], job["world_size"]
+    # A rank that starts late is no dead one: the short limit holds once all are there.
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # missing from torch's own export list
+        host, port, is_master=rank == 0, timeout=_ARRIVAL, wait_for_workers=False
+    )
+    if rank == 0:
+        connection.send(("store", (host, store.port)))
+    store.set(f"here{rank}", "")
+    store.wait([f"here{other}" for other in range(world_size)], _ARRIVAL)
+    backend = job["backend"] or ("nccl" if job["gpus"] else "gloo")
+    timeout = timedelta(seconds=job["timeout_s"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _load(folder: str | None) -> dict[str, Any]:
+    if folder is None:
+        return {"state": None, "iteration": 0, "rescaled": []}
+    saved: dict[str, Any] = torch.load(os.path.join(folder, CHECKPOINT_FILE), weights_only=True, map_location="cpu")
+    return saved
+
+
+def _due(job: Mapping[str, Any], iteration: int) -> bool:
+    """Whether a trial may pause at this iteration, ends with it, or is saved for safety."""
+    every = job["checkpoint_every"]
+    at = job["milestones"]
+    decided = bool(at) and (iteration in at or iteration >= at[-1])
+    return decided or (every is not None and iteration % every == 0)

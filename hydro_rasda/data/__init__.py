@@ -1,0 +1,12 @@
+"""Data in three forms, read in one way: the same shuffle for every trial, no example left out.
+
+The order of an epoch, and the random numbers that data sets and loaders draw for it, depend on the run's seed and the
+epoch alone, so that all trials of a group share each batch, trials are compared on the same batches, and a resumed run
+sees what an unbroken one would have seen. Batches are copies: what is written into them, the user's data do not see.
+"""
+
+from hydro_rasda.data.batches import Batch, Batches, Data, Share, batch_length, move
+from hydro_rasda.data.forms import make_batches
+from hydro_rasda.data.shards import ALONE, Part, Shard
+
+__all__ = ["ALONE", "Batch", "Batches", "Data", "Part", "Shard", "Share", "batch_length", "make_batches", "move"]

@@ -1,0 +1,98 @@
+"""A batch, and data that are ready to be read in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import Dataset
+
+from hydro_rasda.data.shards import Shard
+
+Batch = Any
+"""A tensor, or any nesting of tuples, lists and dicts of tensors; for supervised learning `(inputs, target)`."""
+
+
+Data = Sequence[Tensor] | Dataset[Any] | Callable[[int], Iterable[Batch]]
+"""What `tune` takes as data: tensors, a map-style dataset, or a function of the batch size that makes a loader."""
+
+
+class Share(NamedTuple):
+    """One rank's part of a global batch, loaded.
+
+    Attributes:
+        batch: Its examples, on the device.
+        examples: As in `Part`.
+        weight: As in `Part`.
+    """
+
+    batch: Batch
+    examples: int
+    weight: float
+
+
+class Batches(Protocol):
+    """Data, ready to be read epoch by epoch.
+
+    It can be pickled; a copy from a pickle holds tensors in the CPU's memory until `on` moves them.
+    """
+
+    def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
+        """The batches of one shuffled epoch, on the device."""
+        ...
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        """All examples once, for evaluation."""
+        ...
+
+    def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
+        """One rank's part of each batch that one process would read.
+
+        All ranks see the same number of shares. In training, no rank gets a single example where `batch_size` is above
+        1 and the batch has more: BatchNorm would refuse it. Where that leaves too few, the last ranks get fillers.
+
+        Args:
+            batch_size: Examples of a batch, over all ranks.
+            epoch: Which shuffled epoch, to train on; None for all examples once, for evaluation.
+            shard: Which rank of how many.
+        """
+        ...
+
+    def steps(self, batch_size: int) -> int | None:
+        """Batches per epoch; None where only reading them tells."""
+        ...
+
+    def on(self, device: torch.device) -> Batches:
+        """A copy whose batches come on another device."""
+        ...
+
+    def describe(self) -> str:
+        """One line, equal for data of equal form: kept with a run to recognise it."""
+        ...
+
+
+def batch_length(batch: Batch) -> int:
+    """Number of examples in a batch: the first dimension of its first tensor."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.ndim:
+            return len(leaf)
+    raise ValueError(f"a batch is {type(batch).__name__} without a tensor of one or more dimensions")
+
+
+def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool = False) -> Batch:
+    """A batch, or any nesting of tensors, with all of them on a device.
+
+    Args:
+        batch: What is moved.
+        device: Where to.
+        wait: Whether the copies are there when this returns: what was copied to the CPU can then be read at once.
+        always: Whether to copy also what is on the device already.
+    """
+
+    def moved(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=not wait, copy=always) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(moved, batch)

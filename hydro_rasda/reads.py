@@ -1,0 +1,151 @@
+"""What a model function reads of its configuration: what it then does is the same wherever that is."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+Reads = frozenset[tuple[str, str]]
+"""Key and value of what was read of a configuration, and, under "", which keys it has."""
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Kept(Exception):
+    """A configuration is still held by someone when the model function is done."""
+
+
+class Notes:
+    """What was read of the configurations that a model function was given.
+
+    Args:
+        may_be_kept: Whether a model may keep its configuration, and read more of it later.
+
+    Attributes:
+        read: Keys, with those around them: `net.depth`.
+        asked: Keys that were looked for in vain.
+    """
+
+    def __init__(self, *, may_be_kept: bool = True) -> None:
+        self.read: set[str] = set()
+        self.asked: set[str] = set()
+        self._may_be_kept = may_be_kept
+
+    def taken_by(self, model_fn: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        """The model function, called with a configuration that notes what is read of it.
+
+        Raises:
+            Kept: where the model keeps it, but may not; raised by the function that is returned.
+        """
+
+        def noting(config: dict[str, Any], *args: Any, **kwargs: Any) -> nn.Module:
+            given: list[weakref.ref[_Noted]] = []
+            model = model_fn(_Noted(config, self, "", given), *args, **kwargs)
+            if not self._may_be_kept and any(ref() is not None for ref in given):
+                raise Kept
+            return model
+
+        noting.__signature__ = inspect.signature(model_fn)  # type: ignore[attr-defined]
+        return noting
+
+    def of(self, config: Mapping[str, Any]) -> Reads | None:
+        """What was read, with its values; None where a value cannot be compared by what it prints."""
+        read = {(path, text) for path, text in _texts(config) if path in self.read or not path}
+        return None if any(text is None for _, text in read) else frozenset(read)  # type: ignore[arg-type]
+
+
+def all_of(config: Mapping[str, Any]) -> frozenset[tuple[str, str | None]]:
+    """All keys and values of a configuration. What `Notes.of` gave for another is a subset of it where they agree."""
+    return frozenset(_texts(config))
+
+
+def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    yield "", repr(list(paths(config)))
+    for path, value in leaves(config):
+        yield path, repr(value) if _is_plain(value) else None
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return type(value) in _PLAIN or (type(value) is dict and not value)
+
+
+def leaves(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a configuration, of nested ones as `net.depth`, with their values."""
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", value
+
+
+def paths(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """The keys of a configuration, of nested ones as `net.depth`."""
+    return (path for path, _ in leaves(config, within))
+
+
+class _Noted(dict[str, Any]):
+    """A configuration that notes which of its keys are read; whoever goes through all reads all."""
+
+    def __init__(self, config: Mapping[str, Any], notes: Notes, within: str, given: list[weakref.ref[_Noted]]) -> None:
+        plain = dict(dict.items(config)) if isinstance(config, dict) else dict(config)
+        nested = {key: value for key, value in plain.items() if type(value) in (dict, _Noted)}
+        inner = {key: _Noted(value, notes, f"{within}{key}.", given) for key, value in nested.items()}
+        super().__init__({**plain, **inner})
+        # Who was told of what is read of the configuration that this one stands for, goes on being told.
+        self._notes: tuple[Notes, ...] = (notes, *getattr(config, "_notes", ()))
+        self._within = within
+        given.append(weakref.ref(self))
+
+    def _note(self, key: object) -> None:
+        there = super().__contains__(key)
+        for notes in self._notes:
+            (notes.read if there else notes.asked).add(f"{self._within}{key}")
+
+    def plain(self) -> dict[str, Any]:
+        """The configuration as an ordinary dict, all of which counts as read."""
+        plain = {key: value.plain() if isinstance(value, _Noted) else value for key, value in dict.items(self)}
+        for notes in self._notes:
+            notes.read |= set(paths(plain, self._within))
+        return plain
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (self.plain(),)
+
+    def __getitem__(self, key: str) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._note(key)
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self._note(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        self._note(key)
+        return super().setdefault(key, default)
+
+
+def _going_through(method: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(config: _Noted, *args: Any) -> Any:
+        config.plain()
+        return method(config, *args)
+
+    return noting
+
+
+_ALL = ("__iter__", "__reversed__", "__eq__", "__ne__", "__or__", "__ror__", "__repr__")
+for _name in (*_ALL, "copy", "items", "keys", "popitem", "values"):
+    setattr(_Noted, _name, _going_through(getattr(dict, _name)))

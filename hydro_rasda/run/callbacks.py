@@ -1,0 +1,76 @@
+"""Callbacks: what gets the events of a run while it goes on."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hydro_rasda.checks import require
+from hydro_rasda.run.events import Event
+
+
+class Callback(Protocol):
+    """Gets each event of a run, one after another, in the process that called `tune`.
+
+    The run waits until it returns. A callback that raises is left out from then on, and the run goes on.
+    """
+
+    def on_event(self, event: Event) -> None:
+        """Called after the event, and after the journal has it."""
+        ...
+
+
+Listener = Callback | Callable[[Event], None]
+"""What `tune(callbacks=...)` takes: a callback, or a function in its place."""
+
+
+def check_callbacks(callbacks: Sequence[Listener]) -> None:
+    """Refuse what `tune(callbacks=...)` cannot take.
+
+    Raises:
+        ValueError: where it is no list, or one in it is neither a function nor an object with `on_event`.
+    """
+    rule = "a list of functions of an event, or of objects with a method `on_event`"
+    require(isinstance(callbacks, (list, tuple)), "callbacks", callbacks, rule)
+    for i, callback in enumerate(callbacks):
+        rule = "a function of an event, or an object (no class) with a method `on_event`"
+        require(_listens(callback), f"callbacks[{i}]", callback, rule)
+
+
+class Callbacks:
+    """The callbacks of a run.
+
+    Args:
+        callbacks: They get each event in this order.
+    """
+
+    def __init__(self, callbacks: Sequence[Listener] = ()) -> None:
+        self._callbacks = list(callbacks)
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def notify(self, event: Event) -> None:
+        """Give an event to all. One that raises is named in a warning, and left out from then on."""
+        for callback in list(self._callbacks):
+            try:
+                _function(callback)(event)
+            except Exception:
+                self._callbacks = [other for other in self._callbacks if other is not callback]
+                warnings.warn(
+                    f"the callback {callback!r} raised at {type(event).__name__}, and is left out from now on; "
+                    f"the run goes on:\n{traceback.format_exc()}",
+                    stacklevel=2,
+                )
+
+
+def _listens(callback: object) -> bool:
+    return not isinstance(callback, type) and callable(getattr(callback, "on_event", callback))
+
+
+def _function(callback: Listener) -> Callable[[Event], None]:
+    if callable(callback) and not hasattr(callback, "on_event"):
+        return callback
+    return callback.on_event

@@ -1,0 +1,255 @@
+"""What a value is made of, in words that are the same in every process.
+
+Code counts as what runs: byte code, defaults, closures and the user's own functions, classes and constants that it
+names, however deep; comments and line numbers do not. What comes from the standard library or an installed package
+counts by its name and version. Very large tensors are sampled.
+"""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import inspect
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BYTES = 32 * 2**20
+"""Of a tensor, all bytes up to so many count; of a larger one, as many from rows at even distances."""
+
+_LENGTH = 4096
+_NODES = 50_000
+_DEPTH = 60
+_OWN = ("hydro_rasda", "fusion", "surrogate")
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout)
+_INCIDENTAL = {
+    *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate_func__"),
+    *("__firstlineno__", "__static_attributes__", "__slotnames__", "__abstractmethods__", "_abc_impl"),
+}
+
+Content = dict[str, str]
+"""What a value is made of: by path within it, a few words that differ where the values do."""
+
+
+def content(value: Any) -> Content:
+    """Follow a value into all that decides what it does.
+
+    Memory addresses, the order of sets and dicts, the state of random generators and devices are left out.
+    """
+    walk = _Walk()
+    walk.follow("", value, 0)
+    return walk.found
+
+
+def unchanged(before: Content, after: Content) -> Content:
+    """What stayed as it was: a counter or a cache, which calls fill, says nothing of what a function is."""
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    return {path: words for path, words in before.items() if changed.isdisjoint(_up(path))}
+
+
+def _up(path: str) -> Iterator[str]:
+    """A path and all that it lies in."""
+    yield path
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def digest(found: Content) -> str:
+    """A few characters, equal for equal content."""
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
+
+
+class _Walk:
+    """Content as far as it was followed."""
+
+    def __init__(self) -> None:
+        self.found: Content = {}
+        self._seen: dict[int, str] = {}
+        self._alive: list[Any] = []  # else another object could get the address of one that was seen
+
+    def follow(self, path: str, value: Any, depth: int) -> None:
+        if not isinstance(value, _PLAIN):
+            if id(value) in self._seen:
+                self.found[path] = f"that of {self._seen[id(value)]}"
+                return
+            self._seen[id(value)] = path
+            self._alive.append(value)
+        words, parts = _taken_apart(value)
+        self.found[path] = words
+        if depth < _DEPTH and len(self._alive) < _NODES:
+            for name, part in parts:
+                self.follow(f"{path}/{name}", part, depth + 1)
+
+
+Parts = Iterable[tuple[str, Any]]
+
+
+def _taken_apart(value: Any) -> tuple[str, Parts]:
+    """What a value is by itself, in a few words, and what it is made of."""
+    kind = type(value).__name__
+    if isinstance(value, _PLAIN):
+        return f"{kind} {value!r}", ()
+    if isinstance(value, (Tensor, np.ndarray)):
+        return _array(value)
+    if isinstance(value, (torch.device, *_GENERATORS)):
+        return kind, ()
+    if type(value) in (list, tuple):
+        return f"{kind} of {len(value)}", ((str(i), value[i]) for i in spread_indices(len(value), _LENGTH))
+    if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
+        return f"{kind} of {len(value)}", _items(value)
+    if isinstance(value, (set, frozenset)):
+        return f"{kind} {sorted(digest(content(item)) for item in value)}", ()
+    if isinstance(value, ModuleType):
+        return f"module {value.__name__} {_version(value.__name__)}", ()
+    if isinstance(value, type):
+        return _class(value)
+    if isinstance(value, FunctionType):
+        return _function(value)
+    if isinstance(value, MethodType):
+        return kind, (("self", value.__self__), ("function", value.__func__))
+    if isinstance(value, (staticmethod, classmethod)):
+        return kind, (("function", value.__func__),)
+    if isinstance(value, property):
+        return kind, (("get", value.fget), ("set", value.fset))
+    if isinstance(value, BuiltinFunctionType) or inspect.isroutine(value) or inspect.isdatadescriptor(value):
+        return f"{kind} {getattr(value, '__qualname__', '')}", ()
+    return _object(value)
+
+
+def _array(value: Tensor | np.ndarray[Any, Any]) -> tuple[str, Parts]:
+    shape = tuple(value.shape)
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return f"array {shape}", (("items", value.ravel().tolist()),)
+    size = value.nbytes
+    if size > BYTES and shape[0] > 1:
+        value = value[spread_indices(shape[0], max(1, BYTES * shape[0] // size))]  # a copy of these rows alone
+    if isinstance(value, Tensor):
+        try:
+            flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            raw: Any = flat.view(torch.uint8).numpy()
+        except (RuntimeError, NotImplementedError):  # sparse, quantized, on no device
+            return f"{value.layout} {shape} {value.dtype}", ()
+    else:
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    whole = hashlib.sha1(raw, usedforsecurity=False).hexdigest()
+    return f"array {shape} {str(value.dtype).removeprefix('torch.')} {whole}", ()
+
+
+def _items(mapping: Mapping[Any, Any]) -> Parts:
+    named = {repr(key) if isinstance(key, _PLAIN) else digest(content(key)): item for key, item in mapping.items()}
+    names = sorted(named)
+    return [(names[i], named[names[i]]) for i in spread_indices(len(names), _LENGTH)]
+
+
+def _class(cls: type) -> tuple[str, Parts]:
+    if (package := _version(cls.__module__)) is not None:
+        return f"class {package} {cls.__module__}.{cls.__qualname__}", ()
+    own = {name: part for name, part in vars(cls).items() if name not in _INCIDENTAL}
+    return "class", [("bases", cls.__bases__), *sorted(own.items())]
+
+
+def _function(function: FunctionType) -> tuple[str, Parts]:
+    cells = [(name, _cell(cell)) for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())]
+    if (package := _version(function.__module__)) is not None:
+        return f"function {package} {function.__module__}.{function.__qualname__}", cells
+    code, doc = function.__code__, function.__doc__
+    parts = [("defaults", function.__defaults__), ("keyword defaults", function.__kwdefaults__)]
+    return f"function {_code(code, doc)}", [*parts, *cells, *_named(code, function.__globals__)]
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _code(code: CodeType, doc: str | None = None) -> str:
+    """Digest of what code does; wherever it stands, and whatever its comments and its docstring say."""
+    constants = [
+        _code(c) if isinstance(c, CodeType) else digest(content(c)) for c in code.co_consts if c != doc or c is None
+    ]
+    signature = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    whole = (code.co_code, constants, signature, names, getattr(code, "co_exceptiontable", b""))
+    return hashlib.sha256(repr(whole).encode()).hexdigest()
+
+
+def _named(code: CodeType, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The globals that code names; of a user's module, the attributes that it names."""
+    names, attributes = _names(code)
+    for name in sorted(names & scope.keys()):
+        yield from _of_module(f"global {name}", scope[name], attributes, 0)
+
+
+def _of_module(name: str, value: Any, attributes: set[str], depth: int) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, ModuleType) or _version(value.__name__) is not None or depth > 3:
+        yield name, value
+        return
+    for attribute in sorted(attributes & vars(value).keys()):
+        yield from _of_module(f"{name}.{attribute}", vars(value)[attribute], attributes, depth + 1)
+
+
+def _names(code: CodeType) -> tuple[set[str], set[str]]:
+    """Global names and attributes that code, or functions within it, reads."""
+    names: set[str] = set()
+    attributes: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names.add(instruction.argval)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+            attributes.add(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner, inner_attributes = _names(constant)
+            names |= inner
+            attributes |= inner_attributes
+    return names, attributes
+
+
+def _object(value: Any) -> tuple[str, Parts]:
+    """Any other object: its class, and what pickle would keep of it itself."""
+    cls = type(value)
+    try:
+        reduced = value.__reduce_ex__(2)
+    except Exception:
+        reduced = (None, (), getattr(value, "__dict__", None))
+    if isinstance(reduced, str):
+        return f"object {reduced}", (("class", cls),)
+    _, args, state, listed, mapped = (*reduced, None, None, None)[:5]
+    parts = [("class", cls), ("arguments", [arg for arg in args if arg is not cls]), ("state", state)]
+    parts += [("items", list(listed or ())), ("entries", dict(mapped or ()))]
+    return "object", parts
+
+
+@lru_cache(maxsize=4096)
+def _version(module: str | None) -> str | None:
+    """Package and version of a module that is not the user's; None for one that is."""
+    top = (module or "").partition(".")[0]
+    if top in sys.stdlib_module_names or top in sys.builtin_module_names:
+        return top
+    package = sys.modules.get(top)
+    file = getattr(sys.modules.get(module or ""), "__file__", None) or getattr(package, "__file__", None)
+    installed = file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return f"{top} {getattr(package, '__version__', '')}" if installed or top in _OWN else None
+
+
+def spread_indices(length: int, count: int) -> Sequence[int]:
+    """At most so many indices, from the first to the last.
+
+    >>> list(spread_indices(3, 5)), list(spread_indices(101, 5))
+    ([0, 1, 2], [0, 25, 50, 75, 100])
+    """
+    if length <= count:
+        return range(length)
+    return [i * (length - 1) // max(1, count - 1) for i in range(count)]

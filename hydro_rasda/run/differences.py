@@ -1,0 +1,51 @@
+"""What tells two runs apart, in words, by what their `run.json` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_OF_CODE = "is another function than the run's"
+_OF_DATA = "has other content than the run's"
+_WORDS = {
+    "model_fn": _OF_CODE,
+    "objective": _OF_CODE,
+    "loss_fn": _OF_CODE,
+    "train_data": _OF_DATA,
+    "val_data": _OF_DATA,
+}
+_COMPARED_BY_DIGEST = ("digests", "python", "train_data", "val_data")
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What tells two runs apart, in words.
+
+    Args:
+        was: As `run.json` has it: settings, outlines, and by argument the "digests".
+        now: Likewise.
+
+    Returns:
+        Differences in what decides: settings, space, searcher, the model's parameters. And those in code and data,
+        with which one may go on knowingly. More samples are no difference: a run can grow.
+    """
+    deciding = {key: _told(key, was.get(key), now.get(key)) for key in {**now, **was} if key not in _COMPARED_BY_DIGEST}
+    knowing: dict[str, str | None] = {}
+    before, after = was.get("digests", {}), now.get("digests", {})
+    for name in {**after, **before}:
+        if before.get(name) != after.get(name):
+            if name in _WORDS:
+                knowing[name] = f"`{name}` {_WORDS[name]}"
+            else:
+                deciding[name] = deciding.get(name) or f"`{name}` has other values or functions than the run's"
+    if knowing and was.get("python") != now.get("python"):
+        knowing["python"] = (
+            f"functions look different where Python is another: {was.get('python')}, now {now.get('python')}"
+        )
+    return [told for told in deciding.values() if told], [told for told in knowing.values() if told]
+
+
+def _told(key: str, was: Any, now: Any) -> str | None:
+    """How a setting differs, in words; None where it does not."""
+    if key == "num_samples" and isinstance(was, int) and isinstance(now, int):
+        return f"num_samples was {was}, now {now}, but a run can only grow" if now < was else None
+    return f"{key} was {was!r}, now {now!r}" if was != now else None

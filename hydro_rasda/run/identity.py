@@ -1,0 +1,128 @@
+"""What a run is: its settings, its code and its data as short digests, the same in every process.
+
+Data count by their content, of which very large ones are sampled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fusion.streams import preserved_generators, seed_generators
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.data import Data
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.content import Content, content, digest, spread_indices, unchanged
+from hydro_rasda.space import describe
+
+ITEMS = 32
+"""Examples of a data set that are read, at even distances."""
+
+
+class Identity:
+    """What a run is asked to be, taken down before anything of the user's is called.
+
+    Args:
+        space: The search space.
+        searcher: A searcher of Ray Tune's, or None for random sampling.
+        sweep_rule: The user's, or None for successive halving.
+        scheduler: What decides in the full-size stage: "rasda", or an object.
+        functions: The user's, by argument: "model_fn", and "loss_fn" or "objective".
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Any],
+        searcher: Any,
+        sweep_rule: Any,
+        scheduler: Any,
+        functions: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        self._named = {
+            "space": describe(space),
+            "searcher": type(searcher).__name__ if searcher else None,
+            "sweep_rule": type(sweep_rule).__name__ if sweep_rule else None,
+            "scheduler": scheduler if isinstance(scheduler, str) else type(scheduler).__name__,
+        }
+        self._made = {"space": content(space), "searcher": parameters(searcher), "scheduler": parameters(scheduler)}
+        if sweep_rule is not None:
+            self._made["sweep_rule"] = parameters(sweep_rule)
+        self._functions = functions
+        self._before = {name: content(function) for name, function in functions.items()}
+
+    def asked(
+        self,
+        settings: TuneConfig,
+        problem: Problem,
+        model: Mapping[str, str],
+        data: Mapping[str, Data],
+        batch_size: int,
+    ) -> dict[str, Any]:
+        """What the run's `run.json` says, by which it is known again.
+
+        Args:
+            settings: The arguments of `tune`.
+            problem: What is tuned.
+            model: Name, shape and type of each parameter of the full-size model.
+            data: The user's, by argument.
+            batch_size: What functions that make loaders are asked for.
+        """
+        # What a call of the functions changed, such as a counter, is not what they are.
+        stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
+        digests = {name: digest(found) for name, found in (self._made | stayed).items()}
+        return {
+            **settings.determining(),
+            **self._named,
+            "train_data": problem.train_data.describe(),
+            "val_data": problem.val_data.describe(),
+            "model": model,
+            "python": platform.python_version(),
+            "digests": digests | {name: data_digest(given, batch_size) for name, given in data.items()},
+        }
+
+
+def data_digest(data: Data, batch_size: int) -> str:
+    """Digest of a user's data: tensors by their bytes, a data set by some of its examples, a loader by its first batch.
+
+    What is read differently twice from the same seed does not count.
+
+    Args:
+        data: In any form that `tune` takes.
+        batch_size: What a function that makes loaders is asked for.
+    """
+    if isinstance(data, (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
+        return digest(content(tuple(data)))
+    read: Callable[[], Any]
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        length = len(data)
+        own, read = content((type(data), length)), lambda: [data[i] for i in spread_indices(length, ITEMS)]
+    else:
+        assert callable(data)
+        make_loader: Callable[[int], Iterable[Any]] = data
+        own, read = content(data), lambda: next(iter(make_loader(batch_size)), None)
+    with preserved_generators():
+        once, again = (content(_seeded(read)) for _ in range(2))
+    if isinstance(data, FunctionType):
+        own = unchanged(own, content(data))
+    return digest({**{f"own{path}": words for path, words in own.items()}, **unchanged(once, again)})
+
+
+def _seeded(read: Callable[[], Any]) -> Any:
+    seed_generators(0)
+    return read()
+
+
+def parameters(made: object) -> Content:
+    """A searcher's or scheduler's class and what it was made with, as far as it remembers; not what it has learned."""
+    if made is None or isinstance(made, str):
+        return content(made)
+    cls = type(made)
+    names = [name for name in inspect.signature(cls).parameters if name not in ("space", "metric", "mode")]
+    found = {name: getattr(made, at) for name in names for at in (name, f"_{name}") if hasattr(made, at)}
+    return content((cls, found))

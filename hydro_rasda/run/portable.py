@@ -1,0 +1,56 @@
+"""Pickling of what a run found, with functions that plain pickle cannot take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import cloudpickle
+
+
+class Portable:
+    """What pickle takes to another process, with functions that plain pickle cannot take."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), cloudpickle.dumps(self._packed()))
+
+    def _packed(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def _unpacked(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+
+def _restored(cls: type[Portable], packed: bytes) -> Portable:
+    made = cls.__new__(cls)
+    made.__dict__.update(made._unpacked(cloudpickle.loads(packed)))
+    return made
+
+
+class Gone:
+    """Stands for a function that could not come along with a pickled result."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise ValueError(
+            f"`{self._name}` did not come along when this result was loaded or pickled, or cannot be found here; "
+            "`best_model(model_fn=...)` takes it"
+        )
+
+
+def dumped(function: Any) -> bytes | None:
+    """A function as bytes; None where it holds what cannot be pickled."""
+    try:
+        packed: bytes = cloudpickle.dumps(function)
+    except Exception:  # whatever a `__reduce__` raises: it holds an open file, say
+        return None
+    return packed
+
+
+def loaded(name: str, packed: bytes | None) -> Any:
+    """A function from its bytes; where it cannot be had, one of this name that says so when it is called."""
+    try:
+        return Gone(name) if packed is None else cloudpickle.loads(packed)
+    except (ImportError, AttributeError):  # its module is not there, or does not have it any more
+        return Gone(name)

@@ -1,0 +1,123 @@
+"""A result for people: a table of the best trials, a line on the cost, and the same as a page."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from hydro_rasda.run.records import RunRecord, TrialRecord
+
+SHOWN = 8
+"""Trials in the table on a console; a page has all of them."""
+
+
+def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
+    """The best trials, those trained at full size first, and what the run cost.
+
+    Args:
+        result: What a run found.
+        shown: Rows of the table; None for all trials.
+    """
+    records = best_first(result)[:shown]
+    table = Table(
+        title=f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})", box=SIMPLE
+    )
+    for heading in ("trial", "surrogate\n(epochs)", "full size\n(epochs)"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
+    names = _varied(result)
+    for record in records:
+        settings = " ".join(f"{name}={show(record.config[name])}" for name in names if name in record.config)
+        table.add_row(*_row(record), Text(settings))
+    lines = [cost_line(result), *doubt_line(result)]
+    return Group(table, *map(Text, lines))
+
+
+def _varied(result: RunRecord) -> list[str]:
+    """Names whose values differ between trials: the others do not tell why one beat another."""
+    names = dict.fromkeys(name for record in result.trials for name in record.config)
+    return [n for n in names if len({repr(record.config.get(n)) for record in result.trials}) > 1]
+
+
+def best_first(result: RunRecord) -> list[TrialRecord]:
+    """The winner, then records by how far their full-size models went and how well they did, or their surrogates."""
+    sign = 1.0 if result.mode == "min" else -1.0
+
+    def key(record: TrialRecord) -> tuple[float, ...]:
+        full, narrow = record.metric, record.surrogate_metric
+        return (
+            float(record.trial != result.best_trial),
+            *((0.0, -record.epochs, sign * full) if math.isfinite(full) else (1.0, 0.0, 0.0)),
+            -record.surrogate_epochs,
+            *((0.0, sign * narrow) if math.isfinite(narrow) else (1.0, 0.0)),
+        )
+
+    return sorted(result.trials, key=key)
+
+
+def cost_line(result: RunRecord) -> str:
+    """What the run cost, and what training its surrogates spared (an estimate: see `Cost.spared_seconds`)."""
+    cost = result.cost
+    line = (
+        f"{cost.seconds:.1f} s: {cost.surrogate_epochs} epochs of surrogates in {cost.surrogate_seconds:.1f} s, "
+        f"{cost.target_epochs} epochs at full size in {cost.target_seconds:.1f} s"
+    )
+    if result.transfer is not None:
+        line += f"; transfer is {result.transfer.verdict} (rank correlation {result.transfer.rho:.2f})"
+    if cost.spared_seconds >= 1:
+        line += f"; the fused surrogates spared about {cost.spared_seconds:.0f} s of full-size training"
+    return line
+
+
+def doubt_line(result: RunRecord) -> list[str]:
+    """How sure the choice among the finalists is, and what another one might bring; nothing where only one trained."""
+    trained = {record.trial: record for record in result.trials if not math.isnan(record.chance)}
+    winner = trained.get(result.best_trial)
+    if winner is None or len(trained) < 2:
+        return []
+    line = f"trial {winner.trial} is the best of {len(trained)} at full size with probability {winner.chance:.2f}"
+    if math.isfinite(result.expected_gain):
+        line += f"; training one more would be expected to gain at most {show(result.expected_gain)} in {result.metric}"
+    return [line]
+
+
+def _row(record: TrialRecord) -> tuple[str, ...]:
+    return (
+        str(record.trial),
+        f"{show(record.surrogate_metric)} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
+        f"{show(record.metric)} ({_epochs(record)})" if record.epochs else "",
+        record.status,
+    )
+
+
+def _epochs(record: TrialRecord) -> str:
+    kept = "" if record.kept_epoch == record.epochs else f"{record.kept_epoch} of "
+    return f"{kept}{record.epochs}"
+
+
+def show(value: Any) -> str:
+    """A value in a few characters."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(getattr(value, "__name__", value))
+
+
+def write_report(result: RunRecord, path: Path) -> Path:
+    """Write a result as an HTML page."""
+    console = Console(record=True, width=160, file=io.StringIO(), highlight=False)
+    console.print(Text(f"Best configuration (trial {result.best_trial}): {result.best_config}"))
+    console.print(Text(f"{result.metric}: {result.best_metric:.6g}\n"))
+    console.print(render(result, shown=None))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    console.save_html(str(path))
+    return path

@@ -1,0 +1,260 @@
+"""A run in progress: what is tuned, how far each trial is, and what all of it has cost."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.events import (
+    CheckpointSaved,
+    EpochEnded,
+    EpochsTrained,
+    Event,
+    MessageSaid,
+    StageBegan,
+    StageEnded,
+    TrialConfigured,
+    TrialFailed,
+)
+from hydro_rasda.run.events import Stage as Stage
+from hydro_rasda.run.store import JournalLine, Store, Unit
+from surrogate import RankComparison
+
+FINALISTS = "surrogate/finalists"
+"""Key of the decision that ends the sweep."""
+
+SWEEP_SHARE = 0.5
+"""Of a time budget, what the sweep may spend; the rest trains the finalists."""
+
+_PLACE = ("event", "stage", "trial", "epoch")
+
+
+@dataclass
+class Run:
+    """What the stages share.
+
+    Attributes:
+        problem: What is tuned, and with which settings.
+        store: The run directory.
+        callbacks: Who is told what happens.
+        trials: All configurations so far, by number.
+        metrics: Of each stage and trial, the journal's lines, one an epoch.
+        failures: Of each trial that raised, the traceback.
+        sources: Of each trial that the sweep may go on with, the name of the checkpoint that holds it; once the sweep
+            is done, of the finalists whose full-size training can begin there (`surrogate=1`).
+        checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
+        best: Where `keep="best"`: of each of those, the epoch whose weights that checkpoint keeps, and its metric.
+        transfer: How far the surrogates' ranking can be trusted, where that was asked for.
+        space: What the trials' configurations are drawn from: domains by name, as `tune` was given them.
+    """
+
+    problem: Problem
+    store: Store
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    trials: dict[int, Trial] = field(default_factory=dict)
+    metrics: dict[tuple[Stage, int], list[JournalLine]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
+    checkpoints: dict[int, str] = field(default_factory=dict)
+    best: dict[int, tuple[int, float]] = field(default_factory=dict)
+    transfer: RankComparison | None = None
+    space: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> TuneConfig:
+        """The problem's."""
+        return self.problem.settings
+
+    def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
+        """Do a unit of work once in the life of the run, and take in what it says of its trials."""
+        known = self.store.done(key)
+        unit = self._taken_in(self.store.once(key, work))
+        if not known:
+            self._notify_lines(unit)
+        return unit
+
+    def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
+        """Take in a unit of work that was done elsewhere; see `Store.record`."""
+        recorded = self._taken_in(self.store.record(key, unit, again))
+        self._notify_lines(recorded)
+        return recorded
+
+    def recall(self, key: str) -> Unit:
+        """Take in a unit of work that an earlier process recorded."""
+        return self._taken_in(self.store.units()[key])
+
+    def _taken_in(self, unit: Unit) -> Unit:
+        for line in unit.lines:
+            if line["event"] == "metrics":
+                known = self.metrics.setdefault((line["stage"], line["trial"]), [])
+                # Epochs that were trained again, from a checkpoint before them, count as they went the last time.
+                while known and known[-1]["epoch"] >= line["epoch"]:
+                    known.pop()
+                known.append(line)
+            elif line["event"] == "failed":
+                self.failures[line["trial"]] = line["error"]
+        return unit
+
+    def decide(self, key: str, candidates: Iterable[int], decision: Callable[[], Iterable[int]]) -> list[int]:
+        """Take a decision about trials once in the life of the run; over other candidates, it is another decision.
+
+        So a run with more samples or more time decides anew, whereas what it has trained counts.
+
+        Args:
+            key: Names the decision, such as "target/to-3/kept".
+            candidates: The trials that it is taken over, in any order.
+            decision: Takes it: those that go on, best first.
+        """
+        chosen: list[int] = self.store.once(decision_key(key, candidates), lambda: list(decision())).value
+        return chosen
+
+    def decided(self, key: str, candidates: Iterable[int]) -> bool:
+        """Whether the journal has a decision over these trials; see `decide`."""
+        return self.store.done(decision_key(key, candidates))
+
+    def save(self, key: str, state: Mapping[str, Any], trials: Iterable[int]) -> None:
+        """Write the checkpoint of a unit of work, before the unit is recorded.
+
+        Args:
+            key: The unit's, which begins with its stage.
+            state: Tensors and plain values.
+            trials: Whose models it holds.
+        """
+        self.store.save(key, state)
+        self.notify(CheckpointSaved, stage=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))
+
+    def notify(self, event: type[Event], **values: Any) -> None:
+        """Tell the callbacks of an event that happens now."""
+        if self.callbacks:
+            self.callbacks.notify(event(**{"seconds": self.store.seconds, **values}))
+
+    def notify_recalled(self) -> None:
+        """Tell the callbacks what earlier processes recorded of trials and epochs."""
+        for unit in self.store.units().values():
+            self._notify_lines(unit, recalled=True)
+
+    def _notify_lines(self, unit: Unit, recalled: bool = False) -> None:
+        when = {"seconds": unit.at, "recalled": recalled}
+        for line in unit.lines if self.callbacks else ():
+            if line["event"] == "metrics":
+                metrics = {name: value for name, value in line.items() if name not in _PLACE}
+                place = {name: line[name] for name in ("stage", "trial", "epoch")}
+                self.notify(EpochEnded, metrics=metrics, **place, **when)
+            elif line["event"] == "trial":
+                self.notify(TrialConfigured, trial=line["trial"], config=copy.deepcopy(line["config"]), **when)
+            elif line["event"] == "failed":
+                self.notify(TrialFailed, trial=line["trial"], error=line["error"], **when)
+
+    def say(self, text: str) -> None:
+        """Tell the user something: a line."""
+        self.notify(MessageSaid, text=text)
+
+    def begin_stage(self, title: str, epochs: int) -> None:
+        """Tell that a part of the run begins, which trains so many epochs, over all of its trials."""
+        self.notify(StageBegan, title=title, epochs=epochs)
+
+    def end_stage(self) -> None:
+        """Tell that it ends."""
+        self.notify(StageEnded)
+
+    def advance(self, epochs: int, note: str = "") -> None:
+        """Tell of epochs that were trained just now, before the journal has them."""
+        self.notify(EpochsTrained, epochs=epochs, note=note)
+
+    def go_on_from(self, key: str, members: Iterable[int], failed: Collection[int]) -> None:
+        """Have trials of the sweep go on from a checkpoint, now that it is recorded; all but those that failed."""
+        members = list(members)
+        before = {key, *(self.sources.pop(n) for n in members if n in self.sources)}
+        self.sources |= dict.fromkeys((n for n in members if n not in failed), key)
+        self._discard(before)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Have trials of the sweep go on no more."""
+        self._discard({self.sources.pop(n) for n in list(numbers) if n in self.sources})
+
+    def _discard(self, keys: Iterable[str]) -> None:
+        needed = set(self.sources.values())
+        self.store.discard(key for key in keys if key not in needed)
+
+    def epochs(self, stage: Stage, number: int) -> int:
+        """Epochs that a trial has trained in a stage."""
+        lines = self.metrics.get((stage, number))
+        return int(lines[-1]["epoch"]) if lines else 0
+
+    def score(self, stage: Stage, number: int) -> float:
+        """The metric after a trial's last epoch; NaN where it diverged, failed or never began."""
+        return math.nan if number in self.failures else self.score_at(stage, number, self.epochs(stage, number))
+
+    def score_at(self, stage: Stage, number: int, epoch: int) -> float:
+        """The metric after an epoch; NaN where the trial had diverged, or has none there."""
+        for line in self.metrics.get((stage, number), ()):
+            if line["epoch"] == epoch:
+                return self._score_of(line)
+        return math.nan
+
+    def _score_of(self, line: JournalLine) -> float:
+        value = None if line["train_loss"] is None else line[self.settings.metric]
+        return math.nan if value is None else float(value)
+
+    def passed(self, stage: Stage, number: int, epoch: int) -> bool:
+        """Whether a trial is through with an epoch: it trained it, or diverged or failed before."""
+        trained = any(line["epoch"] == epoch for line in self.metrics.get((stage, number), ()))
+        began = self.epochs(stage, number) > 0
+        return trained or number in self.failures or (began and math.isnan(self.score(stage, number)))
+
+    def curve(self, stage: Stage, number: int) -> dict[int, float]:
+        """The metric by epoch; NaN where the trial had diverged, or has none there."""
+        lines = self.metrics.get((stage, number), ())
+        return {line["epoch"]: self._score_of(line) for line in lines}
+
+    def out_of_time(self, stage: Stage) -> bool:
+        """Whether a stage may begin no more work: the time budget is spent, or the sweep's share of it."""
+        return self.seconds_left(stage) <= 0
+
+    def seconds_left(self, stage: Stage) -> float:
+        """What a stage has left of the time budget, interrupted sessions included; infinite without one.
+
+        The sweep's share counts what the sweep took: full-size training does not eat it up, so that the same call with
+        more time goes on with the sweep, too.
+        """
+        budget = self.settings.time_budget_s
+        if budget is None:
+            return math.inf
+        left = budget - self.store.seconds
+        return left if stage == "target" else min(left, SWEEP_SHARE * budget - self.store.swept)
+
+    def end_by_time(self, stage: Stage) -> None:
+        """Put down that a stage's time is spent, so that the same call finds it spent, and trains nothing more."""
+        self.store.once(f"{stage}/ended-by-{self.settings.time_budget_s}s", lambda: None)
+
+    def note(self, metrics: Mapping[str, Iterable[float]]) -> str:
+        """An epoch in a few words: the best value of the metric among those that trained together."""
+        finite = [value for value in metrics[self.settings.metric] if math.isfinite(value)]
+        if not finite:
+            return ""
+        best = min(finite) if self.settings.mode == "min" else max(finite)
+        return f"{self.settings.metric} {best:.4g}"
+
+
+def decision_key(key: str, candidates: Iterable[int]) -> str:
+    """Name in the journal of a decision over these trials, in any order.
+
+    >>> decision_key("target/to-3/kept", [2, 0, 5])
+    'target/to-3/kept/of-3-483537'
+    """
+    among = sorted(candidates)
+    return f"{key}/of-{len(among)}-{hashlib.sha256(repr(among).encode()).hexdigest()[:6]}"
+
+
+def metric_lines(stage: Stage, number: int, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[JournalLine]:
+    """A trial's epochs as the journal keeps them."""
+    return [
+        {"event": "metrics", "stage": stage, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
+    ]

@@ -1,0 +1,227 @@
+"""The full-size stage, as the journal keeps it.
+
+What is trained at full size is recorded alike on every backend, so that each goes on with what another began:
+
+- `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` of what training
+  can go on from after this epoch, None where nothing was saved; beside it, which epoch's weights it keeps as "best",
+  and whether it was "swept": trained by the sweep, whose metrics up to there are then the trial's own.
+- `target/trial-{n}/failed-after-{epoch}`: its traceback.
+- `target/trial-{n}/ended-after-{epoch}`: a scheduler of Ray's is done with it.
+- `target/done`: the stage is over, for the finalists that it names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hydro_rasda.problem import Trial
+from hydro_rasda.run.events import TrialEnded
+from hydro_rasda.run.state import FINALISTS, Run, decision_key
+from hydro_rasda.run.store import JournalLine, Unit
+from hydro_rasda.schedulers import Outlook, Race
+from hydro_rasda.space import Config
+
+DONE = "target/done"
+
+_UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|ended-after)-(?P<epoch>\d+)")
+_KEPT = re.compile(r"target/to-(\d+)/kept.*")
+
+
+def race_of(run: Run) -> Race:
+    """The rule that the settings of a run ask for."""
+    asked = run.settings
+    return Race(asked.max_t, asked.mode, asked.keep, asked.rasda.reduction_factor, asked.full_trainings)
+
+
+def outlooks(run: Run, numbers: Iterable[int]) -> dict[int, Outlook]:
+    """What trials that began at full size may still come to, those that failed included."""
+    epochs = {n: run.epochs("target", n) for n in numbers if run.epochs("target", n)}
+    full = {n: {} if n in run.failures else run.curve("target", n) for n in epochs}
+    return race_of(run).outlooks(epochs, full, {n: run.curve("surrogate", n) for n in epochs})
+
+
+def recall_targets(run: Run) -> None:
+    """Take in what was recorded of the full-size stage, by whichever backend; once or again.
+
+    Checkpoints that later ones took the place of are removed, in case the process that wrote these was killed before.
+    """
+    run.store.discard(take_in_targets(run))
+
+
+def take_in_targets(run: Run) -> list[str]:
+    """The same, with nothing removed; returns the checkpoints that later ones took the place of."""
+    run.checkpoints.clear()  # else the last of them would seem to come before the first
+    replaced: dict[str, None] = {}
+    for key in run.store.units():
+        if (name := _UNIT.fullmatch(key)) is not None:
+            unit = run.recall(key)
+            if name["what"] == "to":
+                replaced |= dict.fromkeys(_went_on(run, int(name["trial"]), unit))
+    return [name for name in replaced if name not in run.checkpoints.values()]
+
+
+def decided_targets(run: Run) -> dict[int, bool]:
+    """Of full-size trials that stand where a decision was taken, here or by a scheduler on Ray, whether they go on."""
+    decided: dict[int, bool] = {}
+    reached: dict[int, int] = {}
+    for key, unit in run.store.units().items():
+        if (name := _UNIT.fullmatch(key)) is not None:
+            number = int(name["trial"])
+            if name["what"] == "to":
+                reached[number] = int(name["epoch"])
+                decided.pop(number, None)
+            elif name["what"] == "ended-after":
+                decided[number] = False
+        elif (decision := _KEPT.fullmatch(key)) is not None:
+            there = (number for number, epoch in reached.items() if epoch == int(decision[1]))
+            decided |= {number: number in unit.value for number in there}
+    return decided
+
+
+def trained_config(run: Run, number: int) -> tuple[int, Config]:
+    """What a trial's last checkpoint was trained with, and whose sampled configuration that began as.
+
+    PBT has a trial go on with another one's model, and changes what the optimizer reads.
+    """
+    name = run.checkpoints.get(number)
+    value = run.store.units()[name].value if name is not None else {}
+    origin = value.get("origin", number)
+    return origin, {**run.trials[origin].config, **value.get("mutable", {})}
+
+
+def settle_configs(run: Run) -> None:
+    """Have the run's configurations say what the checkpoints were trained with."""
+    run.trials |= {n: Trial(n, trained_config(run, n)[1]) for n in run.checkpoints if n in run.trials}
+
+
+def tried_targets(run: Run, finalists: Sequence[int]) -> list[int]:
+    """The finalists, and all others that were trained at full size."""
+    return [*finalists, *sorted({n for stage, n in run.metrics if stage == "target"} - set(finalists))]
+
+
+def forget_unsaved(run: Run) -> None:
+    """Have trials that can still go on count as far as their last checkpoints: the rest will be trained again."""
+    for stage, number in list(run.metrics):
+        if stage == "target" and not ended_early(run, number):
+            saved = saved_epochs(run, number)
+            kept = [line for line in run.metrics.pop((stage, number)) if line["epoch"] <= saved]
+            run.metrics |= {(stage, number): kept} if kept else {}
+
+
+def saved_epochs(run: Run, number: int) -> int:
+    """Epochs after which a trial's last checkpoint was taken; 0 where it has none."""
+    name = _UNIT.fullmatch(run.checkpoints.get(number, ""))
+    return int(name["epoch"]) if name else 0
+
+
+def record_epochs(
+    run: Run,
+    number: int,
+    lines: Sequence[JournalLine],
+    state: Mapping[str, Any] | None,
+    seconds: float = 0.0,
+    **more: Any,
+) -> None:
+    """Keep epochs of a full-size trial: first the checkpoint, then the journal's lines.
+
+    Args:
+        run: It is taken in there, too.
+        number: The trial.
+        lines: Its metrics since the last that was recorded, or from an earlier epoch on where it went back; the last
+            line's epoch is the one that was reached.
+        state: To go on from there; None leaves the checkpoint before.
+        seconds: Wall time that they took.
+        more: What else the unit's value says: plain values.
+    """
+    _keep(run, number, lines[-1]["epoch"], lines, state, seconds, more)
+
+
+def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
+    """Keep what the sweep trained of a trial, at full width, as the beginning of its full-size training."""
+    _keep(run, number, run.epochs("surrogate", number), [], state, 0.0, {"swept": True})
+
+
+def recorded_epochs(run: Run, number: int) -> int:
+    """Epochs that full-size training of a trial has come to by what is recorded, taken in or not."""
+    names = [name for key in run.store.units() if (name := _UNIT.fullmatch(key)) and int(name["trial"]) == number]
+    return max((int(name["epoch"]) for name in names), default=0)
+
+
+def _keep(
+    run: Run,
+    number: int,
+    epoch: int,
+    lines: Sequence[JournalLine],
+    state: Mapping[str, Any] | None,
+    seconds: float,
+    more: dict[str, Any],
+) -> None:
+    key = f"target/trial-{number}/to-{epoch}"
+    if state is not None:
+        run.save(key, state, [number])
+        if "best" in state:
+            more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
+    value = {"checkpoint": key if state is not None else None, **more}
+    run.store.discard(_went_on(run, number, run.record(key, Unit(value, list(lines), seconds), again=True)))
+
+
+def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> None:
+    """Keep that a full-size trial raised: its traceback."""
+    line = {"event": "failed", "trial": number, "error": error}
+    key = f"target/trial-{number}/failed-after-{run.epochs('target', number)}"
+    run.record(key, Unit(None, [line], seconds), again=True)
+
+
+def record_end(run: Run, number: int) -> None:
+    """Keep that a scheduler ended a full-size trial where it is."""
+    epoch = run.epochs("target", number)
+    key = f"target/trial-{number}/ended-after-{epoch}"
+    if not run.store.done(key):
+        run.store.record(key, Unit(None))
+        run.notify(TrialEnded, trial=number, epoch=epoch)
+
+
+def run_finished(run: Run) -> bool:
+    """Whether sweep and full-size stage have come to their end, which time did not cut short."""
+    sweep = decision_key(FINALISTS, run.trials)
+    return run.store.done(sweep) and targets_over(run, run.store.units()[sweep].value)
+
+
+def run_ended(run: Run) -> bool:
+    """Whether nothing trains any more: the run has finished, or its time budget has ended it."""
+    last = next(reversed([*run.store.units()]), "")
+    return last == DONE or last.startswith("target/ended-by-")
+
+
+def targets_over(run: Run, finalists: Iterable[int]) -> bool:
+    """Whether the stage has come to its end with these finalists."""
+    return run.store.done(DONE) and run.store.units()[DONE].value == sorted(finalists)
+
+
+def end_targets(run: Run, finalists: Iterable[int]) -> None:
+    """Keep that the stage has come to its end with these finalists."""
+    run.record(DONE, Unit(sorted(finalists)), again=True)
+
+
+def ended_early(run: Run, number: int) -> bool:
+    """Whether a full-size trial cannot go on, time or no time: it raised, or it diverged."""
+    began = run.epochs("target", number) > 0
+    return number in run.failures or (began and not math.isfinite(run.score("target", number)))
+
+
+def _went_on(run: Run, number: int, unit: Unit) -> list[str]:
+    """A trial has trained since it failed, if it did, and may have left a checkpoint; returns the one before that."""
+    run.failures.pop(number, None)
+    before, name = run.checkpoints.get(number), unit.value["checkpoint"]
+    if name is None:
+        return []
+    run.checkpoints[number] = name
+    if (best := unit.value.get("best")) is not None:
+        run.best[number] = best["epoch"], best["score"]
+    if unit.value.get("swept"):
+        swept = run.metrics["surrogate", number]
+        run.metrics["target", number] = [line for line in swept if line["epoch"] <= saved_epochs(run, number)]
+    return [] if before in (None, name) else [before]

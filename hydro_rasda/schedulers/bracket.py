@@ -1,0 +1,95 @@
+"""Successive halving over several devices: no device waits while a trial can go on.
+
+Synchronous halving decides a rung when all of its trials are there, and devices stand idle until the last of them is.
+Here a device that finds no trial left to begin takes one that is already among the best `1 / rf` of those that came
+to the rung (ASHA's promotion: Li et al. 2020, Algorithm 2). With one device nothing is ever under way while another
+decision is taken, and the decisions are those of synchronous halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from hydro_rasda.schedulers.halving import SuccessiveHalving
+from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, SweepRule, SweepState
+
+
+class Bracket(SweepRule):
+    """The rungs of successive halving: the rule that `tune` sweeps by unless it is given another.
+
+    Args:
+        halving: Decides a rung; its `keep_at_least` is how many finalists are wanted.
+    """
+
+    def __init__(self, halving: SuccessiveHalving) -> None:
+        self._halving = halving
+
+    def admit(self, sweep: SweepState) -> int:
+        """All there are, once those that were admitted before have been through the first rung."""
+        first = self._halving.milestones[0]
+        return 0 if sweep.waiting_at(0) or sweep.training_to(first) else sweep.left
+
+    def decide(self, sweep: SweepState) -> Mapping[int, Move]:
+        """The lowest rung that is not decided yet, once all of its trials are there.
+
+        Before, where a device has nothing to do, the best go on early.
+        """
+        stops = self._milestones(sweep)
+        if new := sweep.waiting_at(0):
+            return {number: GoOn(stops[0]) for number in new}
+        lowest = next((stop for stop in stops if sweep.training_to(stop) or sweep.waiting_at(stop)), None)
+        if lowest is not None and not sweep.left and not sweep.training_to(lowest):
+            return self._decided(lowest, stops, sweep)
+        return self._early(stops, sweep) if sweep.idle else {}
+
+    def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
+        """Of a rung's trials, the best go on, and the others are dropped; those kept at the last rung stay there."""
+        kept = self._halving.promote(sweep.scores[stop])
+        waiting, going_on = sweep.waiting_at(stop), set(kept)
+        moves: dict[int, Move] = {number: Drop() for number in waiting if number not in going_on}
+        if not self._is_last(stop, kept, stops):
+            above = next(later for later in stops if later > stop)
+            moves |= {number: GoOn(above) for number in kept if number in waiting}
+        return moves
+
+    def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
+        """From the lowest rung on which there are any, those that are among the best of all that could still come."""
+        for stop, above in pairwise(stops):
+            waiting = sweep.waiting_at(stop)
+            promoted = self._halving.promote(sweep.scores[stop], complete=False) if waiting else ()
+            if found := [number for number in promoted if number in waiting]:
+                return {number: GoOn(above) for number in found}
+        return {}
+
+    def finalists(self, sweep: SweepState) -> Sequence[int]:
+        """The best of the rung that leaves no more than are wanted."""
+        stops = self._milestones(sweep)
+        for stop in stops:
+            kept = self._halving.promote(sweep.scores.get(stop, {}))
+            if self._is_last(stop, kept, stops):
+                break
+        return kept[: self._halving.keep_at_least]
+
+    def epochs(self, sweep: SweepState) -> int:
+        """Epochs that all trials together are expected to train."""
+        stops = self._halving.milestones
+        return sum(size * (stop - start) for size, (start, stop) in zip(self._sizes(sweep), pairwise((0, *stops))))
+
+    def _is_last(self, stop: int, kept: Sequence[int], stops: Sequence[int]) -> bool:
+        return len(kept) <= self._halving.keep_at_least or stop == stops[-1]
+
+    def _milestones(self, sweep: SweepState) -> tuple[int, ...]:
+        """Those of the rungs that are needed, to the one whose decision leaves the finalists."""
+        return tuple(self._halving.milestones[: len(self._sizes(sweep))])
+
+    def _sizes(self, sweep: SweepState) -> list[int]:
+        """Trials expected on each of these rungs."""
+        keep = self._halving.keep_at_least
+        sizes = [len(sweep.trials) + sweep.left]
+        while len(sizes) < len(self._halving.milestones):
+            following = sizes[-1] // self._halving.reduction_factor
+            if following <= keep:
+                break
+            sizes.append(following)
+        return sizes

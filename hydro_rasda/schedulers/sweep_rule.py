@@ -1,0 +1,307 @@
+"""Who goes on in a sweep: what a rule is asked, what it sees, and what it may answer."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydro_rasda.checks import require
+from hydro_rasda.config import Mode
+
+
+@dataclass(frozen=True)
+class GoOn:
+    """A trial trains on.
+
+    A trial that was dropped can go on, too: it is brought back. Its checkpoint is gone by then, so it trains again from
+    its first epoch; one that may be needed later costs less where it is left waiting, for that keeps its checkpoint.
+
+    Attributes:
+        to: The epoch at which the rule is asked again, after the one where the trial stands.
+        copy_of: A trial that waits at the same epoch, whose weights, optimizer state and configuration this one goes on
+            with in place of its own (population based training, Jaderberg et al. 2017); None: its own.
+        changes: With `copy_of`, other values for hyperparameters of that configuration: `lr`, `momentum`,
+            `weight_decay`, `beta1`, `beta2` or `eps`.
+    """
+
+    to: int
+    copy_of: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A trial trains no further, and its checkpoint is removed."""
+
+
+Move = GoOn | Drop
+
+
+@dataclass
+class Standing:
+    """Where a trial of a sweep stands.
+
+    Attributes:
+        number: 0, 1, ... in the order of sampling.
+        config: Its hyperparameters.
+        epoch: The milestone that it came to last; 0 before the first.
+        goal: The milestone that it is on its way to; None where it waits, or was dropped.
+        dropped: Whether it was dropped.
+        curve: The metric after each epoch up to `epoch`; NaN where the trial had diverged or failed.
+    """
+
+    number: int
+    config: Mapping[str, Any]
+    epoch: int = 0
+    goal: int | None = None
+    dropped: bool = False
+    curve: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def score(self) -> float:
+        """The metric at the milestone where the trial stands; NaN before the first, or where it diverged or failed."""
+        return self.curve.get(self.epoch, math.nan)
+
+    def mark(self) -> int:
+        """A number that tells this standing from others."""
+        return _mark(self.number, self.epoch, self.goal, self.dropped)
+
+
+def _mark(*values: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
+
+
+class SweepState:
+    """Where a sweep stands. Rules read it; only the sweep itself changes it.
+
+    Attributes:
+        mode: Whether a lower ("min") or a higher ("max") metric is better.
+        max_t: Epochs of a full training.
+        top_k: How many finalists are wanted.
+        seed: The run's: a rule that needs random numbers derives them from it, and from what it is asked.
+        trials: All trials, by number.
+        waiting: Those that came to a milestone, or are new, and wait for a decision; in order of arrival.
+        training: Those that are on their way to a milestone.
+        scores: By milestone, the score there of each trial that came to it; NaN where it diverged or failed.
+        left: Configurations that can be had now; 0 once there are no more.
+        idle: Whether a device has nothing to do until the rule lets a trial go on.
+    """
+
+    def __init__(self, mode: Mode, max_t: int, top_k: int, seed: int = 0) -> None:
+        self.mode, self.max_t, self.top_k, self.seed = mode, max_t, top_k, seed
+        self.trials: dict[int, Standing] = {}
+        self.waiting: dict[int, Standing] = {}
+        self.training: dict[int, Standing] = {}
+        self.scores: dict[int, dict[int, float]] = {}
+        self.left = 0
+        self.idle = False
+        self._at: dict[int, dict[int, Standing]] = {}
+        self._to: dict[int, dict[int, Standing]] = {}
+        self._ranked: dict[int, list[tuple[float, int]]] = {}
+        self._diverged: set[int] = set()
+        self._marks = 0
+
+    def waiting_at(self, epoch: int) -> Mapping[int, Standing]:
+        """Those that wait at a milestone; at 0, those that are new."""
+        return self._at.get(epoch, {})
+
+    def training_to(self, epoch: int) -> Mapping[int, Standing]:
+        """Those that are on their way to a milestone."""
+        return self._to.get(epoch, {})
+
+    def best(self, count: int) -> list[int]:
+        """The best so far: those who came furthest, then those who are best there; none that diverged or failed."""
+        found: dict[int, None] = {}
+        for stop in sorted(self._ranked, reverse=True):
+            for _, number in self._ranked[stop]:
+                if len(found) == count:
+                    return list(found)
+                if number not in self._diverged:
+                    found[number] = None
+        return list(found)
+
+    @property
+    def digest(self) -> str:
+        """Equal where all that a decision can depend on is equal, in one run or in two processes of it."""
+        return f"{self._marks ^ _mark(self.left):016x}"
+
+    def admit(self, number: int, config: Mapping[str, Any]) -> None:
+        """A new trial, which waits for its first milestone."""
+        self._put(Standing(number, config))
+
+    def go_on(self, number: int, to: int, config: Mapping[str, Any] | None = None) -> None:
+        """Have a trial train to a milestone, from now on perhaps with another configuration."""
+        standing = self._taken(number)
+        standing.goal, standing.dropped, standing.config = to, False, config or standing.config
+        self._put(standing)
+
+    def drop(self, number: int) -> None:
+        """Have a trial train no further."""
+        standing = self._taken(number)
+        standing.dropped = True
+        self._put(standing)
+
+    def come(self, number: int, scores: Mapping[int, float]) -> None:
+        """A trial came to the milestone that it was on its way to, with these scores by epoch."""
+        standing = self._taken(number)
+        assert standing.goal is not None
+        standing.epoch, standing.goal = standing.goal, None
+        standing.curve |= scores
+        stop, score = standing.epoch, standing.score
+        self.scores.setdefault(stop, {})[number] = score
+        if math.isfinite(score):
+            insort(self._ranked.setdefault(stop, []), (score if self.mode == "min" else -score, number))
+        else:
+            self._diverged.add(number)
+        self._put(standing)
+
+    def _taken(self, number: int) -> Standing:
+        standing = self.trials[number]
+        self._marks ^= standing.mark()
+        for places in (self.waiting, self.training, self._at.get(standing.epoch), self._to.get(standing.goal or 0)):
+            if places is not None:
+                places.pop(number, None)
+        return standing
+
+    def _put(self, standing: Standing) -> None:
+        number = standing.number
+        self.trials[number] = standing
+        self._marks ^= standing.mark()
+        if standing.goal is not None:
+            self.training[number] = standing
+            self._to.setdefault(standing.goal, {})[number] = standing
+        elif not standing.dropped:
+            self.waiting[number] = standing
+            self._at.setdefault(standing.epoch, {})[number] = standing
+
+
+class SweepRule(ABC):
+    """Who goes on in a sweep: a subclass of it, given to `tune(sweep_rule=...)`, takes the place of successive halving.
+
+    A rule keeps nothing between calls: what it answers depends on what it was made with and on the state alone, so that
+    a run that was killed comes to the same decisions again. (What was decided is in the journal besides, and is not
+    asked again.) Here is one that lets the better half of the trials go on for twice the epochs:
+
+    >>> class BetterHalf(SweepRule):
+    ...     def decide(self, sweep):
+    ...         if new := sweep.waiting_at(0):
+    ...             return {n: GoOn(to=1) for n in new}
+    ...         if sweep.training or len(sweep.waiting) <= sweep.top_k:
+    ...             return {}  # wait for the others; where there are none, the sweep is over
+    ...         kept = sweep.best(max(sweep.top_k, len(sweep.waiting) // 2))
+    ...         later = {n: min(2 * trial.epoch, sweep.max_t) for n, trial in sweep.waiting.items()}
+    ...         return {n: GoOn(later[n]) if n in kept and later[n] > trial.epoch else Drop()
+    ...                 for n, trial in sweep.waiting.items()}
+    """
+
+    def admit(self, sweep: SweepState) -> int:
+        """How many more configurations to take in now; asked whenever nothing else is to be decided.
+
+        A searcher learns from what has come to a milestone before it is asked for the next.
+        """
+        return sweep.left
+
+    @abstractmethod
+    def decide(self, sweep: SweepState) -> Mapping[int, Move]:
+        """What becomes of trials; asked after each change, and once more where a device has nothing to do.
+
+        New trials wait at epoch 0 for their first milestone.
+
+        Returns:
+            By number of a trial that waits, or that was dropped, what it does next. All others stay as they are: an
+            empty answer waits for more to be known. Where nothing trains, and nothing goes on, the sweep is over.
+        """
+
+    def finalists(self, sweep: SweepState) -> Sequence[int]:
+        """Who trains at full size, best first; of them, the first `top_k` do. Asked when the sweep is over.
+
+        Where the time budget ends the sweep early, the finalists are those who trained longest, and are best there.
+        """
+        return sweep.best(sweep.top_k)
+
+    def epochs(self, sweep: SweepState) -> int:
+        """How many epochs all trials together are expected to train, for progress; at most, where nothing is known."""
+        return (len(sweep.trials) + sweep.left) * sweep.max_t
+
+
+CHANGEABLE = ("lr", "momentum", "weight_decay", "beta1", "beta2", "eps")
+"""Hyperparameters that a model in training can go on with other values of."""
+
+
+def checked_moves(rule: SweepRule, moves: Mapping[int, Move], sweep: SweepState) -> dict[int, Move]:
+    """A rule's decision, if it can be carried out.
+
+    Raises:
+        ValueError: naming rule, trial and value, where it cannot.
+    """
+    told = f"`sweep_rule` {type(rule).__name__}"
+    require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
+    for number, move in moves.items():
+        standing = sweep.trials.get(number)
+        if standing is None:
+            raise ValueError(f"{told} moves trial {number!r}, but must name one of trials 0 to {len(sweep.trials) - 1}")
+        of = f"{told}: the move of trial {number}"
+        require(isinstance(move, (GoOn, Drop)), of, move, "a GoOn or a Drop")
+        require(standing.goal is None, of, move, f"left out while the trial is on its way to epoch {standing.goal}")
+        if isinstance(move, GoOn):
+            _check_going_on(of, move, standing, sweep)
+        else:
+            require(not standing.dropped, of, move, "left out, for the trial was dropped before")
+    return dict(moves)
+
+
+def _check_going_on(of: str, move: GoOn, standing: Standing, sweep: SweepState) -> None:
+    later = type(move.to) is int and standing.epoch < move.to <= sweep.max_t
+    rule = f"an epoch after {standing.epoch}, where the trial stands, and at most {sweep.max_t} (`max_t`)"
+    require(later, f"{of} goes on to epoch, which", move.to, rule)
+    if move.copy_of is not None:
+        other = sweep.waiting_at(standing.epoch).get(move.copy_of)
+        sound = other is not None and other is not standing and math.isfinite(other.score)
+        rule = f"another trial that waits at epoch {standing.epoch}, and has not diverged"
+        require(sound, f"{of} has copy_of, which", move.copy_of, rule)
+    odd = sorted(set(move.changes) - set(CHANGEABLE if move.copy_of is not None else ()))
+    require(not odd, f"{of} has changes, of which", odd, f"of {CHANGEABLE}, together with copy_of")
+
+
+def checked_admission(rule: SweepRule, count: int) -> int:
+    """How many configurations a rule takes in, if that is a number of them.
+
+    Raises:
+        ValueError: naming rule and value, where it is none.
+    """
+    require(type(count) is int and count >= 0, f"`sweep_rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
+    return count
+
+
+def plain_move(move: Move) -> list[Any]:
+    """A move as JSON values, of which `move_of` makes it again.
+
+    >>> plain_move(Drop()), plain_move(GoOn(9)), plain_move(GoOn(9, copy_of=2, changes={"lr": 0.1}))
+    ([None], [9], [9, 2, {'lr': 0.1}])
+    """
+    if isinstance(move, Drop):
+        return [None]
+    return [move.to] if move.copy_of is None else [move.to, move.copy_of, dict(move.changes)]
+
+
+def move_of(plain: Sequence[Any]) -> Move:
+    """The move that `plain_move` made these values of."""
+    return Drop() if plain[0] is None else GoOn(*plain)
+
+
+def checked_finalists(rule: SweepRule, finalists: Iterable[int], sweep: SweepState) -> list[int]:
+    """A rule's finalists, if they are trials of the sweep, each of them once; at most `top_k`.
+
+    Raises:
+        ValueError: naming rule and value, where they are not.
+    """
+    found = list(finalists)
+    known = len(set(found)) == len(found) and all(number in sweep.trials for number in found)
+    of = f"`sweep_rule` {type(rule).__name__}: finalists(...)"
+    require(known, of, found, f"different trials of 0 to {len(sweep.trials) - 1}")
+    return found[: sweep.top_k]

@@ -1,0 +1,46 @@
+"""A cluster in virtual time: how long a search takes, and what it costs, on machines that one does not have.
+
+The code that decides which trials go on, and on how many workers, is that of `hydro_rasda.schedulers`, which decides in
+real runs, too. Only learning curves, the costs of training and the nodes are models.
+"""
+
+from hydro_rasda.simulator.cluster import Cluster, NodeKind
+from hydro_rasda.simulator.cost import CostModel, Link, Spread, all_reduce, hierarchical_all_reduce
+from hydro_rasda.simulator.engine import simulate
+from hydro_rasda.simulator.lcbench import lcbench, lcbench_folder, lcbench_tasks
+from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
+from hydro_rasda.simulator.past_run import PastRun, read_past_run
+from hydro_rasda.simulator.resize import FillCluster, Growth, Resize, WhilePaying, as_due
+from hydro_rasda.simulator.rules import AnyPlan, FixedWorkers, Plan, Rule, VaryingFactors
+from hydro_rasda.simulator.workload import Workload, power_law
+
+__all__ = [
+    "AnyPlan",
+    "Cluster",
+    "CostModel",
+    "FillCluster",
+    "FixedWorkers",
+    "Growth",
+    "Link",
+    "NodeKind",
+    "Outcome",
+    "PastRun",
+    "Plan",
+    "Resize",
+    "Rule",
+    "Segment",
+    "Spread",
+    "TrialOutcome",
+    "VaryingFactors",
+    "WhilePaying",
+    "Workload",
+    "all_reduce",
+    "as_due",
+    "hierarchical_all_reduce",
+    "lcbench",
+    "lcbench_folder",
+    "lcbench_tasks",
+    "power_law",
+    "read_past_run",
+    "simulate",
+]

@@ -1,0 +1,176 @@
+"""The time that data-parallel training takes: for an epoch, a restart and a checkpoint.
+
+An epoch on `n` workers, which are spread over `m` nodes, takes:
+
+    epoch = max(steps / n * step, read) + serial
+    step  = compute * slowest(n) / speed + max(0, allreduce(n, m) - overlap * compute)
+
+Each worker keeps its batch size when workers are added, so an epoch has `steps / n` steps, whose compute takes as long
+as before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from statistics import NormalDist
+from typing import NamedTuple
+
+from hydro_rasda.checks import check_number, require
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network connection.
+
+    Attributes:
+        bandwidth: Bytes per second in one direction.
+        latency: Seconds that a message takes, whatever its size.
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("bandwidth", self.bandwidth, above=0.0)
+        check_number("latency", self.latency)
+
+
+class Spread(NamedTuple):
+    """The workers of one trial, and how they are spread over nodes.
+
+    Attributes:
+        workers: How many there are.
+        nodes: Nodes that they are on.
+        speed: Of the slowest of these nodes, relative to the device that the cost model's step time was measured on.
+    """
+
+    workers: int
+    nodes: int = 1
+    speed: float = 1.0
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The time that one application takes on one machine.
+
+    Attributes:
+        step_seconds: Time of the forward and backward pass of one worker's batch, on a worker of speed 1.
+        steps: Steps of an epoch on one worker.
+        serial_seconds: Part of each epoch's time that more workers do not shorten: validation, start and end of the
+            data loader.
+        gradient_bytes: Size of the gradients, which are averaged over the workers after each step.
+        intra: Connection of each worker to the others on its node.
+        inter: Connection of each node to the others.
+        overlap: Share of a step's compute during which gradients are communicated, too.
+        jitter: Standard deviation of a worker's step time, relative to its mean. A step ends with its slowest worker.
+        epoch_noise: Standard deviation of the logarithm of an epoch's time.
+        restart_seconds: Time from when a trial is given its workers until its first step.
+        checkpoint_seconds: Time of writing a checkpoint, at each milestone.
+        dataset_bytes: What an epoch reads from shared storage; 0 where the data stay in memory.
+
+    Raises:
+        ValueError: where one is no finite number or out of range.
+    """
+
+    step_seconds: float
+    steps: float
+    serial_seconds: float = 0.0
+    gradient_bytes: float = 0.0
+    intra: Link = Link(math.inf)
+    inter: Link = Link(math.inf)
+    overlap: float = 0.0
+    jitter: float = 0.0
+    epoch_noise: float = 0.0
+    restart_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    dataset_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("step_seconds", "steps"):
+            check_number(name, getattr(self, name), above=0.0)
+        for name in ("serial_seconds", "gradient_bytes", "overlap", "jitter", "epoch_noise", "restart_seconds"):
+            check_number(name, getattr(self, name))
+        for name in ("checkpoint_seconds", "dataset_bytes"):
+            check_number(name, getattr(self, name))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            require(isinstance(value, Link) or math.isfinite(value), field.name, value, "finite")
+
+    def step(self, spread: Spread) -> float:
+        """Seconds of one synchronous step."""
+        compute = self.step_seconds / spread.speed * slowest(spread.workers, self.jitter)
+        reduce = hierarchical_all_reduce(self.gradient_bytes, spread.workers, spread.nodes, self.intra, self.inter)
+        return compute + max(0.0, reduce - self.overlap * compute)
+
+    def epoch(self, spread: Spread, work: float = 1.0, storage: float = math.inf) -> float:
+        """Expected seconds of one epoch.
+
+        Args:
+            spread: The trial's workers.
+            work: Time of this trial's steps, relative to `step_seconds`: its model may be larger.
+            storage: Bytes per second that this trial can read from shared storage.
+
+        >>> CostModel(step_seconds=0.5, steps=100, serial_seconds=10).epoch(Spread(workers=5))
+        20.0
+        """
+        return self.with_reading(self.training(spread) * work, storage)
+
+    def training(self, spread: Spread) -> float:
+        """Seconds of all steps of one epoch, for a trial whose `work` is 1."""
+        return self.steps / spread.workers * self.step(spread)
+
+    def with_reading(self, training: float, storage: float) -> float:
+        """Seconds of one epoch, given those of its steps, during which the data are read."""
+        return max(training, self.dataset_bytes / storage) + self.serial_seconds
+
+    def efficiency(self, spread: Spread) -> float:
+        """Speed-up over one worker, divided by the number of workers.
+
+        >>> CostModel(step_seconds=0.5, steps=100, serial_seconds=10).efficiency(Spread(workers=5))
+        0.6
+        """
+        return self.epoch(Spread(1, speed=spread.speed)) / (spread.workers * self.epoch(spread))
+
+
+def all_reduce(size: float, members: int, link: Link) -> float:
+    """Seconds of a ring all-reduce: `2 (n - 1) / n * size / bandwidth + 2 (n - 1) * latency` for n members.
+
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+
+    Args:
+        size: Bytes that each member has.
+        members: How many take part.
+        link: The connection of each member.
+
+    >>> all_reduce(1e9, 4, Link(bandwidth=1e9, latency=0.25))
+    3.0
+    """
+    hops = 2 * (members - 1)
+    return hops / members * size / link.bandwidth + hops * link.latency
+
+
+def hierarchical_all_reduce(size: float, workers: int, nodes: int, intra: Link, inter: Link) -> float:
+    """Seconds of an all-reduce as NCCL does it: in a ring within each node, then in a ring of nodes.
+
+    >>> hierarchical_all_reduce(1e9, 8, 2, Link(1e9), Link(5e8))
+    3.5
+    """
+    return all_reduce(size, math.ceil(workers / nodes), intra) + all_reduce(size, nodes, inter)
+
+
+@lru_cache(maxsize=4096)
+def slowest(workers: int, jitter: float) -> float:
+    """Expected step time of the slowest worker, where step times are normally distributed with mean 1 (Blom, 1958).
+
+    Args:
+        workers: How many there are.
+        jitter: Standard deviation of a step time.
+
+    >>> slowest(1, 0.1), round(slowest(64, 0.1), 3)
+    (1.0, 1.234)
+    """
+    if workers == 1 or jitter == 0:
+        return 1.0
+    return 1.0 + jitter * NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25))

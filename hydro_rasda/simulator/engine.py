@@ -1,0 +1,341 @@
+"""The event loop, which simulates a search in virtual time.
+
+An event is the end of an epoch, the failure of a node or its repair; where shared storage is slow, also the begin and
+the end of reading an epoch's data. Rules are asked at milestones alone: by the contract of `Rule.report`, they decide
+nothing between them.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from hydro_rasda.checks import require
+from hydro_rasda.schedulers import Decision, Held, Queue, Waiting, place
+from hydro_rasda.simulator.cluster import Allocation, Cluster, Slots
+from hydro_rasda.simulator.cost import CostModel, Spread
+from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
+from hydro_rasda.simulator.resize import Growth
+from hydro_rasda.simulator.rules import AnyPlan
+from hydro_rasda.simulator.storage import SharedStorage
+from hydro_rasda.simulator.workload import Workload
+
+LOOKAHEAD = 16
+"""How many new trials wait at a time; a tuner, too, has few pending ones. More would change no decision, since all new
+trials get the same number of workers, and start in order."""
+
+MAX_RESTARTS = 1000
+"""Node failures that may hit one trial; after more, the cluster is taken to be too unreliable to ever finish."""
+
+Kind = Literal["epoch", "reading", "failure", "repair"]
+
+Event = tuple[float, int, Kind, int, int]
+"""Time, sequence number, kind, trial or node, and the segment that an epoch belongs to. "reading" is where an epoch's
+data begin to be read; when that ends depends on who else comes and goes, and `SharedStorage` alone knows it."""
+
+
+@dataclass(slots=True)
+class _Trial:
+    name: str
+    scores: list[float]
+    work: float
+    workers: int
+    epoch: int = 0
+    saved: int = 0
+    rung: int = 0
+    segment: int = 0
+    allocation: Allocation = field(default_factory=dict)
+    spread: Spread = field(default_factory=lambda: Spread(1))
+    training: float = 0.0
+    since: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    began: float = 0.0
+    noise: float = 1.0
+    epoch_seconds: float = 0.0
+    waited: float = 0.0
+    restarts: int = 0
+    lost_epochs: int = 0
+
+
+def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostModel, seed: int = 0) -> Outcome:
+    """Simulates a search over all trials of a workload.
+
+    Args:
+        plan: The scheduler.
+        workload: The trials. They start in the order of the table, each as soon as workers are free.
+        cluster: The machine that they run on.
+        cost: The time that epochs, restarts and checkpoints take.
+        seed: Determines epoch noise, slow nodes and failures. The same arguments give the same outcome.
+
+    Returns:
+        Run time, GPU time and what became of each trial.
+
+    Raises:
+        ValueError: where the curves are shorter than `max_t`, the rule's mode is not the workload's, a new trial needs
+            more workers than there are, or `plan.resize` gives none.
+        RuntimeError: where node failures hit one trial over and over.
+
+    >>> from hydro_rasda.simulator import FixedWorkers, Plan, power_law
+    >>> from hydro_rasda.schedulers import AsyncSuccessiveHalving
+    >>> plan = Plan(FixedWorkers(AsyncSuccessiveHalving(max_t=9, reduction_factor=3), workers=2))
+    >>> cost = CostModel(step_seconds=1.0, steps=10)
+    >>> simulate(plan, power_law(trials=1, epochs=9, seed=0), Cluster.uniform(4), cost).seconds
+    45.0
+    """
+    if workload.epochs < plan.rule.max_t:
+        raise ValueError(f"`workload` has {workload.epochs} epochs, but must have >= max_t ({plan.rule.max_t})")
+    if workload.mode != plan.rule.mode:
+        raise ValueError(f"`plan` has mode {plan.rule.mode!r}, but must have that of `workload`, {workload.mode!r}")
+    require(plan.rule.workers <= cluster.gpus, "workers", plan.rule.workers, f"<= the cluster's {cluster.gpus} GPUs")
+    with _no_collector():
+        return _Simulation(plan, workload, cluster, cost, seed).run()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """A simulation makes no cycles: the collector would only walk through the many objects that it keeps."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+class _Simulation:
+    def __init__(self, plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostModel, seed: int) -> None:
+        self._plan, self._cluster, self._cost = plan, cluster, cost
+        self._rng = random.Random(seed)
+        self._slots = Slots(cluster, self._rng)
+        self._gpus = cluster.gpus
+        self._rule = plan.rule
+        self._state: Any = plan.rule.init()
+        self._milestones = plan.rule.milestones
+        self._rungs = {milestone: rung for rung, milestone in enumerate(self._milestones, start=1)}
+        self._storage = SharedStorage(cluster.storage) if _reads(cost, cluster) else None
+        self._training = cache(cost.training)
+        curves = zip(workload.scores[:, : plan.rule.max_t].tolist(), workload.work.tolist())
+        self._trials = [_Trial(str(i), c, w, plan.rule.workers) for i, (c, w) in enumerate(curves)]
+        self._mode = workload.mode
+        self._queue = Queue()
+        self._held = Held()
+        self._begun = 0
+        self._fresh = 0  # of the queue, those that have never run
+        self._alive = len(self._trials)
+        self._running: dict[int, _Trial] = {}
+        self._heap: list[Event] = []
+        self._sequence = 0
+        self._events = 0
+        self._now = 0.0
+        self._segments: list[Segment] = []
+        self._seconds: dict[int, float] = {}
+        self._tried: dict[int, int] = {}
+
+    def run(self) -> Outcome:
+        if math.isfinite(self._cluster.mtbf):
+            for node in range(self._slots.nodes):
+                self._push(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)
+        self._fill()
+        while self._alive:
+            if self._storage and self._storage.due() <= (self._heap[0][0] if self._heap else math.inf):
+                self._end_reading(self._storage)
+                continue
+            self._now, _, kind, subject, segment = heapq.heappop(self._heap)
+            if kind == "epoch":
+                changed = segment == self._trials[subject].segment and self._end_epoch(subject)
+            elif kind == "reading":
+                self._begin_reading(subject, segment)
+                continue
+            else:
+                changed = self._fail(subject) if kind == "failure" else self._repair(subject)
+            self._events += 1
+            if changed:
+                self._fill()
+        return self._outcome()
+
+    def _push(self, delay: float, kind: Kind, subject: int, segment: int = 0) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (self._now + delay, self._sequence, kind, subject, segment))
+
+    def _fill(self) -> None:
+        """Starts the trials that placement chooses."""
+        self._admit()
+        while self._someone_fits():
+            placement = place(self._queue, self._held, self._slots.free, self._plan.patience, self._now)
+            if placement.start is None:
+                return
+            self._queue.start(placement.start.trial)
+            self._start(int(placement.start.trial), placement.start.workers)
+            self._admit()
+
+    def _someone_fits(self) -> bool:
+        """Whether any trial can start: one that needs too many workers starts with fewer only while nodes are down."""
+        free = self._slots.free
+        if not free or not self._queue:
+            return False
+        return self._slots.up < self._gpus or self._queue.fewest <= free
+
+    def _admit(self) -> None:
+        """Puts the next new trials in the queue, ahead of those that ran before: they have waited longer."""
+        while self._fresh < LOOKAHEAD and self._begun < len(self._trials):
+            self._queue.add(self._waiting(self._trials[self._begun]), self._begun - len(self._trials))
+            self._begun += 1
+            self._fresh += 1
+
+    def _waiting(self, trial: _Trial) -> Waiting:
+        spread = Spread(trial.workers, math.ceil(trial.workers / self._cluster.kinds[0].gpus))
+        expected = self._cost.restart_seconds + self._to_milestone(trial, spread)
+        return Waiting(trial.name, trial.workers, trial.rung, expected)
+
+    def _to_milestone(self, trial: _Trial, spread: Spread) -> float:
+        """Expected seconds of training until the trial's next milestone."""
+        epochs = self._milestones[trial.rung] - trial.epoch
+        return epochs * self._epoch_seconds(self._training(spread) * trial.work)
+
+    def _epoch_seconds(self, training: float) -> float:
+        """Expected seconds of an epoch, given those of its steps, while as many trials run as do now."""
+        return self._cost.with_reading(training, self._cluster.storage / max(1, len(self._running)))
+
+    def _start(self, index: int, workers: int) -> None:
+        trial = self._trials[index]
+        self._fresh -= trial.segment == 0
+        trial.allocation = self._slots.take(workers)
+        trial.spread = self._slots.spread(trial.allocation)
+        trial.training = self._training(trial.spread) * trial.work
+        trial.waited += self._now - trial.since
+        trial.started = self._now
+        self._running[index] = trial
+        if self._storage:
+            self._storage.share(len(self._running), self._now)
+        until = self._now + self._cost.restart_seconds + self._to_milestone(trial, trial.spread)
+        self._held.add(trial.name, workers, until)
+        self._next_epoch(index, self._cost.restart_seconds)
+
+    def _next_epoch(self, index: int, delay: float = 0.0) -> None:
+        trial = self._trials[index]
+        if self._cost.epoch_noise:
+            trial.noise = self._rng.lognormvariate(0.0, self._cost.epoch_noise)
+        if self._storage:
+            self._push(delay, "reading", index, trial.segment)
+            return
+        trial.epoch_seconds = self._cost.with_reading(trial.training, math.inf) * trial.noise
+        self._push(delay + trial.epoch_seconds + self._checkpoint(trial), "epoch", index, trial.segment)
+
+    def _checkpoint(self, trial: _Trial) -> float:
+        """Seconds of writing a checkpoint after the epoch that the trial trains."""
+        return self._cost.checkpoint_seconds if trial.epoch + 1 in self._rungs else 0.0
+
+    def _begin_reading(self, index: int, segment: int) -> None:
+        trial = self._trials[index]
+        if self._storage and segment == trial.segment:
+            trial.began = self._now
+            self._storage.begin(index, self._cost.dataset_bytes * trial.noise, self._now)
+
+    def _end_reading(self, storage: SharedStorage) -> None:
+        self._now = storage.due()
+        index = storage.end_next()
+        trial = self._trials[index]
+        read = self._now - trial.began
+        trial.epoch_seconds = max(trial.training * trial.noise, read) + self._cost.serial_seconds * trial.noise
+        self._push(trial.epoch_seconds - read + self._checkpoint(trial), "epoch", index, trial.segment)
+
+    def _end_epoch(self, index: int) -> bool:
+        """Whether workers were freed."""
+        trial = self._trials[index]
+        trial.epoch += 1
+        self._measure(trial)
+        if trial.epoch not in self._rungs:
+            self._next_epoch(index)
+            return False
+        trial.saved = trial.epoch
+        score = trial.scores[trial.epoch - 1]
+        self._state, verdict = self._rule.report(self._state, trial.name, trial.epoch, score)
+        if verdict.decision is Decision.STOP:
+            self._end(index, score)
+            return True
+        trial.rung = self._rungs[trial.epoch]
+        workers = self._plan.resize(self._growth(trial, verdict.workers))
+        if workers < 1:
+            raise ValueError(f"`resize` gave {workers}, but must give an integer >= 1")
+        trial.workers = min(workers, self._gpus)
+        # It may have fewer than it was granted, since when a node was down.
+        if min(trial.workers, self._slots.up) != trial.spread.workers:
+            self._requeue(index)
+            return True
+        self._held.expect(trial.name, self._now + self._to_milestone(trial, trial.spread))
+        self._next_epoch(index)
+        return False
+
+    def _measure(self, trial: _Trial) -> None:
+        workers = trial.spread.workers
+        count = self._tried[workers] = self._tried.get(workers, 0) + 1
+        before = self._seconds.get(workers, 0.0)
+        self._seconds[workers] = before + (trial.epoch_seconds / trial.work - before) / count
+
+    def _growth(self, trial: _Trial, due: int) -> Growth:
+        return Growth(trial.workers, due, self._rule.workers, self._alive, self._slots.up, self._seconds)
+
+    def _end(self, index: int, score: float) -> None:
+        trial = self._trials[index]
+        self._state = self._rule.complete(self._state, trial.name, trial.epoch, score)
+        self._release(index)
+        trial.ended = self._now
+        self._alive -= 1
+
+    def _requeue(self, index: int) -> None:
+        self._release(index)
+        trial = self._trials[index]
+        trial.since = self._now
+        self._queue.add(self._waiting(trial))
+
+    def _release(self, index: int) -> None:
+        trial = self._running.pop(index)
+        if self._storage:
+            self._storage.stop(index)
+            self._storage.share(len(self._running), self._now)
+        self._held.remove(trial.name)
+        self._slots.give(trial.allocation)
+        self._segments.append(Segment(index, trial.started, self._now, trial.spread.workers))
+        trial.segment += 1
+
+    def _fail(self, node: int) -> bool:
+        self._slots.fail(node)
+        self._push(self._cluster.repair_seconds, "repair", node)
+        for index in [i for i, trial in self._running.items() if node in trial.allocation]:
+            trial = self._trials[index]
+            trial.lost_epochs += trial.epoch - trial.saved
+            trial.epoch = trial.saved
+            trial.restarts += 1
+            if trial.restarts > MAX_RESTARTS:
+                raise RuntimeError(
+                    f"trial {index} was hit by {MAX_RESTARTS} node failures: `mtbf` ({self._cluster.mtbf:g} s) is too "
+                    "short for its epochs between two milestones"
+                )
+            self._requeue(index)
+        return True
+
+    def _repair(self, node: int) -> bool:
+        self._slots.repair(node)
+        self._push(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)
+        return True
+
+    def _outcome(self) -> Outcome:
+        records = tuple(
+            TrialOutcome(t.epoch, t.scores[t.epoch - 1], t.ended, t.waited, t.restarts, t.lost_epochs)
+            for t in self._trials
+        )
+        return Outcome(records, tuple(self._segments), self._cluster.gpus, self._rule.max_t, self._mode, self._events)
+
+
+def _reads(cost: CostModel, cluster: Cluster) -> bool:
+    """Whether trials wait for each other's reading."""
+    return cost.dataset_bytes > 0 and math.isfinite(cluster.storage)

@@ -1,0 +1,132 @@
+"""Which trials a free device of the sweep takes: those behind first, in groups as wide as was measured to be best."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fusion import OPTIMIZERS
+from fusion.keys import read
+from hydro_rasda.contracts import Devices, GroupTask, Span, Widths, group_key
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.store import Unit
+from hydro_rasda.stages.grouping import Waiting, next_groups
+
+_Place = tuple[int, int]
+
+
+class Dispatcher:
+    """Trials that may begin, and the tasks that they make.
+
+    Attributes:
+        kinds: By trial, a digest that is equal for those that can train as one.
+        copies: By trial that goes on with another one's weights, that other one.
+    """
+
+    def __init__(self, run: Run, devices: Devices) -> None:
+        self._run, self._devices = run, devices
+        self.kinds: dict[int, str] = {}
+        self.copies: dict[int, int] = {}
+        # By milestone and the epoch to go on from, by kind: members of one optimizer lie side by side, so that their
+        # update is one slice of each fused parameter.
+        self._queues: dict[Span, dict[str, list[_Place]]] = {}
+        self._spans: dict[int, Span] = {}
+        self._widths: dict[tuple[str, str], Widths] = {}
+
+    def add(self, number: int, stop: int) -> None:
+        """Have a trial begin as soon as a device takes it: from its last checkpoint, or anew where it has none."""
+        run = self._run
+        source = run.sources.get(number)
+        there = source is not None and run.store.has(source)
+        self._spans[number] = span = Span(self._reached(number) if there else 0, stop)
+        insort(self._queues.setdefault(span, {}).setdefault(self.kinds[number], []), self._place(number))
+
+    def _reached(self, number: int) -> int:
+        """The epoch of the checkpoint that a trial goes on from."""
+        return self._run.epochs("surrogate", number)
+
+    def remove(self, number: int) -> bool:
+        """Have a trial begin no more; whether it was to."""
+        if (span := self._spans.pop(number, None)) is None:
+            return False
+        kinds = self._queues[span]
+        places = kinds[kind := self.kinds[number]]
+        del places[bisect_left(places, self._place(number))]
+        if not places:
+            del kinds[kind]
+        if not kinds:
+            del self._queues[span]
+        return True
+
+    def _place(self, number: int) -> _Place:
+        return OPTIMIZERS.index(read(self._run.trials[number].config, "optimizer")), number
+
+    def __bool__(self) -> bool:
+        """Whether any trial may begin."""
+        return bool(self._queues)
+
+    def start_next(self) -> None:
+        """Have the first idle device begin the groups that it is to train next."""
+        device = self._devices.idle()[0]
+        task = self._task(device)
+        for number in task.members:
+            self.remove(number)
+        self._devices.start(device, task)
+
+    def _task(self, device: int) -> GroupTask:
+        run, devices = self._run, self._devices
+        span = min(self._queues, key=lambda span: (span.stop, span.start))
+        kinds = self._queues[span]
+        of_kind = {
+            kind: [number for _, number in kinds[kind]] for kind in sorted(kinds, key=lambda kind: kinds[kind][0])
+        }
+        kind = next(iter(of_kind))
+        idle = devices.idle()
+        widths = {d: self._planned(d, of_kind) for d in idle}
+        measured = {d: speed for d in idle if (speed := devices.speed(d, kind)) is not None}
+        speeds = measured if len(measured) == len(idle) else {d: widths[d][kind].rate for d in idle}
+        waiting = {kind: Waiting(of, widths[device][kind], self._steps(of[0])) for kind, of in of_kind.items()}
+        groups = next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
+        members = [number for group in groups for number in group.members]
+        return GroupTask(
+            key=group_key(span, members),
+            groups=tuple(groups),
+            sources=tuple(sorted({run.sources[n] for n in members})) if span.start else (),
+            span=span,
+            copies={n: self.copies[n] for n in members if n in self.copies} if span.start else {},
+        )
+
+    def _steps(self, number: int) -> float:
+        """Optimizer steps of an epoch; 1 where the data have no length."""
+        return self._run.problem.train_data.steps(self._run.trials[number].batch_size) or 1.0
+
+    def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
+        """For each kind of trials, how to group them on a device."""
+        fusion = self._run.settings.fusion
+        if fusion != "auto":
+            return dict.fromkeys(of_kind, Widths(fusion))
+        machine = self._devices.machine(device)
+        self._plan(device, {kind: of for kind, of in of_kind.items() if (machine, kind) not in self._widths})
+        return {kind: self._widths[machine, kind] for kind in of_kind}
+
+    def _plan(self, device: int, of_kind: Mapping[str, Iterable[int]]) -> None:
+        """Recall from the journal how to group these kinds, or have the device measure it."""
+        run, machine = self._run, self._devices.machine(device)
+        names = {kind: f"surrogate/widths-of-{kind} on {machine}" for kind in of_kind}
+        trials = {kind: [run.trials[n] for n in of] for kind, of in of_kind.items() if not run.store.done(names[kind])}
+        if trials:
+            started = time.perf_counter()
+            planned = self._devices.plan(device, trials)
+            seconds = (time.perf_counter() - started) / len(trials)
+            for kind in trials:
+                run.record(names[kind], Unit(asdict(planned[kind]), [], seconds))
+        self._widths |= {(machine, kind): _widths(run.store.units()[name].value) for kind, name in names.items()}
+
+
+def _widths(value: Mapping[str, Any]) -> Widths:
+    """From the journal, whose keys are strings."""
+    throughput = {int(width): rate for width, rate in value["throughput"].items()}
+    return Widths(value["most"], value["least"], throughput)

@@ -1,0 +1,164 @@
+"""Which trials a device trains next, in which fused groups: pure functions of what waits and of what was measured."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hydro_rasda.contracts import Group, Widths
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Trials of one kind that wait for a device.
+
+    Attributes:
+        trials: Their numbers; groups keep this order.
+        widths: How to group them.
+        steps: Optimizer steps of an epoch.
+    """
+
+    trials: Sequence[int]
+    widths: Widths
+    steps: float = 1.0
+    _seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def seconds(self, members: int) -> float:
+        """How long an epoch of a group takes."""
+        if members not in self._seconds:
+            self._seconds[members] = self.steps * self.widths.seconds(members)
+        return self._seconds[members]
+
+
+Round = Mapping[str, Sequence[int]]
+"""What trains beside each other: for each kind, the sizes of its groups, which take the first of its trials."""
+
+
+def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1.0) -> list[Group]:
+    """What a device trains next: one group, or as many as it has cores.
+
+    Groups of one kind on all cores are equally large, and done at the same time. Of small models, though, a wide group
+    takes hardly longer than a narrow one: then each kind has a core to itself. What is measured tells which it is.
+
+    Args:
+        waiting: By kind, of which that of the first trial comes first.
+        cores: Groups that the device trains beside each other.
+        share: Of all that wait, what it may take at most: the rest is for other free devices.
+
+    >>> waiting = {"a": Waiting([0, 2, 3, 4], Widths(4)), "b": Waiting([1, 5], Widths(4))}
+    >>> [group.members for group in next_groups(waiting)], [group.members for group in next_groups(waiting, share=0.5)]
+    ([(0, 2, 3, 4)], [(0, 2, 3)])
+    >>> [group.members for group in next_groups(waiting, cores=2)]
+    [(0, 2), (3, 4)]
+    >>> alike = Widths(4, 2, {1: 1.0, 4: 4.0})
+    >>> waiting = {kind: Waiting(of.trials, alike) for kind, of in waiting.items()}
+    >>> [group.members for group in next_groups(waiting, cores=2)]
+    [(0, 2, 3, 4), (1, 5)]
+    """
+    free = math.ceil(share * sum(len(of.trials) for of in waiting.values()))
+    groups = []
+    for kind, sizes in _next_round(waiting, cores).items():
+        of, first = waiting[kind], 0
+        for size in sizes:
+            members = tuple(of.trials[first : first + min(size, free)])
+            first, free = first + size, free - len(members)
+            if members:
+                groups.append(Group(kind, members, fused=len(members) >= of.widths.least))
+    return groups
+
+
+def _next_round(waiting: Mapping[str, Waiting], cores: int) -> Round:
+    """Of the two ways to share cores among kinds, the first round of the one that is through with all trials sooner."""
+    parts = {next(iter(waiting)): cores}
+    if len(waiting) > 1 and cores > 1:
+        parts = _together(waiting, cores, _seconds_apart(waiting, cores)) or parts
+    return {kind: _sizes(len(waiting[kind].trials), waiting[kind].widths.most, of) for kind, of in parts.items()}
+
+
+def _sizes(trials: int, most: int, parts: int) -> list[int]:
+    """Groups that train beside each other, where all trials of a kind train in as few such rounds as possible.
+
+    All groups of all rounds are equally large, up to one trial; these are those of the first round.
+
+    >>> _sizes(10, most=4, parts=2), _sizes(8, most=4, parts=2), _sizes(3, most=4, parts=8)
+    ([3, 2], [4, 4], [1, 1, 1])
+    """
+    groups = min(trials, parts * math.ceil(trials / (most * parts)))
+    bounds = [-(-trials * i // groups) for i in range(min(parts, groups) + 1)]
+    return [stop - start for start, stop in pairwise(bounds)]
+
+
+def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
+    """What `_sizes` gives, without a list: the largest group, the smallest, and their sum.
+
+    >>> _round(10, most=4, parts=2), _round(8, most=4, parts=2)
+    ((3, 2, 5), (4, 4, 8))
+    """
+    groups = min(trials, parts * -(-trials // (most * parts)))
+    largest, taken = -(-trials // groups), -(-trials * min(parts, groups) // groups)
+    return largest, largest - (taken < largest * min(parts, groups)), taken
+
+
+def _seconds_apart(waiting: Mapping[str, Waiting], cores: int) -> float:
+    """How long an epoch of all trials takes where one kind after the other has all cores."""
+    total = 0.0
+    for of in waiting.values():
+        left, most = len(of.trials), of.widths.most
+        while left:
+            largest, smallest, taken = _round(left, most, cores)
+            total += max(of.seconds(largest), of.seconds(smallest))
+            left -= taken
+    return total
+
+
+def _together(waiting: Mapping[str, Waiting], cores: int, limit: float) -> dict[str, int]:
+    """The first of the rounds in which the kinds that take longest have a core each: their cores.
+
+    Empty where an epoch of all trials takes `limit` seconds so, or more.
+    """
+    rounds, total = _Together(waiting, cores), 0.0
+    first = parts = rounds.begin()
+    while parts and total < limit:
+        total += rounds.train(parts)
+        parts = rounds.begin()
+    return first if total < limit else {}
+
+
+class _Together:
+    """Rounds in which the kinds that take longest have a core each; where cores are left, more."""
+
+    def __init__(self, waiting: Mapping[str, Waiting], cores: int) -> None:
+        self._cores, self._waiting = cores, waiting
+        self._most = {kind: of.widths.most for kind, of in waiting.items()}
+        self._left = {kind: len(of.trials) for kind, of in waiting.items()}
+        # The longest first; of equally long ones, the one that was given first.
+        self._places = {kind: place for place, kind in enumerate(waiting)}
+        self._longest = [(-self._group_seconds(kind, 1), place, kind) for kind, place in self._places.items()]
+        heapq.heapify(self._longest)
+
+    def _group_seconds(self, kind: str, parts: int) -> float:
+        return self._waiting[kind].seconds(min(self._most[kind], -(-self._left[kind] // parts)))
+
+    def begin(self) -> dict[str, int]:
+        """The kinds of the next round, each with its cores; empty where nothing is left."""
+        taken = [heapq.heappop(self._longest)[-1] for _ in range(min(self._cores, len(self._longest)))]
+        parts = dict.fromkeys(taken, 1)
+        for _ in range(self._cores - len(parts) if parts else 0):
+            kind = max(parts, key=lambda kind: self._group_seconds(kind, parts[kind]))
+            parts[kind] += 1
+        return parts
+
+    def train(self, parts: Mapping[str, int]) -> float:
+        """How long an epoch of that round takes; its trials are then no longer left."""
+        longest = 0.0
+        for kind, count in parts.items():
+            largest, smallest, taken = _round(self._left[kind], self._most[kind], count)
+            of = self._waiting[kind]
+            longest = max(longest, of.seconds(largest), of.seconds(smallest))
+            self._left[kind] -= taken
+            if self._left[kind]:
+                heapq.heappush(self._longest, (-self._group_seconds(kind, 1), self._places[kind], kind))
+        return longest

@@ -1,0 +1,121 @@
+"""Which trials can train as one fused model."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import nn
+
+from fusion import fusion_key
+from hydro_rasda.contracts import evenly
+from hydro_rasda.plans import Plans
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.reads import Notes, Reads, all_of
+from hydro_rasda.run.store import JournalLine, Unit
+from hydro_rasda.stages.unread import Unread, build_noting, unread_of
+from hydro_rasda.training.forks import Died, map_forked
+from hydro_rasda.training.fused import multipliers
+
+
+def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
+    """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
+
+    Returns:
+        A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
+        digest can train as one model. Its lines say which keys of each configuration nothing reads.
+    """
+    parts = evenly(trials, cores)
+    found: dict[int, _Kind] = {}
+    for part, given in zip(parts, map_forked([partial(_kinds_of, problem, part) for part in parts], cores)):
+        if isinstance(given, Died):
+            found |= {trial.number: _Kind(error=given.how) for trial in part}
+        else:
+            kinds, plans = given
+            found |= kinds
+            problem.plans.update(plans)
+    lines: list[JournalLine] = []
+    for trial in trials:
+        unread = found[trial.number].unread
+        lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config), "unread": unread})
+        if (error := found[trial.number].error) is not None:
+            lines.append({"event": "failed", "trial": trial.number, "error": error})
+    return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
+
+
+ALIKE = 4
+"""So many models have to be of one kind before one that should be alike is believed to be, and is not built."""
+MOST = 256
+"""So many kinds of configurations are remembered: where there are more, few are alike."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    digest: str = ""
+    error: str | None = None
+    unread: Unread = field(default_factory=dict)
+
+
+@dataclass
+class _Seen:
+    """Configurations in which all that decides about the model is equal.
+
+    Attributes:
+        batch_size: Theirs.
+        reads: What `model_fn` reads of them.
+        notes: Which keys those are.
+        digest: Of the models built so far; empty where these were of several kinds.
+        times: How many were built.
+    """
+
+    batch_size: int
+    reads: Reads
+    notes: Notes
+    digest: str
+    times: int = 1
+
+
+def _kinds_of(problem: Problem, trials: Sequence[Trial]) -> tuple[dict[int, _Kind], Plans]:
+    """By trial, its kind; and how models were made narrower, which another process would not know."""
+    seen: list[_Seen] = []
+    return {trial.number: _kind(problem, trial, seen) for trial in trials}, problem.plans
+
+
+def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
+    """A trial's kind: from its model, or, after a few, from those that `model_fn` built of the same values.
+
+    One that builds at random may come to be believed by chance. `fuse`, which compares all members, refuses the group
+    then, and its trials train each by itself.
+    """
+    try:
+        own, batch_size = all_of(trial.config), trial.batch_size
+        alike = next((one for one in seen if one.batch_size == batch_size and one.reads <= own), None)
+        if alike is not None and alike.digest and alike.times >= ALIKE:
+            return _Kind(alike.digest, unread=unread_of(alike.notes, trial.config))
+        surrogate, notes = build_noting(problem, trial)
+        digest = _digest(problem, surrogate, batch_size)
+        reads = _reads(problem, trial, notes)
+    except Exception:
+        return _Kind(error=traceback.format_exc())
+    if alike is not None:
+        alike.digest = digest if alike.digest == digest else ""
+        alike.times += 1
+    elif notes is not None and reads is not None and len(seen) < MOST:
+        seen.append(_Seen(batch_size, reads, notes, digest))
+    return _Kind(digest, unread=unread_of(notes, trial.config))
+
+
+def _digest(problem: Problem, surrogate: nn.Module, batch_size: int) -> str:
+    # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
+    scales = repr(multipliers(surrogate, problem.settings.surrogate))
+    return hashlib.sha256(repr(fusion_key(surrogate, batch_size, scales)).encode()).hexdigest()[:12]
+
+
+def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
+    """What decides about a trial's model: what was read now and, where a plan was at hand, when that was made."""
+    reads = None if notes is None else notes.of(trial.config)
+    plan = problem.plans.known_for(problem.settings.surrogate, trial.config)
+    return reads if reads is None or plan is None else reads | plan[1]

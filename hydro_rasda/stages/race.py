@@ -1,0 +1,125 @@
+"""The race of the finalists at full size: at RASDA's milestones, together, those that promise least are stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hydro_rasda.contracts import Span, TargetOutcome, TargetTask, TargetTrainer
+from hydro_rasda.run.events import RungDecided
+from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.targets import (
+    end_targets,
+    ended_early,
+    forget_unsaved,
+    race_of,
+    recall_targets,
+    record_epochs,
+    record_failure,
+    settle_configs,
+    targets_over,
+    tried_targets,
+)
+from hydro_rasda.schedulers import milestones
+
+
+def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> list[int]:
+    """Train the full-size models: as the devices race them, else stopped at RASDA's milestones by their expected ends.
+
+    What earlier processes trained counts, on whichever backend; a stage that is over trains nothing.
+
+    Returns:
+        All that were trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
+    """
+    if not devices.race(finalists):
+        recall_targets(run)
+        settle_configs(run)
+        if not targets_over(run, finalists):
+            forget_unsaved(run)
+            _race(run, finalists, devices)
+    return tried_targets(run, finalists)
+
+
+def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
+    settings = run.settings
+    stops = milestones(settings.full_grace_period, settings.max_t, settings.rasda.scaling_factor)
+    left = list(finalists)
+    for stop in stops:
+        run.begin_stage("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))
+        _train_to(stop, run, left, devices)
+        run.end_stage()
+        if any(_goes_on(run, n, stop) for n in left):
+            run.end_by_time("target")
+            run.say("`time_budget_s` is spent: the same call with more goes on from here")
+            return
+        racing = len(left)
+        left = _decide(run, left, stop, _epochs_trained(run, finalists, stop))
+        if not left:
+            break
+        if racing > 1 or stop == stops[-1]:
+            kept = f"{len(left)} of {racing} go on" if stop < stops[-1] else "done"
+            best = f"best {settings.metric} {run.score_at('target', left[0], stop):.4g} (trial {left[0]})"
+            run.say(f"full size at epoch {stop}: {kept}, {best}")
+    end_targets(run, finalists)
+
+
+def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
+    """Epochs up to a milestone that trials have trained at full size; those of a sweep at full width are no part."""
+    lines = [line for number in numbers for line in run.metrics.get(("target", number), ())]
+    return len([line for line in lines if line["stage"] == "target" and line["epoch"] <= stop])
+
+
+def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> list[int]:
+    """Who goes on from a milestone, the likeliest to be the best first."""
+    full, narrow = ({n: run.curve(stage, n) for n in candidates} for stage in ("target", "surrogate"))
+    key = f"target/to-{stop}/kept"
+    recalled = run.decided(key, candidates)
+    kept = run.decide(key, candidates, lambda: race_of(run).promote(stop, full, narrow, trained))
+    among = tuple(sorted(candidates))
+    run.notify(RungDecided, stage="target", epoch=stop, candidates=among, kept=tuple(kept), recalled=recalled)
+    return kept
+
+
+def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: TargetTrainer) -> None:
+    """Train finalists to a milestone, in spans that end where a checkpoint is due, or as far as time goes."""
+    while tasks := [_next_task(run, n, stop, len(numbers)) for n in numbers if _goes_on(run, n, stop)]:
+        began = False
+        # Those that were interrupted last time catch up first.
+        tasks.sort(key=lambda task: task.span.start)
+        for outcome in devices.train_each(_in_time(run, tasks)):
+            began = True
+            _record(run, outcome)
+        if not began:
+            return
+
+
+def _goes_on(run: Run, number: int, stop: int) -> bool:
+    """Whether a full-size trial has epochs to train before a milestone, and can."""
+    return run.epochs("target", number) < stop and not ended_early(run, number)
+
+
+def _next_task(run: Run, number: int, stop: int, beside: int) -> TargetTask:
+    """What is left to do for a finalist before the milestone."""
+    start, every = run.epochs("target", number), run.settings.checkpoint_every or stop
+    span = Span(start, min(stop, start - start % every + every))
+    key = f"target/trial-{number}/to-{span.stop}"
+    return TargetTask(key, number, span, run.checkpoints.get(number), run.settings.seed, beside)
+
+
+def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
+    """The tasks that the time budget allows to begin; the first of all begins without."""
+    began = any(stage == "target" for stage, _ in run.metrics)
+    for task in tasks:
+        if began and run.out_of_time("target"):
+            return
+        began = True
+        yield task
+
+
+def _record(run: Run, outcome: TargetOutcome) -> None:
+    number = outcome.task.number
+    if outcome.error is not None:
+        record_failure(run, number, outcome.error, outcome.seconds)
+    else:
+        assert outcome.state is not None
+        lines = metric_lines("target", number, outcome.history)
+        record_epochs(run, number, lines, outcome.state, outcome.seconds)

@@ -1,0 +1,93 @@
+"""Before the first stage: a dry run of what is asked, and what follows from it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.problem import Problem, Trial, dry_run
+from hydro_rasda.schedulers import first_milestone
+from hydro_rasda.space import longest_warmup, tuned
+from surrogate import doubtful_hyperparameters
+
+_PRETRAINED = (
+    "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
+    "width would lose them, so the model itself is swept (`surrogate=1`). If it should start at random, have "
+    "`model_fn` neither load weights nor seed itself"
+)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a dry run has shown to work.
+
+    Attributes:
+        problem: With what the dry run found of the model, and with the rungs that lie after the warm-ups.
+        settings: As they were asked for, but for the width of a pretrained model's surrogates.
+        parameters: Of the full-size model, name, shape and type.
+        messages: What the user should know of it.
+    """
+
+    problem: Problem
+    settings: TuneConfig
+    parameters: dict[str, str]
+    messages: list[str]
+
+
+def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial]) -> Ready:
+    """Try a problem out, and warn of what would go wrong without a word.
+
+    Args:
+        problem: What is to be tuned.
+        space: What the trials' configurations are drawn from.
+        trials: At least one.
+
+    Raises:
+        ValueError: where no trial can be trained; see `dry_run`.
+    """
+    settings, messages = problem.settings, []
+    found = dry_run(problem, trials)
+    warmup = longest_warmup(space, (trial.config for trial in trials))
+    if found.pretrained:
+        told = _PRETRAINED.format(settings.surrogate)
+        messages.append(told)
+        warnings.warn(told, stacklevel=3)
+        settings = replace(settings, surrogate=1)
+    _warn_of_doubtful(space, settings.surrogate)
+    _warn_of_endless(warmup, settings.max_t)
+    later = _without_rungs_before(warmup, settings)
+    if later.grace_period > settings.grace_period or later.full_grace_period > settings.full_grace_period:
+        rungs = f"at epoch {later.grace_period} of the sweep and {later.full_grace_period} at full size"
+        messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
+    problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
+    return Ready(problem, settings, found.parameters, messages)
+
+
+def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
+    doubtful = doubtful_hyperparameters(tuned(space), ratio)
+    if doubtful:
+        warnings.warn(
+            f"what is best for {', '.join(doubtful)} may not transfer: it regularizes, and a model of {ratio:g} of the "
+            "width overfits less; a wider surrogate (`surrogate=1/4`) or `check_transfer=True` makes sure",
+            stacklevel=4,
+        )
+
+
+def _warn_of_endless(warmup: float, max_t: int) -> None:
+    if warmup >= max_t:
+        warnings.warn(
+            f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
+            "rung lies before a warm-up is over; shorten the warm-ups",
+            stacklevel=4,
+        )
+
+
+def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
+    """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
+    rasda, most = settings.rasda, settings.max_t
+    grace = first_milestone(settings.grace_period, most, settings.reduction_factor, warmup)
+    full = first_milestone(settings.full_grace_period, most, rasda.scaling_factor, warmup)
+    return replace(settings, grace_period=grace, rasda=replace(rasda, grace_period=full))

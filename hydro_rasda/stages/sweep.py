@@ -1,0 +1,359 @@
+"""Stages 1 and 2: many configurations on fused surrogates, of which a rule lets ever fewer go on.
+
+Whichever device is free takes the next groups, one for each of its cores: each of trials of one kind, which train as
+one fused model, and together so many that the other free devices have their share. On one device, each rung trains
+every trial that is left to the same milestone, then compares them all at once: who trained first, or beside whom, does
+not matter.
+
+A sweep that goes on in another process is played through again: groups that the journal has come in in the order in
+which they were finished, and what was decided then is decided again, as the journal has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.problem import Trial
+from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
+from hydro_rasda.run.result import AllTrialsFailed
+from hydro_rasda.run.state import FINALISTS, Run, metric_lines
+from hydro_rasda.run.store import Unit
+from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, milestones, rank
+from hydro_rasda.schedulers.sweep_rule import (
+    checked_admission,
+    checked_finalists,
+    checked_moves,
+    move_of,
+    plain_move,
+)
+from hydro_rasda.search import Search
+from hydro_rasda.space import derived
+from hydro_rasda.stages.chance import warn_of_chance
+from hydro_rasda.stages.dispatch import Dispatcher
+from hydro_rasda.stages.kinds import find_kinds
+from hydro_rasda.stages.transfer import check_transfer
+from hydro_rasda.stages.unread import Unread, warn_of_unread
+from hydro_rasda.training.device import usable_cores
+
+
+def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = None) -> list[int]:
+    """Try configurations on their surrogates, until a rule lets none of them go on.
+
+    Args:
+        run: Gets each trial and its metrics.
+        search: Gives the configurations.
+        devices: Train groups.
+        rule: Decides who goes on; None halves at each milestone, until the `top_k` best are left.
+
+    Returns:
+        The finalists' numbers, best first; at most `top_k`.
+
+    Raises:
+        AllTrialsFailed: where no trial has a finite metric.
+        ValueError: where the rule decides what cannot be done.
+    """
+    return _Sweep(run, search, devices, rule or halving(run)).finalists()
+
+
+def halving(run: Run) -> SweepRule:
+    """Successive halving, as the run's settings say."""
+    settings = run.settings
+    stops = milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
+    return Bracket(SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k))
+
+
+class _Sweep:
+    """A sweep under way: what the rule sees, what waits for a device, and what the journal still has of it."""
+
+    def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule) -> None:
+        settings = run.settings
+        self._run, self._search, self._devices, self._rule = run, search, devices, rule
+        self._state = SweepState(settings.mode, settings.max_t, settings.top_k, settings.seed)
+        self._state.left = settings.num_samples
+        self._dispatcher = Dispatcher(run, devices)
+        self._candidates: deque[Trial] = deque()
+        self._unread: list[Unread] = []
+        self._cores = usable_cores(run.problem)
+        self._done = 0
+        self._first_rung_is_over = False
+        self._told_of = 0
+        # Groups of an earlier process, and of this one, that have not come in yet; in the order of their ends.
+        self._recorded = deque(key for key in run.store.units() if "/group-" in key)
+        self._finished: deque[str] = deque()
+
+    def finalists(self) -> list[int]:
+        self._show()
+        with self._run.store.sweeping():
+            found = self._climb()
+        self._run.end_stage()
+        return found
+
+    def _climb(self) -> list[int]:
+        while True:
+            # Asked in this order after each group, in whichever process it was trained: so all states come again.
+            if self._decide() or self._admit():
+                continue
+            if self._finished:
+                self._come_in(self._finished.popleft())
+            elif (key := self._next_recorded()) is not None:
+                self._went_on(key, self._run.recall(key))
+                self._come_in(key)
+            elif not self._dispatch():
+                if not self._devices.busy():
+                    return self._ended_by_time() if self._state.training else self._ended()
+                for finished in self._devices.finished():
+                    self._record(finished)
+
+    def _show(self) -> None:
+        self._run.begin_stage("surrogates", self._rule.epochs(self._state) - self._done)
+
+    def _admit(self) -> bool:
+        """Take in as many configurations as the rule wants; whether there are more now, or are known to be none."""
+        state = self._state
+        wanted = checked_admission(self._rule, self._rule.admit(state)) if state.left else 0
+        if wanted and not self._candidates:
+            self._candidates.extend(self._search.next_trials())
+            state.left = len(self._candidates)
+        elif wanted:
+            trials = [self._candidates.popleft() for _ in range(min(wanted, state.left))]
+            self._run.trials |= {trial.number: trial for trial in trials}
+            self._find_kinds(trials)
+            for trial in trials:
+                state.admit(trial.number, trial.config)
+            state.left = len(self._candidates) or max(1, self._run.settings.num_samples - len(state.trials))
+        return wanted > 0
+
+    def _find_kinds(self, unseen: Sequence[Trial]) -> None:
+        """See which trials can train as one; a run that was given more samples has built the first of them before."""
+        run = self._run
+        while unseen:
+            key = f"surrogate/kinds-from-{unseen[0].number}"
+            unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._cores))
+            self._dispatcher.kinds |= {int(number): kind for number, kind in unit.value.items()}
+            seen = {line["trial"] for line in unit.lines}
+            unseen = [trial for trial in unseen if trial.number not in seen]
+            self._unread += [line.get("unread", {}) for line in unit.lines if line["event"] == "trial"]
+        if len(run.trials) >= run.settings.num_samples and not derived(run.space):
+            warn_of_unread(self._unread)
+
+    def _decide(self) -> bool:
+        """Have the rule decide, or the journal where it was decided before; whether any trial goes on or is dropped."""
+        state, run = self._state, self._run
+        if not state.waiting and not state.idle:
+            return False
+        first_rung = None if self._first_rung_is_over else self._first_rung()
+        key = self._decision_key()
+        if recalled := run.store.done(key):
+            moves = {number: move_of(plain) for number, *plain in run.store.units()[key].value}
+        else:
+            if first_rung is not None:
+                warn_of_chance(run, *first_rung)
+            moves = checked_moves(self._rule, self._rule.decide(state), state)
+            if moves:
+                run.record(key, Unit([[number, *plain_move(move)] for number, move in moves.items()]))
+        self._carry_out(moves, recalled)
+        if first_rung is not None:
+            self._first_rung_is_over = True
+            if run.settings.check_transfer:
+                run.transfer = check_transfer(run, *first_rung, self._devices)
+                self._show()
+        return bool(moves)
+
+    def _decision_key(self) -> str:
+        """Name of a decision in the journal, which says where the sweep stands; so more samples make it another one."""
+        state = self._state
+        at = min(
+            (epoch for epoch in (0, *state.scores) if state.waiting_at(epoch)), default=max(state.scores, default=0)
+        )
+        over = f"to-{at}/kept/of-{len(state.scores[at])}" if at else f"begin/of-{len(state.trials)}"
+        return f"surrogate/{over}-{state.digest}"
+
+    def _first_rung(self) -> tuple[Mapping[int, float], int] | None:
+        """The scores at the first milestone, and which it is, once all trials have come to it."""
+        state = self._state
+        first = min(state.scores, default=0)
+        over = first and not state.left and len(state.scores[first]) == len(state.trials)
+        return (dict(state.scores[first]), first) if over else None
+
+    def _carry_out(self, moves: Mapping[int, Move], recalled: bool) -> None:
+        state, run = self._state, self._run
+        stood = sorted({state.trials[number].epoch for number in moves})
+        dropped = sorted(number for number, move in moves.items() if isinstance(move, Drop))
+        for number in dropped:
+            self._search.close(number, run.epochs("surrogate", number), state.trials[number].score)
+            state.drop(number)
+        going_on = {number: move for number, move in moves.items() if isinstance(move, GoOn)}
+        self._copy({number: move for number, move in going_on.items() if move.copy_of is not None}, recalled)
+        run.forget(dropped)
+        for number, move in going_on.items():
+            state.go_on(number, move.to, run.trials[number].config)
+            if not self._came(number):
+                self._dispatcher.add(number, move.to)
+        for stop in stood:
+            self._tell(stop, recalled)
+
+    def _copy(self, copies: Mapping[int, GoOn], recalled: bool) -> None:
+        """Have trials go on with other ones' weights and configurations, as these were before any of them copied."""
+        run, dispatcher, trials = self._run, self._dispatcher, dict(self._run.trials)
+        of = {number: move.copy_of for number, move in copies.items() if move.copy_of is not None}
+        for number in {*of, *of.values()}:
+            if run.epochs("surrogate", number) > self._state.trials[number].epoch:
+                raise _cannot_grow(number)
+        sources = {number: run.sources[copied] for number, copied in of.items()}
+        kinds = {number: dispatcher.kinds[copied] for number, copied in of.items()}
+        for number, copied in of.items():
+            self._search.close(number, run.epochs("surrogate", number), self._state.trials[number].score)
+            run.trials[number] = Trial(number, {**trials[copied].config, **copies[number].changes})
+            run.notify(TrialConfigured, trial=number, config=dict(run.trials[number].config), recalled=recalled)
+        before = {number: run.sources[number] for number in of if number in run.sources}
+        run.sources |= sources
+        run.store.discard(set(before.values()) - set(run.sources.values()))
+        dispatcher.kinds |= kinds
+        dispatcher.copies |= of
+
+    def _tell(self, stop: int, recalled: bool) -> None:
+        """Tell the user how many go on from a milestone, once, when nobody is on the way to it any more."""
+        state, run = self._state, self._run
+        scores = state.scores.get(stop, {})
+        if stop <= self._told_of or any(state.training_to(earlier) for earlier in state.scores if earlier <= stop):
+            return
+        self._told_of = stop
+        numbers = sorted(n for n in scores if not state.trials[n].dropped and math.isfinite(scores[n]))
+        kept = [numbers[i] for i in rank([scores[n] for n in numbers], state.mode)]
+        over = {"candidates": tuple(sorted(scores)), "kept": tuple(kept), "recalled": recalled}
+        run.notify(RungDecided, stage="surrogate", epoch=stop, **over)
+        if kept:
+            told = f"best {run.settings.metric} {scores[kept[0]]:.4g} (trial {kept[0]})"
+            run.say(f"surrogates at epoch {stop}: {len(kept)} of {len(scores)} go on, {told}")
+
+    def _dispatch(self) -> bool:
+        """Have idle devices begin what waits; where nothing does, whether the rule now has anyone go on."""
+        devices, dispatcher = self._devices, self._dispatcher
+        while dispatcher and self._may_begin() and devices.idle():
+            dispatcher.start_next()
+        nothing_trains = not self._state.training and not devices.busy()
+        if dispatcher or not devices.idle() or not (self._may_begin() or nothing_trains):
+            return False
+        self._state.idle = True
+        moved = self._decide()
+        self._state.idle = False
+        return moved
+
+    def _may_begin(self) -> bool:
+        """Whether there is time; the first group of all begins without."""
+        nothing_yet = not any(stage == "surrogate" for stage, _ in self._run.metrics) and not self._devices.busy()
+        return nothing_yet or not self._run.out_of_time("surrogate")
+
+    def _record(self, finished: Finished) -> None:
+        """Keep what a device has done: first the checkpoint, then the journal's lines."""
+        run, task, outcome = self._run, finished.task, finished.outcome
+        run.save(task.key, {"parts": outcome.checkpoint}, task.members)
+        # A trial that was brought back after its checkpoint was gone has trained its first epochs again.
+        fresh = {n: [at for at in h if at[0] > run.epochs("surrogate", n)] for n, h in outcome.history.items()}
+        lines = [line for n, history in fresh.items() for line in metric_lines("surrogate", n, history)]
+        lines += [{"event": "failed", "trial": number, "error": error} for number, error in outcome.failures.items()]
+        # The last digits depend on how many train as one, which memory may have decided.
+        groups = [part["members"] for part in outcome.checkpoint]
+        value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
+        if task.copies:
+            value["copies"] = task.copies
+        self._went_on(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
+        self._finished.append(task.key)
+
+    def _next_recorded(self) -> str | None:
+        """The next group that an earlier process recorded, once its trials are admitted."""
+        units, kinds = self._run.store.units(), self._dispatcher.kinds
+        if self._recorded and kinds.keys() >= set(units[self._recorded[0]].value["members"]):
+            return self._recorded.popleft()
+        return None
+
+    def _went_on(self, key: str, unit: Unit) -> None:
+        """A recorded group's members go on from there; those that copied others have a checkpoint of their own now."""
+        members, copies = unit.value["members"], unit.value.get("copies", {})
+        for number in members:
+            copied = self._dispatcher.copies.pop(number, None)
+            if copies.get(str(number)) != copied:
+                raise _cannot_grow(number)
+        failed = {line["trial"] for line in unit.lines if line["event"] == "failed"}
+        self._run.go_on_from(key, members, failed)
+
+    def _come_in(self, key: str) -> None:
+        """A group is done: those that reached their milestone wait for a decision."""
+        run, state, unit = self._run, self._state, self._run.store.units()[key]
+        for number in unit.value["members"]:
+            if self._came(number):
+                self._dispatcher.remove(number)
+            elif self._dispatcher.remove(number):  # the time budget ended its last group before the milestone
+                self._dispatcher.add(number, state.training[number].goal or 0)
+            self._search.tell(number, run.epochs("surrogate", number), run.score("surrogate", number))
+        self._done += sum(line["event"] == "metrics" for line in unit.lines)
+        self._devices.on_progress(min(1.0, self._done / self._rule.epochs(state)), state.best(run.settings.top_k))
+
+    def _came(self, number: int) -> bool:
+        """Whether a trial on its way is through with its milestone, perhaps in an earlier process; then it waits there.
+
+        What it trained further than it was let go on, when there were fewer samples, the rule does not see.
+        """
+        run, standing = self._run, self._state.training.get(number)
+        if standing is None or standing.goal is None or not run.passed("surrogate", number, standing.goal):
+            return False
+        epochs = range(standing.epoch + 1, standing.goal + 1)
+        self._state.come(number, {epoch: run.score_at("surrogate", number, epoch) for epoch in epochs})
+        return True
+
+    def _ended(self) -> list[int]:
+        """The finalists. A surrogate as wide as the model is the model: its training goes on from where it is."""
+        state, run = self._state, self._run
+        chosen = checked_finalists(self._rule, self._rule.finalists(state), state)
+        last = max(state.scores, default=0)
+        if not state.best(1):
+            raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
+        if not chosen:
+            raise ValueError(f"`sweep_rule` {type(self._rule).__name__} names no finalists, but must name at least one")
+        recalled = run.decided(FINALISTS, run.trials)
+        self._tell(last, recalled)
+        for number in sorted(n for n, standing in state.trials.items() if not standing.dropped):
+            self._search.close(number, run.epochs("surrogate", number), state.trials[number].score)
+        finalists = run.decide(FINALISTS, run.trials, lambda: chosen)
+        among = tuple(sorted(run.trials))
+        run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
+        go_on = finalists if run.settings.surrogate == 1 else []
+        run.forget([n for n in run.sources if n not in go_on])
+        return finalists
+
+    def _ended_by_time(self) -> list[int]:
+        """The finalists where the time budget ended a rung early: who trained longest, then who is best."""
+        run = self._run
+        run.end_by_time("surrogate")
+        run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
+        numbers = sorted(run.trials)
+        scores = {n: run.score("surrogate", n) for n in numbers}
+        best_first = [numbers[i] for i in rank(list(scores.values()), run.settings.mode)]
+        left = [n for n in best_first if math.isfinite(scores[n])]
+        if not left:
+            raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
+        for n in numbers:
+            self._search.close(n, run.epochs("surrogate", n), scores[n])
+        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.top_k]
+
+
+def _cannot_grow(number: int) -> ValueError:
+    return ValueError(
+        f"`num_samples` is more than the run had, but what its trial {number} has trained since then does not count "
+        "among more: its sweep rule copies weights; begin another run, under a new `name`"
+    )
+
+
+def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
+    told = (
+        f"all {count} trials diverged or failed by epoch {stop} of the sweep: no finite {run.settings.metric}; "
+        f"lower `lr` or look into {run.store.path / 'journal.jsonl'}"
+    )
+    if run.failures:
+        number, error = next(iter(run.failures.items()))
+        told += f"\n\nTrial {number} failed with\n{error}"
+    return AllTrialsFailed(told)

@@ -1,0 +1,199 @@
+"""What a backend promises, a check for each part of it.
+
+Each check drives the devices as a run does, on models that train in milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.contracts import Backend, Span, TargetTask
+from hydro_rasda.run.targets import targets_over
+from hydro_rasda.stages.race import train_targets
+from hydro_rasda.testing.runs import (
+    MAX_T,
+    PATIENCE_S,
+    by_epoch,
+    group,
+    histories,
+    is_running,
+    opened,
+    record,
+    references,
+    require,
+    require_each_once,
+    require_one_failure,
+    targets,
+    train,
+    train_full_size,
+    train_two_rungs,
+)
+
+Check = Callable[[Callable[[], Backend], Path], None]
+
+
+def backend_checks() -> Sequence[Check]:
+    """The checks of the contract: functions of what makes a backend, and of an empty folder.
+
+    Each raises AssertionError with the promise that was broken; its docstring says what the contract demands.
+    """
+    return [
+        check_groups,
+        check_results,
+        check_full_size,
+        check_failures,
+        check_deaths,
+        check_time,
+        check_leaving,
+        check_race,
+    ]
+
+
+def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """An idle device takes a group, is busy until it is finished, and finishes it once.
+
+    `plan` answers for each kind that it is asked about. `on_progress` may be called at any time.
+    """
+    configs = [{"lr": 0.01 * (n + 1)} for n in range(5)]
+    with opened(make_backend(), folder, configs) as (run, devices):
+        require(not devices.busy(), "devices are not `busy` before anything was begun")
+        devices.on_progress(0.0, [])
+        first, kinds = devices.idle()[0], {"even": [run.trials[0], run.trials[2]], "odd": [run.trials[1]]}
+        planned = devices.plan(first, kinds)
+        require(planned.keys() == kinds.keys(), f"`plan` answers for each kind, not for {sorted(planned)}")
+        require(all(of.most >= 1 and 1 in of.throughput for of in planned.values()), "`plan` gives widths >= 1")
+        require(devices.cores(first) >= 1, "`cores` is 1 or more")
+        require(isinstance(devices.machine(first), str), "`machine` is a string")
+        tasks = [group(0, 2), group(1), group(3), group(4)]
+        done = train(devices, tasks)
+        devices.on_progress(1.0, [0])
+        require_each_once(done, range(5))
+        require({finished.task.key for finished in done} == {task.key for task in tasks}, "`finished` names its task")
+        for number, history in histories(done).items():
+            require([epoch for epoch, _ in history] == [1, 2], f"trial {number} trains epochs 1 and 2 once each")
+        for device in devices.idle():
+            speed = devices.speed(device, "a kind")
+            require(speed is None or speed > 0, "`speed` is None or positive")
+
+
+def check_results(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """A group trains to the last digit as on `LocalBackend` with one device of the same sort.
+
+    That holds from the beginning, and from a checkpoint that an earlier task has left, by whichever backend.
+    """
+    configs: list[dict[str, Any]] = [{"lr": 0.02, "optimizer": "adamw"}, {"lr": 0.1, "momentum": 0.9}]
+    found = train_two_rungs(make_backend(), folder / "tried", configs)
+    expected = [train_two_rungs(local, folder / str(local.device), configs) for local in references()]
+    require(found in expected, f"metrics are those of the local backend, {expected[0]}, not {found}")
+
+
+def check_full_size(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """`train_each` yields the outcome of each task once, in any order, as trained in one process.
+
+    It takes the next task when that can begin, so that whoever gives the tasks can still withhold it; and it goes on
+    from a checkpoint.
+    """
+    configs = [{"lr": 0.02 * (n + 1)} for n in range(5)]
+    with opened(make_backend(), folder / "tried", configs) as (run, devices):
+        room = sum(devices.cores(device) for device in devices.idle())
+        outcomes = train_full_size(run, devices, 1, room)
+        for outcome in outcomes:
+            record(run, outcome)
+        outcomes += train_full_size(run, devices, 3, room)
+    found = by_epoch(outcomes)
+    for local in references():
+        with opened(local, folder / str(local.device), configs) as (run, devices):
+            tasks = [TargetTask(f"target/{n}", n, Span(0, 3), None, 0, len(configs)) for n in run.trials]
+            if found == by_epoch(list(devices.train_each(tasks))):
+                return
+    raise AssertionError("a backend breaks its contract: full-size models train as in one process")
+
+
+def check_failures(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """A trial that raises fails alone, with its traceback: in a group, and at full size."""
+    with opened(make_backend(), folder, [{"lr": 0.1}, {"lr": 0.1, "raises": True}, {"lr": 0.2}]) as (run, devices):
+        require_one_failure(train(devices, [group(0, 1, 2)]), 1, "this trial raises")
+        outcomes = {outcome.task.number: outcome for outcome in devices.train_each(targets(run, 1))}
+        require(outcomes.keys() == {0, 1, 2}, "`train_each` yields also what failed")
+        require("this trial raises" in str(outcomes[1].error), "the outcome of what raised has its traceback")
+        require(outcomes[0].error is outcomes[2].error is None, "no other full-size model fails")
+
+
+def check_deaths(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """A trial that kills each process that trains it fails alone; other trials cost that no more than time.
+
+    Where a backend trains in the tuner's own process, such a trial raises instead.
+    """
+    deadly = {"lr": 0.1, "kills_other_than": os.getpid()}
+    with opened(make_backend(), folder, [{"lr": 0.1}, deadly, {"lr": 0.2}]) as (_, devices):
+        done = train(devices, [group(0, 1), group(2)])
+        require_one_failure(done, 1, "")
+        require(all(len(history) == 2 for n, history in histories(done).items() if n != 1), "the others train on")
+
+
+def check_time(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """Once the time budget is spent, what has begun ends after the epoch that it is in, and counts up to there."""
+    with opened(make_backend(), folder, [{"lr": 0.1}, {"lr": 0.2}], time_budget_s=1e-6) as (run, devices):
+        for number, history in histories(train(devices, [group(0, 1)])).items():
+            require([epoch for epoch, _ in history] == [1], f"trial {number} of a group ends after its first epoch")
+        for outcome in devices.train_each(targets(run, 3)):
+            require([epoch for epoch, _ in outcome.history] == [1], "a full-size model ends after its first epoch")
+
+
+def check_leaving(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """Once the devices are left, by an exception too, none of their processes that run on this machine is there."""
+    folder.mkdir(exist_ok=True)
+    seen = folder / "processes"
+    seen.mkdir()
+    configs = [{"lr": 0.1, "waits_in": str(seen), "tuner": os.getpid()}] * 2
+    try:
+        with opened(make_backend(), folder / "run", configs) as (_, devices):
+            for device, number in zip(devices.idle(), (0, 1)):
+                devices.start(device, group(number))
+            until = time.monotonic() + PATIENCE_S
+            while not list(seen.iterdir()):
+                devices.finished()
+                require(time.monotonic() < until, "a device begins what it is given")
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    until = time.monotonic() + PATIENCE_S / 4
+    here = [int(file.name.split("@")[0]) for file in seen.iterdir() if file.name.endswith(f"@{socket.gethostname()}")]
+    while left := [pid for pid in here if is_running(pid)]:
+        require(time.monotonic() < until, f"processes {left} end with the devices")
+        time.sleep(0.05)
+
+
+def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
+    """What is trained at full size is recorded so that each backend goes on with what another began.
+
+    Here the local backend trains all finalists for an epoch, the backend goes on to the end, and the local one finds
+    nothing left to do. No epoch is trained twice.
+    """
+    configs = [{"lr": 0.02 * (n + 1)} for n in range(3)]
+    local = references()[0]
+    with opened(local, folder, configs) as (run, devices):
+        for outcome in devices.train_each(targets(run, 1)):
+            record(run, outcome)
+    with opened(make_backend(), folder, configs) as (run, devices):
+        require(set(train_targets(run, [0, 1, 2], devices)) == {0, 1, 2}, "all finalists count as tried")
+        require(targets_over(run, [0, 1, 2]), "the end of the stage is recorded")
+        curves = {number: run.curve("target", number) for number in run.trials}
+        recorded = len(run.store.units())
+    lengths = {number: len(curve) for number, curve in curves.items()}
+    require(
+        all(list(curves[n]) == list(range(1, length + 1)) for n, length in lengths.items()), "epochs are counted up"
+    )
+    require(max(lengths.values()) == MAX_T, f"a finalist trains to the end, not to {max(lengths.values())}")
+    with opened(local, folder, configs) as (run, devices):
+        train_targets(run, [0, 1, 2], devices)
+        require(len(run.store.units()) == recorded, "the local backend has nothing left to train")
+        again = {number: run.curve("target", number) for number in run.trials}
+        require(again == curves, "the local backend finds what was recorded")
+        lines = [line for unit in run.store.units().values() for line in unit.lines if line["event"] == "metrics"]
+        require(len(lines) == sum(lengths.values()), "no epoch is trained twice")

@@ -1,0 +1,201 @@
+"""Runs that train in milliseconds, and a backend's devices driven as a run drives them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hydro_rasda.backends.local import LocalBackend
+from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.contracts import (
+    Backend,
+    Devices,
+    Finished,
+    Group,
+    GroupOutcome,
+    GroupTask,
+    History,
+    Span,
+    TargetOutcome,
+    TargetTask,
+    group_key,
+)
+from hydro_rasda.data import make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.store import Store, Unit
+from hydro_rasda.run.targets import record_epochs
+
+PATIENCE_S = 120.0
+"""So long a check waits for what it trains, the start of processes included."""
+
+MAX_T = 4
+_FIRST = Span(0, 2)
+
+
+def model_fn(config: Mapping[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    """The models of the checks; configurations say how they misbehave."""
+    if config.get("raises"):
+        raise RuntimeError("this trial raises")
+    if config.get("kills_other_than") == os.getpid():
+        raise RuntimeError("this trial dies")
+    if "kills_other_than" in config:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "waits_in" in config:
+        if os.getpid() == config["tuner"]:
+            raise KeyboardInterrupt
+        Path(config["waits_in"], f"{os.getpid()}@{socket.gethostname()}").touch()
+        time.sleep(PATIENCE_S)
+    width = int(8 * width_ratio)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+def _problem(where: torch.device, settings: TuneConfig) -> Problem:
+    x = torch.rand(32, 4, generator=torch.Generator().manual_seed(0))
+    data = x, (x.sum(1) > 2).long()
+    train, val = (make_batches(data, name, where, 0) for name in ("train_data", "val_data"))
+    return Problem(model_fn, supervised(), train, val, settings, where)
+
+
+@contextmanager
+def opened(
+    backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]], **settings: Any
+) -> Iterator[tuple[Run, Devices]]:
+    """A run of these trials, as the next process would open it, and its devices."""
+    rasda = RASDAConfig(grace_period=1, max_workers=1)
+    asked = TuneConfig(max_t=MAX_T, surrogate=0.5, rasda=rasda, **settings)
+    trials = {number: Trial(number, {"batch_size": 8, **config}) for number, config in enumerate(configs)}
+    with Store.open(folder, {}, "auto") as store:
+        run = Run(_problem(backend.device, asked), store, trials=trials)
+        with backend.open(run) as devices:
+            yield run, devices
+
+
+def require(holds: bool, promise: str) -> None:
+    """Raise AssertionError where a promise is broken."""
+    if not holds:
+        raise AssertionError(f"a backend breaks its contract: {promise}")
+
+
+@functools.cache
+def references() -> list[LocalBackend]:
+    """One device of each sort."""
+    return [LocalBackend(["cpu"]), *([LocalBackend(["cuda:0"])] if torch.cuda.is_available() else [])]
+
+
+def group(*members: int, span: Span = _FIRST, sources: tuple[str, ...] = ()) -> GroupTask:
+    """A task of trials that train as one."""
+    members_fused = Group("a kind", members, fused=len(members) > 1)
+    return GroupTask(group_key(span, members), (members_fused,), sources, span)
+
+
+def targets(run: Run, stop: int) -> list[TargetTask]:
+    """All trials to an epoch, each from its last checkpoint."""
+    return [
+        TargetTask(f"target/{n}", n, Span(run.epochs("target", n), stop), run.checkpoints.get(n), 0, len(run.trials))
+        for n in run.trials
+    ]
+
+
+def train(devices: Devices, tasks: Iterable[GroupTask]) -> list[Finished]:
+    """Have the devices train groups, as the sweep does."""
+    waiting, done = list(tasks), list[Finished]()
+    until = time.monotonic() + PATIENCE_S
+    while waiting or devices.busy():
+        for device in devices.idle():
+            if waiting:
+                devices.start(device, waiting.pop(0))
+                require(device not in devices.idle(), "a device is not `idle` before it has finished its task")
+                require(devices.busy(), "devices are `busy` while one has a task")
+        done += devices.finished()
+        require(time.monotonic() < until, f"what was begun is finished in {PATIENCE_S:g} s")
+    return done
+
+
+def train_two_rungs(backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]]) -> dict[int, History]:
+    """A group to epoch 2, then each member by itself from there to epoch 4."""
+    with opened(backend, folder, configs) as (run, devices):
+        (first,) = train(devices, [group(0, 1)])
+        key = first.task.key
+        run.store.save(key, {"parts": first.outcome.checkpoint})
+        lines = [line for n, history in first.outcome.history.items() for line in metric_lines("surrogate", n, history)]
+        run.record(key, Unit({"members": [0, 1], "stop": 2, "groups": [[0, 1]]}, lines))
+        later = train(devices, [group(n, span=Span(2, 4), sources=(key,)) for n in (0, 1)])
+    after = histories(later)
+    return {n: first.outcome.history[n] + after[n] for n in (0, 1)}
+
+
+def histories(done: Iterable[Finished]) -> dict[int, History]:
+    """Of each trial, the epochs that its group was trained."""
+    return {number: history for finished in done for number, history in finished.outcome.history.items()}
+
+
+def require_each_once(done: Sequence[Finished], numbers: Iterable[int]) -> None:
+    """Require one outcome of each trial, and a checkpoint of each that did not fail."""
+    trained = sorted(number for finished in done for number in finished.outcome.history)
+    require(trained == sorted(numbers), f"each trial trains once, but {trained} did")
+    kept = sorted(n for finished in done for part in finished.outcome.checkpoint for n in part["members"])
+    failed = {n for finished in done for n in finished.outcome.failures}
+    require(sorted({*numbers} - failed) == kept, f"checkpoints hold each trial that did not fail, not {kept}")
+
+
+def require_one_failure(done: Sequence[Finished], number: int, why: str) -> None:
+    """Require that one trial failed alone, for this reason."""
+    outcomes: list[GroupOutcome] = [finished.outcome for finished in done]
+    failures = {n: error for outcome in outcomes for n, error in outcome.failures.items()}
+    require_each_once(done, [n for outcome in outcomes for n in outcome.history])
+    require(failures.keys() == {number}, f"trial {number} fails alone, not {sorted(failures)}")
+    require(why in failures[number], f"a failure says what was raised, not {failures[number]!r}")
+
+
+def train_full_size(run: Run, devices: Devices, stop: int, room: int) -> list[TargetOutcome]:
+    """Train all trials to an epoch, by a generator that looks how far ahead it is read."""
+    taken, outcomes = 0, list[TargetOutcome]()
+
+    def given() -> Iterator[TargetTask]:
+        nonlocal taken
+        for task in targets(run, stop):
+            taken += 1
+            require(taken - len(outcomes) <= room, f"`train_each` takes no more tasks than the {room} that can begin")
+            yield task
+
+    for outcome in devices.train_each(given()):
+        outcomes.append(outcome)
+    numbers = sorted(outcome.task.number for outcome in outcomes)
+    require(numbers == sorted(run.trials), f"`train_each` yields each outcome once, but those of {numbers}")
+    require(all(outcome.error is None for outcome in outcomes), "full-size models train without an error")
+    return outcomes
+
+
+def record(run: Run, outcome: TargetOutcome) -> None:
+    """Keep what a full-size training gave, as the race does."""
+    number = outcome.task.number
+    record_epochs(run, number, metric_lines("target", number, outcome.history), outcome.state, outcome.seconds)
+
+
+def by_epoch(outcomes: Iterable[TargetOutcome]) -> dict[tuple[int, int], Mapping[str, float]]:
+    """Metrics by trial and epoch."""
+    return {(outcome.task.number, epoch): metrics for outcome in outcomes for epoch, metrics in outcome.history}
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there that has not ended."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,1 @@
+"""How trials train: epochs, learners, fused groups, full-size models, devices and processes."""

@@ -1,0 +1,50 @@
+"""What follows where the process that trained something died, wherever it ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hydro_rasda.contracts import GroupOutcome, GroupTask, TargetOutcome, TargetTask
+
+DEATHS = 2
+"""So often a process dies of a task before the task is taken to be the cause."""
+
+
+class Deaths:
+    """Counts deaths by task, and says what to do next.
+
+    What died with its process is trained once more, whole: memory may have run out by what ran beside it. Then a group
+    is halved, so that only those trials fail whose own processes die; each half has as many chances.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[object] = Counter()
+
+    def of_group(self, task: GroupTask, how: str) -> list[GroupTask] | GroupOutcome:
+        """After a death of the process that trained groups.
+
+        Args:
+            task: What it trained.
+            how: What ended it.
+
+        Returns:
+            The tasks to train in its place, which the task itself may be; or the outcome of a trial that has failed.
+        """
+        members = task.members
+        if self._again((task.span, members)):
+            return [task]
+        if len(members) > 1:
+            return task.smaller()
+        return GroupOutcome([], {members[0]: []}, {members[0]: _failure(how)})
+
+    def of_target(self, task: TargetTask, how: str) -> TargetTask | TargetOutcome:
+        """After a death of the process that trained a full-size model: the task again, or its outcome at last."""
+        return task if self._again(task) else TargetOutcome(task, None, [], _failure(how), 0.0)
+
+    def _again(self, task: object) -> bool:
+        self._counts[task] += 1
+        return self._counts[task] < DEATHS
+
+
+def _failure(how: str) -> str:
+    return f"the process that trained it died {DEATHS} times: {how}"

@@ -1,0 +1,157 @@
+"""One device, as the sweep counts them: a GPU, or a CPU, whose cores train at the same time.
+
+On several cores, each trains its own fused group of surrogates, and full-size trials share them: with every halving,
+the trials that are left get more threads (RASDA's doubling in space, on one machine).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from fusion import keep_freed_memory
+from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.deaths import Deaths
+from hydro_rasda.training.forks import Died, Notify, can_be_pickled, cores, imap_forked
+from hydro_rasda.training.full_size import train_target
+from hydro_rasda.training.fused import Load, joined, train_group
+from hydro_rasda.training.planning import machine, planned_widths
+
+
+@dataclass(frozen=True)
+class Work:
+    """What training needs beside a task.
+
+    Attributes:
+        trials: By number.
+        load: Gives an earlier task's checkpoint by its key, on the device.
+        should_stop: Asked after each epoch.
+        notify: Called with how many epochs were trained, over all models that train as one, and the metrics after them.
+    """
+
+    trials: Mapping[int, Trial]
+    load: Load
+    should_stop: Callable[[], bool]
+    notify: Notify
+
+
+class Device:
+    """Trains what it is given; returns when that is done.
+
+    Attributes:
+        cores: How many groups, or full-size models, it trains at the same time.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.cores = usable_cores(problem)
+        if problem.device.type == "cpu":
+            # Page faults on blocks that were freed a step before can take half of a fused step.
+            keep_freed_memory()
+
+    @property
+    def machine(self) -> str:
+        """Equal for devices that are equally fast."""
+        return machine(self._problem.device)
+
+    def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        """How wide each core's groups of a kind should be; see `planned_widths`."""
+        threads = torch.get_num_threads()
+        if self.cores > 1:
+            torch.set_num_threads(1)
+        try:
+            return planned_widths(self._problem, kinds, self.cores)
+        finally:
+            torch.set_num_threads(threads)
+
+    def train_groups(self, task: GroupTask, work: Work) -> GroupOutcome:
+        """Train groups to their milestone, each in one process."""
+        tasks = task.parts()
+        if len(tasks) == 1:
+            return self._train_part(task, work, work.notify)
+        outcomes = dict(self._forked(self._train_part, tasks, work, self.cores // len(tasks)))
+        deaths = Deaths()
+        return joined(self._settled(part, outcomes[i], work, deaths) for i, part in enumerate(tasks))
+
+    def _train_part(self, task: GroupTask, work: Work, notify: Notify) -> GroupOutcome:
+        def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
+            notify(len(task.members), metrics)
+
+        return train_group(self._problem, work.trials, task, work.load, work.should_stop, on_epoch)
+
+    def _settled(self, task: GroupTask, outcome: GroupOutcome | Died, work: Work, deaths: Deaths) -> GroupOutcome:
+        """What a part gave; where its process died, what it gives with the device to itself."""
+        if isinstance(outcome, GroupOutcome):
+            return outcome
+        following = deaths.of_group(task, outcome.how)
+        if isinstance(following, GroupOutcome):
+            return following
+        return joined(
+            self._settled(part, self._alone(self._train_part, part, work), work, deaths) for part in following
+        )
+
+    def train_targets(self, tasks: Sequence[TargetTask], work: Work, devices: int = 1) -> Iterator[TargetOutcome]:
+        """Train at most `cores` full-size models at the same time, on the more threads the fewer they are.
+
+        Args:
+            tasks: What to train.
+            work: What that needs.
+            devices: How many, this one included, share the trials that are trained to the tasks' milestone.
+
+        Yields:
+            What each gave, as they are done. Of wall time that they share, each counts its part.
+        """
+        threads = max(1, self.cores // -(-tasks[0].beside // devices))
+        if threads == self.cores:
+            yield from (self._train_target(task, work, work.notify) for task in tasks)
+            return
+        died = []
+        for i, outcome in self._forked(self._train_target, tasks, work, threads):
+            if isinstance(outcome, Died):
+                died.append((tasks[i], outcome))
+            else:
+                yield replace(outcome, seconds=outcome.seconds / len(tasks))
+        deaths = Deaths()
+        for task, outcome in died:
+            while isinstance(outcome, Died):
+                following = deaths.of_target(task, outcome.how)
+                if isinstance(following, TargetTask):
+                    following = self._alone(self._train_target, task, work)
+                outcome = following
+            yield outcome
+
+    def _train_target(self, task: TargetTask, work: Work, notify: Notify) -> TargetOutcome:
+        def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
+            notify(1, metrics)
+
+        state = work.load(task.source) if task.source is not None else None
+        return train_target(self._problem, work.trials[task.number], task, state, work.should_stop, on_epoch)
+
+    def _forked(
+        self, train: Callable[..., Any], tasks: Sequence[Any], work: Work, threads: int
+    ) -> Iterator[tuple[int, Any]]:
+        return imap_forked([partial(train, task, work) for task in tasks], threads, work.notify)
+
+    def _alone(self, train: Callable[..., Any], task: Any, work: Work) -> Any:
+        """In a process of its own all the same: what ends it must not end this one."""
+        return next(outcome for _, outcome in self._forked(train, [task], work, self.cores))
+
+
+def usable_cores(problem: Problem) -> int:
+    """How many models of a problem train at the same time: as many as its device allows, if they can share its data.
+
+    An open file has one position for all forked processes, so that what two of them read is right for neither. What
+    holds a file or a connection is recognised by that it cannot be pickled.
+    """
+    free = cores(problem.device)
+    return free if free == 1 or can_be_shared(problem) else 1
+
+
+def can_be_shared(problem: Problem) -> bool:
+    """Whether several processes can train a problem's models: see `usable_cores`."""
+    return can_be_pickled((problem.model_fn, problem.objective, problem.train_data, problem.val_data))

@@ -1,0 +1,253 @@
+"""Pieces of work at the same time on the cores of this machine, each in a process forked for it.
+
+Threads do little for small models: a step is over before a second thread has begun its part. Processes scale, and
+forked ones start in milliseconds, share the data's memory pages and need nothing pickled on their way in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+Notify = Callable[..., None]
+"""Takes whatever a piece of work reports while it runs."""
+
+Piece = Callable[[Notify], Any]
+"""Work that reports how far it is by calling its argument, and returns its result."""
+
+_PR_SET_PDEATHSIG = 1
+_WARNING = ("message", "category", "filename", "lineno")
+
+
+@dataclass(frozen=True)
+class Died:
+    """A piece of work whose process ended without an answer.
+
+    Attributes:
+        how: What ended it.
+    """
+
+    how: str
+
+
+def cores(device: torch.device) -> int:
+    """How many pieces can train at the same time in processes of their own; 1 where only this one can.
+
+    As many as torch has threads, which `torch.set_num_threads` and OMP_NUM_THREADS say. Other systems than Linux cannot
+    be relied on to fork a process that has computed, nor can autograd where it keeps a thread for each GPU.
+    """
+    can_fork = device.type == "cpu" and sys.platform == "linux" and not torch.accelerator.is_available()
+    return torch.get_num_threads() if can_fork else 1
+
+
+def can_be_pickled(thing: Any) -> bool:
+    """Whether a thing can be sent to another process; nothing of it is copied to find out."""
+    from ray import cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, part: Any) -> Any:
+            if isinstance(part, torch.Tensor):
+                return int, ()
+            if isinstance(part, io.TextIOWrapper) and part not in (sys.stdout, sys.stderr):
+                raise TypeError("a copy of a text file is sent as what is in it, but is one file for forked processes")
+            return super().reducer_override(part)
+
+    try:
+        Pickler(_Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(thing)
+    except Exception:  # whatever a `__reduce__` raises
+        return False
+    return True
+
+
+class _Nowhere:
+    def write(self, content: Any) -> int:
+        return len(content)
+
+
+def imap_forked(pieces: Sequence[Piece], threads: int, notify: Notify) -> Iterator[tuple[int, Any]]:
+    """Do all pieces of work at the same time, in any order.
+
+    Args:
+        pieces: What to do.
+        threads: Of torch, for each of them.
+        notify: Called in this process with what a piece reports.
+
+    Yields:
+        As they are done, a piece's position and what it returned, or that it `Died`. Pieces that still run when the
+        caller takes no more are ended.
+    """
+    # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
+    import torch._dynamo  # noqa: F401
+
+    running: dict[Connection, tuple[int, int]] = {}
+    warned: dict[Any, Any] = {}
+    try:
+        for i, piece in enumerate(pieces):
+            with _interrupts_put_off():
+                connection, pid = _forked(piece, threads)
+                running[connection] = (i, pid)
+        while running:
+            ready = wait(list(running))
+            for connection in [connection for connection in running if connection in ready]:
+                i, pid = running[connection]
+                kind, content = receive(connection)
+                if kind == "notified":
+                    notify(*content)
+                    continue
+                if kind == "warned":
+                    for warning in content:
+                        warnings.warn_explicit(**warning, registry=warned)
+                    continue
+                del running[connection]
+                connection.close()
+                _, status = os.waitpid(pid, 0)
+                yield i, content if kind == "done" else Died(content or ending(status))
+    finally:
+        for connection, (_, pid) in running.items():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            connection.close()
+
+
+def map_forked(pieces: Sequence[Callable[[], Any]], cores: int) -> list[Any]:
+    """Do pieces of work on one thread each, as many at the same time as there are cores.
+
+    A single piece, and all of them where there is one core, are done in this process.
+
+    Returns:
+        What each returned, or that it `Died`, in the order of the pieces.
+    """
+    if cores == 1 or len(pieces) == 1:
+        return [piece() for piece in pieces]
+    results: dict[int, Any] = {}
+    for first in range(0, len(pieces), cores):
+        together = [partial(_without_reports, piece) for piece in pieces[first : first + cores]]
+        results |= {first + i: result for i, result in imap_forked(together, 1, _ignore)}
+    return [results[i] for i in range(len(pieces))]
+
+
+def _without_reports(piece: Callable[[], Any], notify: Notify) -> Any:
+    return piece()
+
+
+def _ignore(*reported: Any) -> None: ...
+
+
+def send(connection: Connection, kind: str, content: Any) -> None:
+    """Send another process a message; tensors and plain values, or of "warned" what was caught."""
+    if kind == "warned":
+        content = [{name: getattr(warning, name) for name in _WARNING} for warning in content]
+    buffer = io.BytesIO()
+    torch.save((kind, content), buffer)
+    connection.send_bytes(buffer.getbuffer())
+
+
+def receive(connection: Connection) -> tuple[str, Any]:
+    """The next message of another process, ("died", "") where it has ended; waits for it."""
+    try:
+        message: tuple[str, Any] = torch.load(io.BytesIO(connection.recv_bytes()), weights_only=False)
+    except (EOFError, OSError):
+        return "died", ""
+    return message
+
+
+def ending(status: int) -> str:
+    """What ended a process, in words, by the status that `os.waitpid` gave."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGKILL:
+        return "SIGKILL, as where memory runs out"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+@contextlib.contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """Ctrl-C takes effect afterwards: Python ignores what is raised by the functions that it calls around a fork."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *given: caught.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+    if caught and callable(before):
+        before(*caught[0])
+
+
+def _forked(piece: Piece, threads: int) -> tuple[Connection, int]:
+    receiver, sender = Pipe(duplex=False)
+    parent = os.getpid()
+    # What is buffered would be written twice.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # The process has threads, of which Python warns: torch's, which the child replaces, and the progress bar's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        receiver.close()
+        _become(piece, threads, sender, parent)
+    sender.close()
+    return receiver, pid
+
+
+def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> NoReturn:
+    """Do a piece of work, in the child, and end."""
+
+    def work() -> None:
+        torch.set_num_threads(threads)
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                result = piece(lambda *content: send(connection, "notified", content))
+            send(connection, "warned", caught)
+            send(connection, "done", result)
+        except BaseException:
+            send(connection, "died", traceback.format_exc())
+
+    try:
+        depend_on(parent)
+        # What was there before is left alone by the collector here, so that its pages stay shared.
+        gc.freeze()
+        if threads == 1:
+            work()
+        else:
+            # OpenMP takes the threads that this one had before the fork for living; another one gets its own.
+            worker = threading.Thread(target=work)
+            worker.start()
+            worker.join()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)
+
+
+def depend_on(parent: int) -> None:
+    """End with the parent, leave Ctrl-C to it, and be what the kernel ends first where memory runs out."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    # Where a progress bar is shown, its process writes around it; this one has nothing to write around.
+    sys.stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+    sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)

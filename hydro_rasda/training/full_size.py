@@ -1,0 +1,48 @@
+"""One trial at full size: what a device does with it between two milestones."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.learners import SingleLearner
+from hydro_rasda.training.loop import remember_best, train_epochs
+
+
+def train_target(
+    problem: Problem,
+    trial: Trial,
+    task: TargetTask,
+    state: Mapping[str, Any] | None,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_epoch: Callable[[int, EpochMetrics], None] = lambda epoch, metrics: None,
+) -> TargetOutcome:
+    """Train one full-size model for a span of epochs.
+
+    Args:
+        problem: What is tuned.
+        trial: The task's trial.
+        task: What to do.
+        state: What its source gave.
+        should_stop: Asked after each epoch.
+        on_epoch: Told of each epoch.
+    """
+    started = time.perf_counter()
+    history: History = []
+    try:
+        problem = problem.with_settings(seed=task.seed)
+        learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.settings.max_t)
+        if state is not None:
+            learner.load(state)
+        numbers = [trial.number]
+        for epoch, metrics in train_epochs(learner, problem, task.span, trial.batch_size, numbers, should_stop):
+            remember_best(learner, problem, epoch, metrics)
+            history.append((epoch, {name: values[0] for name, values in metrics.items()}))
+            on_epoch(epoch, metrics)
+    except Exception:
+        return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
+    return TargetOutcome(task, learner.state(), history, None, time.perf_counter() - started)

@@ -1,0 +1,278 @@
+"""K surrogates trained as one: what a device does with a group of trials between two milestones."""
+
+from __future__ import annotations
+
+import math
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from fusion import (
+    OPTIMIZERS,
+    FusedModel,
+    FusionMismatch,
+    FusionWarning,
+    clip_grad_norm_,
+    dry_run,
+    fuse,
+    fused_optimizer,
+    lr_factor,
+)
+from fusion.backoff import back_off, is_out_of_memory
+from fusion.keys import read
+from fusion.streams import seed_generators
+from fusion.width.microbatch import backward, can_be_split, evaluate, split
+from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
+from hydro_rasda.data import Batch
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.loop import train_epochs
+from surrogate import lr_multipliers, weight_decay_multipliers
+
+State = dict[str, Any]
+
+_MICRO_BATCHES = (
+    "a trial does not fit memory with whole batches of {}: it trains with each in micro-batches, one after the other, "
+    "whose gradients are averaged. Up to rounding that is the same where the loss is a mean over examples; batch "
+    "normalization, though, sees a micro-batch at a time, and dropout draws other numbers"
+)
+
+
+class FusedLearner:
+    """K fused models, each with its own hyperparameters.
+
+    Attributes:
+        micro_batches: Parts that each batch is split into, one after the other, to take less memory.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
+        self.fused: FusedModel = fuse(modules)
+        self.micro_batches = 1
+        self.optimizer = fused_optimizer(self.fused, configs, **multipliers(modules[0], problem.settings.surrogate))
+        self._configs = list(configs)
+        self._objective = problem.objective
+        self._max_t = problem.settings.max_t
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        if self.fused.K == 1:
+            # It draws from the global generators as any model does, without the time that it takes to exchange them.
+            seed_generators(seeds[0])
+        else:
+            self.fused.seed(seeds)
+
+    def train_mode(self, training: bool) -> None:
+        self.fused.train(training)
+
+    def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
+        self.optimizer.set_lr_factor([lr_factor(config, epoch, self._max_t, steps) for config in self._configs])
+        self.optimizer.zero_grad()
+        metrics = backward(self._metrics, batch, self.micro_batches)
+        norms = [read(config, "grad_clip") for config in self._configs]
+        if any(norms):
+            clip_grad_norm_(self.fused, [norm or math.inf for norm in norms])
+        self.optimizer.step()
+        return metrics
+
+    def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
+        return evaluate(self._metrics, batch, self.micro_batches)
+
+    def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
+        metrics: Mapping[str, Tensor] = self.fused.map(self._objective, batch)
+        return metrics
+
+    def state(self) -> State:
+        """Weights, buffers and optimizer state of all members."""
+        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state: Mapping[str, Any], positions: Sequence[int] | None = None) -> None:
+        """Go on from what `state` gave: from its members at these positions, by default from all of them."""
+        self.fused.load_state_dict(state["model"], members=positions)
+        self.optimizer.load_state_dict(state["optimizer"], members=positions)
+
+    def load_copies(self, state: Mapping[str, Any], positions: Sequence[int]) -> None:
+        """Go on from what other members gave, with the hyperparameters that this learner was made with."""
+        own = self.optimizer.state_dict()["members"]
+        self.load(state, positions)
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "members": own})
+
+    def member_state(self, position: int) -> State:
+        """One member's weights, buffers and optimizer state, as `SingleLearner` loads them."""
+        module = self.fused.unfuse(position)
+        return {"model": module.state_dict(), "optimizer": self.optimizer.unfuse(position, module).state_dict()}
+
+    def keep(self, positions: Sequence[int]) -> None:
+        """Drop all members but these."""
+        if list(positions) != list(range(len(self._configs))):
+            self.fused.keep(positions)
+            self.optimizer.keep(positions)
+            self._configs = [self._configs[p] for p in positions]
+
+    def concat(self, other: FusedLearner) -> None:
+        """Take in another learner's members, after its own."""
+        self.fused.concat(other.fused)
+        self.optimizer.concat(other.optimizer)
+        self._configs += other._configs
+
+
+def multipliers(module: nn.Module, surrogate: float) -> dict[str, Any]:
+    """muP's per-parameter factors for each optimizer, as `fusion` takes them; none for a model of full width."""
+    if surrogate == 1:
+        return {}
+    return {
+        "lr_multipliers": {name: lr_multipliers(module, name) for name in OPTIMIZERS},
+        "weight_decay_multipliers": {name: weight_decay_multipliers(module, name) for name in OPTIMIZERS},
+    }
+
+
+Load = Callable[[str], Mapping[str, Any]]
+OnEpoch = Callable[[int, EpochMetrics], None]
+
+
+def train_group(
+    problem: Problem,
+    trials: Mapping[int, Trial],
+    task: GroupTask,
+    load: Load,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_epoch: OnEpoch = lambda epoch, metrics: None,
+) -> GroupOutcome:
+    """Train a group to its milestone, fused; one member after another where vmap cannot follow the model.
+
+    Members that have not trained together before are first compared, on one batch, with what each computes alone.
+
+    Where memory runs out, the group's halves start again from its checkpoint, one after the other; a single member does
+    with its batches in parts. Where the group raises anything else, its members start again one by one, so that only
+    those that raise by themselves fail.
+
+    Args:
+        problem: What is tuned.
+        trials: All trials by number.
+        task: One group, where it starts and where it stops.
+        load: Gives an earlier task's checkpoint by its key.
+        should_stop: Asked after each epoch.
+        on_epoch: Told of each epoch.
+    """
+
+    def train(part: GroupTask) -> GroupOutcome:
+        (group,) = part.groups
+        members = group.members
+        try:
+            return _train(problem, trials, part, load, should_stop, on_epoch)
+        except Exception as error:
+            if is_out_of_memory(error) and can_be_smaller(part):
+                raise
+            if len(members) == 1:
+                return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
+            if isinstance(error, FusionMismatch):
+                warnings.warn(f"{len(members)} trials train each by itself: {error}", FusionWarning, stacklevel=4)
+        singles = (replace(part, groups=(group.of([number]),)) for number in members)
+        return joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in singles)
+
+    def can_be_smaller(part: GroupTask) -> bool:
+        (group,) = part.groups
+        batch_size = trials[group.members[0]].batch_size
+        if len(group.members) > 1 or group.micro_batches >= batch_size:
+            return len(group.members) > 1
+        return can_be_split(next(problem.train_data.epoch(batch_size, part.span.start)))
+
+    return joined(back_off(train, task, can_be_smaller, GroupTask.smaller))
+
+
+def _train(
+    problem: Problem,
+    trials: Mapping[int, Trial],
+    task: GroupTask,
+    load: Load,
+    should_stop: Callable[[], bool],
+    on_epoch: OnEpoch,
+) -> GroupOutcome:
+    members = task.members
+    batch_size = trials[members[0]].batch_size
+    known = False
+    if task.sources:
+        learner, known = _resume(problem, trials, members, task.sources, load, task.copies)
+    else:
+        learner = _start(problem, trials, members)
+    (group,) = task.groups
+    learner.fused.one_by_one, learner.micro_batches = not group.fused, group.micro_batches
+    batch = next(problem.train_data.epoch(batch_size, task.span.start))
+    dry_run(learner.fused, problem.objective, split(batch, group.micro_batches)[0], compare=not known)
+    if group.micro_batches > 1:
+        warnings.warn(_MICRO_BATCHES.format(batch_size), stacklevel=5)
+    history: dict[int, History] = {number: [] for number in members}
+    for epoch, metrics in train_epochs(learner, problem, task.span, batch_size, members, should_stop):
+        for k, number in enumerate(members):
+            history[number].append((epoch, {name: values[k] for name, values in metrics.items()}))
+        on_epoch(epoch, metrics)
+    return GroupOutcome([{"members": list(members), "state": learner.state()}], history, {})
+
+
+def joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
+    """The outcomes of a group's parts as that of the group."""
+    whole = GroupOutcome([], {}, {})
+    for outcome in outcomes:
+        whole.checkpoint += outcome.checkpoint
+        whole.history |= outcome.history
+        whole.failures |= outcome.failures
+    return whole
+
+
+def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]) -> FusedLearner:
+    modules = [problem.surrogate(trials[number]) for number in members]
+    return FusedLearner(modules, [trials[number].config for number in members], problem)
+
+
+def state_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> State:
+    """What `SingleLearner` goes on from, of a trial whose surrogate was as wide as the model.
+
+    Args:
+        problem: What is tuned.
+        trials: All trials by number.
+        number: The trial.
+        source: Key of the task that trained it last.
+        load: Gives a task's checkpoint by its key.
+    """
+    return _resume(problem, trials, [number], [source], load)[0].member_state(0)
+
+
+def _resume(
+    problem: Problem,
+    trials: Mapping[int, Trial],
+    members: Sequence[int],
+    sources: Sequence[str],
+    load: Load,
+    copies: Mapping[int, int] = MappingProxyType({}),
+) -> tuple[FusedLearner, bool]:
+    """The fused model of a group whose members were trained in other groups, in the group's order.
+
+    And whether any of them were trained as one: those that were refused as one have trained by themselves.
+    """
+    going_on: dict[int, list[int]] = {}
+    for number in members:
+        going_on.setdefault(copies.get(number, number), []).append(number)
+    merged: FusedLearner | None = None
+    order: list[int] = []
+    together = False
+    for part in (part for source in sources for part in load(source)["parts"]):
+        kept = [number for trained in part["members"] for number in going_on.get(trained, ())]
+        if not kept:
+            continue
+        learner = _start(problem, trials, kept)
+        positions = [part["members"].index(copies.get(number, number)) for number in kept]
+        if not copies.keys().isdisjoint(kept):
+            learner.load_copies(part["state"], positions)
+        else:
+            learner.load(part["state"], positions if len(kept) < len(part["members"]) else None)
+        order += kept
+        together = together or len(part["members"]) > 1
+        if merged is None:
+            merged = learner
+        else:
+            merged.concat(learner)
+    assert merged is not None
+    merged.keep([order.index(number) for number in members])
+    return merged, together

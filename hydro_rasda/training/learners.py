@@ -1,0 +1,164 @@
+"""What a step is: of an ordinary module, on one rank or several. `fused.FusedLearner` is the other learner."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fusion import lr_factor, optimizer
+from fusion.keys import read
+from fusion.streams import seed_generators
+from hydro_rasda.config import Mode
+from hydro_rasda.data import ALONE, Batch, Shard
+from hydro_rasda.objective import Objective
+from hydro_rasda.schedulers import rank
+
+
+class Learner(Protocol):
+    """K models in training."""
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Say which random numbers (dropout) each model draws from now on: K seeds."""
+        ...
+
+    def train_mode(self, training: bool) -> None:
+        """Switch dropout, batch statistics and the like."""
+        ...
+
+    def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
+        """Forward, backward, update at a time given in epochs, fractions included; metrics [K] before the update.
+
+        `steps` is how many an epoch has, 1 where that is not known.
+        """
+        ...
+
+    def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Metrics [K], no gradient."""
+        ...
+
+
+class SingleLearner:
+    """An ordinary module with an ordinary torch optimizer, on one rank or several.
+
+    Args:
+        model: On its device, with the same weights on all ranks.
+        config: Its hyperparameters.
+        objective: What it does with a batch.
+        max_t: Epochs of a full training, the horizon of schedules.
+        shard: Which rank this is; the default process group holds as many as there are.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Mapping[str, Any],
+        objective: Objective,
+        max_t: int,
+        shard: Shard = ALONE,
+    ) -> None:
+        self.model, self.shard = model, shard
+        self.optimizer = optimizer(model, config)
+        self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self._config, self._objective, self._max_t = config, objective, max_t
+        self._best: dict[str, Any] | None = None
+        self._joint: nn.Module | None = None
+        if shard.world > 1:
+            # Which parameters a step uses may differ from step to step, as with stochastic depth.
+            self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """What one model draws comes from the global generators."""
+        (seed,) = seeds
+        seed_generators(seed)
+
+    def train_mode(self, training: bool) -> None:
+        self.model.train(training)
+        if self._joint is not None and not training:
+            # Rank 0's are what is saved, so they are what is measured.
+            for buffer in self.model.buffers():
+                whole = buffer.contiguous()
+                dist.broadcast(whole, 0)
+                buffer.copy_(whole)
+
+    def step(self, batch: Batch, epoch: float, steps: float, weight: float = 1.0) -> Mapping[str, Tensor]:
+        """See `Learner`; on several ranks, of this rank's share.
+
+        Args:
+            batch: What to learn from.
+            epoch: The time.
+            steps: How many an epoch has.
+            weight: Of the share in the ranks' average, see `data.Part`; alone it is always 1.
+        """
+        factor = lr_factor(self._config, epoch, self._max_t, steps)
+        for group, base in zip(self.optimizer.param_groups, self._base_lrs):
+            group["lr"] = base * factor
+        if self._joint is None:
+            metrics = self._objective(self.model, batch)
+            loss = metrics["loss"]
+        else:
+            metrics = self._joint(batch)
+            loss = metrics["loss"] * weight
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        max_norm = read(self._config, "grad_clip")
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        self.optimizer.step()
+        return _as_vectors(metrics)
+
+    def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            return _as_vectors(self._objective(self.model, batch))
+
+    def remember(self, epoch: int, score: float, mode: Mode) -> None:
+        """Have `state` hold, as "best", a copy of these weights and buffers until an epoch scores better.
+
+        Args:
+            epoch: How many are trained.
+            score: The metric after them; one that is not finite is never the best.
+            mode: Whether less or more of it is better.
+        """
+        scores = [math.nan if self._best is None else self._best["score"], score]
+        if rank(scores, mode)[0] == 1:
+            self._best = {"epoch": epoch, "score": score, "model": copy.deepcopy(self.model.state_dict())}
+
+    def state(self) -> dict[str, Any]:
+        """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`.
+
+        Where epochs are remembered, "best" is the best of them: "epoch", "score", "model".
+        """
+        best = {} if self._best is None else {"best": self._best}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **best}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
+        self.model.load_state_dict(state["model"])
+        self._best = state.get("best")
+        own = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
+
+
+class _Joint(nn.Module):
+    """Model and objective as one module: DDP follows what happens in a forward pass, objectives included."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self._objective = objective
+        some = next(p for p in model.parameters() if p.requires_grad)
+        # DDP looks for unused parameters, and prints that it looked in vain where it finds none.
+        self.unused = nn.Parameter(torch.zeros((), dtype=some.dtype, device=some.device))
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return dict(self._objective(self.model, batch))  # in other mappings, DDP sees no tensors
+
+
+def _as_vectors(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().reshape(1) for name, value in metrics.items()}

@@ -1,0 +1,85 @@
+"""What the process of a device does where that is not the tuner's own: it trains what it is sent.
+
+It imports no more than that takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hydro_rasda.contracts import GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.data import move
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.device import Device, Work
+from hydro_rasda.training.forks import Notify
+from hydro_rasda.training.fused import Load
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a device gets with a task.
+
+    Attributes:
+        trials: By number.
+        load: Gives an earlier task's checkpoint by its key, on the CPU.
+        seconds: That it may take.
+        devices: How many share the full-size trials.
+    """
+
+    trials: Mapping[int, Trial]
+    load: Load
+    seconds: float
+    devices: int = 1
+
+
+class Trainer:
+    """Trains on one device, in a process of its own.
+
+    Args:
+        problem: What is tuned, on any device.
+        where: The device.
+        threads: Of torch.
+        notify: See `Work.notify`.
+    """
+
+    def __init__(
+        self, problem: Problem, where: torch.device, threads: int, notify: Notify = lambda *reported: None
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._where, self._notify = where, notify
+        self._device = Device(problem.on(where))
+
+    def describe(self) -> tuple[str, int]:
+        """`Device.machine` and `Device.cores`."""
+        return self._device.machine, self._device.cores
+
+    def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        """See `Device.plan`."""
+        return self._device.plan(kinds)
+
+    def train_groups(self, task: GroupTask, given: Given) -> tuple[GroupOutcome, float]:
+        """Train groups; what it gave, on the CPU, and the seconds that it took."""
+        started = time.monotonic()
+        outcome = self._device.train_groups(task, self._work(given))
+        return replace(outcome, checkpoint=move(outcome.checkpoint, _CPU, wait=True)), time.monotonic() - started
+
+    def train_targets(self, tasks: Sequence[TargetTask], given: Given) -> list[TargetOutcome]:
+        """Train full-size trials at the same time; their states are on the CPU."""
+        outcomes = self._device.train_targets(tasks, self._work(given), given.devices)
+        return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
+
+    def _work(self, given: Given) -> Work:
+        deadline = time.monotonic() + given.seconds
+
+        def load(key: str) -> Any:
+            return move(given.load(key), self._where, wait=True)
+
+        return Work(given.trials, load, lambda: time.monotonic() >= deadline, self._notify)
+
+
+_CPU = torch.device("cpu")

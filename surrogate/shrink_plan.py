@@ -1,0 +1,185 @@
+"""`plan_shrink`: what `shrink` does to a module, found once for all modules of one structure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from surrogate.attention import head_sizes
+from surrogate.build import parametrize
+from surrogate.checks import PlanMismatch, check_width_ratio, require
+from surrogate.configs import narrow_by_config
+from surrogate.operators import run_for_operators
+from surrogate.outputs import record_calls, run_for_shapes
+from surrogate.resize import NarrowSizes, resize, size_of
+from surrogate.slices import fill_from_target
+from surrogate.widths import ParamWidth, Shape, compare_shapes, refuse_single_units, shapes_of
+
+
+@dataclass(frozen=True)
+class ShrinkPlan:
+    """How to make modules of one structure narrower, as plain values.
+
+    Attributes:
+        width_ratio: The width ratio that was asked for.
+        target: Parameter or buffer name -> its shape in the module.
+        sizes: What the module is copied at; None where it is built again from its `transformers` configuration.
+        operators: A digest of the operators that the narrow model calls (see `surrogate.operators`).
+    """
+
+    width_ratio: float
+    target: Mapping[str, Shape]
+    sizes: NarrowSizes | None
+    operators: str
+
+
+def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> ShrinkPlan:
+    """Find out how `shrink` makes `module`, and others of its structure, narrower.
+
+    Following a module on symbolic sizes takes seconds where it is deep. Modules that differ in nothing but their
+    weights, and in floating point attributes such as a dropout probability, share one plan; `shrink` refuses a plan
+    that does not fit.
+
+    Args:
+        module: The target; it is not changed, and neither are torch's random numbers.
+        width_ratio: Surrogate width over target width, in (0, 1).
+        example_input: One batch, as for `shrink`.
+
+    Raises:
+        ValueError: where `width_ratio` is no number in (0, 1), or as for `shrink`.
+    """
+    check_width_ratio(width_ratio)
+    require(width_ratio < 1.0, "width_ratio", width_ratio, "below 1: a copy of the module needs no plan")
+    outputs = check_target(module, example_input)
+    with torch.random.fork_rng(devices=[]):
+        sizes = None
+        narrow = narrow_by_config(module, width_ratio)
+        if narrow is None:
+            sizes = _find_sizes(module, width_ratio, example_input)
+            narrow = resize(module, sizes)
+        _check_widths(narrow, module, width_ratio)
+        fill_and_parametrize(narrow, module, width_ratio)
+        return ShrinkPlan(width_ratio, _all_shapes(module), sizes, _check_run(narrow, outputs, example_input))
+
+
+def follow_plan(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
+    """A narrow copy of a module whose structure is the plan's."""
+    narrow = narrow_by_config(module, plan.width_ratio) if plan.sizes is None else resize(module, plan.sizes)
+    if narrow is None:
+        raise PlanMismatch("`plan` is of a model built from its configuration, but must be of one like `module`")
+    fill_and_parametrize(narrow, module, plan.width_ratio)
+    return narrow
+
+
+def check_sizes(plan: ShrinkPlan, module: nn.Module) -> None:
+    """Refuse a plan for a module of other sizes.
+
+    Raises:
+        PlanMismatch: where they differ.
+    """
+    if _all_shapes(module) != plan.target or not _holds(plan.sizes, module):
+        raise PlanMismatch("`plan` is of a module of other sizes, but must be of one like `module`")
+
+
+def check_operators(plan: ShrinkPlan, narrow: nn.Module, example_input: Any) -> None:
+    """Refuse a plan for a module that computes something else than a narrow copy does.
+
+    Raises:
+        PlanMismatch: where it does, or fails.
+    """
+    try:
+        operators = run_for_operators(narrow, example_input)[1]
+    except Exception as error:  # whatever a model may raise whose sizes do not fit together
+        raise PlanMismatch(f"`plan` is of a module like none that runs: {type(error).__name__}: {error}") from error
+    if operators != plan.operators:
+        raise PlanMismatch("`plan` is of a module that computes something else, but must be of one like `module`")
+
+
+def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
+    """The shapes of a module's outputs.
+
+    Raises:
+        ValueError: where it is no module, has lazy parameters, or cannot run on `example_input`.
+    """
+    require(isinstance(module, nn.Module), "module", module, "a torch.nn.Module")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(f"parameter {name!r} of `module` is lazy: run the module once on a batch before")
+    try:
+        return run_for_shapes(module, example_input)
+    except Exception as error:
+        raise ValueError(f"`module` cannot run on `example_input`: {type(error).__name__}: {error}") from error
+
+
+def fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float) -> None:
+    """Give a module's narrow copy parts of its weights and muP's multipliers, in place."""
+    params = compare_shapes(shapes_of(module), shapes_of(narrow))
+    fill_from_target(narrow, module, params)
+    parametrize(narrow, width_ratio, params, head_sizes(module), _report_rounding(params, width_ratio))
+
+
+def _find_sizes(module: nn.Module, width_ratio: float, example_input: Any) -> NarrowSizes:
+    # Symbolic sizes take as long to import as torch itself; a model that takes a width needs none.
+    from surrogate.sizes import narrow_sizes
+    from surrogate.tracing import trace_sizes
+
+    return narrow_sizes(trace_sizes(module, example_input), width_ratio)
+
+
+def _check_widths(narrow: nn.Module, module: nn.Module, width_ratio: float) -> None:
+    if shapes_of(narrow) == shapes_of(module):
+        raise ValueError(
+            f"`width_ratio` is {width_ratio:g}, which leaves every size of `module` as it is: heads keep their size, "
+            "and sizes are rounded up; give the model a width argument and use make_surrogate"
+        )
+    refuse_single_units(compare_shapes(shapes_of(module), shapes_of(narrow)), narrow, module)
+
+
+def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: Any) -> str:
+    """Refuse a narrow model that fails or puts out other shapes than the target; else what it computes."""
+    running: list[str] = []
+    handles = record_calls(narrow, running)
+    try:
+        found, operators = run_for_operators(narrow, example_input)
+    except Exception as error:
+        raise ValueError(
+            f"the narrow model cannot run: module {running[-1] if running else ''!r} failed with "
+            f"{type(error).__name__}: {error}; give the model a width argument and use make_surrogate"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    for path, shape in outputs.items():
+        if found.get(path) != shape:
+            raise ValueError(f"the narrow model's {path} has shape {found.get(path)}, the target's has {shape}")
+    return operators
+
+
+def _all_shapes(module: nn.Module) -> dict[str, Shape]:
+    """Of parameters and buffers, by name."""
+    return {**shapes_of(module), **{name: tuple(buffer.shape) for name, buffer in module.named_buffers()}}
+
+
+def _holds(sizes: NarrowSizes | None, module: nn.Module) -> bool:
+    """Whether a module's attributes are those that the sizes were found for."""
+    attributes = {} if sizes is None else sizes.attributes
+    layers = dict(module.named_modules())
+    return all(
+        path in layers and hasattr(layers[path], name) and size_of(layers[path], name) == full
+        for (path, name), (full, _) in attributes.items()
+    )
+
+
+def _report_rounding(params: Mapping[str, ParamWidth], width_ratio: float) -> tuple[str, ...]:
+    lines: dict[tuple[int, int], str] = {}
+    for name, param in params.items():
+        for full, size in zip(param.target_shape, param.shape):
+            if size not in (full, full * width_ratio):
+                line = f"{full} -> {size} instead of {full * width_ratio:g} (first in {name})"
+                lines.setdefault((full, size), line)
+    return tuple(lines.values())

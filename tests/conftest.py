@@ -1,0 +1,26 @@
+"""Which tests stay together where several processes run them (`pytest -n 2`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+RAY = ("tests/hydro_rasda/backends/", "tests/benchmarks/vs_asha/test_cell.py", "tests/test_examples.py")
+"""One process after another may have a Ray: two at once would starve each other of workers."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A module's tests share its fixtures; those that use Ray share its cluster.
+
+    Not by `xdist_group`: xdist 3.8 writes the group where pytest 9.2 no longer reads it.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByModule(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return "ray" if module.startswith(RAY) else module
+
+    return ByModule(config, log)

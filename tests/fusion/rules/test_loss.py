@@ -1,0 +1,46 @@
+"""Cross-entropy, folded: one mean for each member."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusion.rules import folded
+from fusion.streams import Streams
+from tests.fusion.rules.folding import K, assert_folds, member
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cross_entropy(smoothing: float, weighted: bool, reduction: str) -> None:
+    weight = torch.rand(5) + 0.5 if weighted else None
+    target = torch.randint(0, 5, (6,))
+    target[2] = -100
+
+    def op(x: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(x, t, weight, reduction=reduction, label_smoothing=smoothing)
+
+    assert_folds(op, member(6, 5), target, dims=(0, None))
+    assert_folds(op, member(6, 5, 2), torch.randint(0, 5, (K, 6, 2)), dims=(0, 0))
+    assert_folds(op, torch.randn(6, 5), torch.randint(0, 5, (K, 6)), dims=(None, 0))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_cross_entropy_with_a_label_smoothing_per_member(weighted: bool) -> None:
+    weight = torch.rand(5) + 0.5 if weighted else None
+    x, target, smoothing = member(6, 5), torch.randint(0, 5, (6,)), torch.tensor([0.0, 0.1, 1.0])
+    target[3] = -100
+
+    def op(x: Tensor, epsilon: Tensor) -> Tensor:
+        return F.cross_entropy(x, target, weight, label_smoothing=epsilon)  # type: ignore[arg-type]
+
+    with folded(Streams(K, range(K))):
+        loss_K = torch.func.vmap(op)(x, smoothing)
+    loop = [F.cross_entropy(x[k], target, weight, label_smoothing=float(smoothing[k])) for k in range(K)]
+    torch.testing.assert_close(loss_K, torch.stack(loop))
+
+
+def test_cross_entropy_of_one_sample_and_with_probabilities() -> None:
+    assert_folds(F.cross_entropy, member(5), torch.tensor(2), dims=(0, None))
+    assert_folds(F.cross_entropy, member(6, 5), torch.rand(6, 5).softmax(1), dims=(0, None))

@@ -1,0 +1,50 @@
+import sys
+from collections.abc import Callable
+from statistics import median
+
+import pytest
+import torch
+
+from fusion.width.memory import available_memory, keep_freed_memory, peak_memory
+
+CPU = torch.device("cpu")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+
+
+def median_peak(work: Callable[[], object]) -> float:
+    """Of five: now and then the system takes pages back from the process meanwhile, and one of them is too small."""
+    peaks = []
+    for _ in range(5):
+        with peak_memory(CPU) as peak:
+            work()
+        peaks.append(peak.bytes)
+    return median(peaks)
+
+
+@linux
+def test_a_peak_is_what_was_held_at_once() -> None:
+    block = 64 * 2**20
+
+    def one_after_another() -> None:
+        for _ in range(3):
+            torch.ones(block, dtype=torch.uint8)  # freed before the next
+
+    assert median_peak(one_after_another) == pytest.approx(block, rel=0.1)
+
+
+@linux
+def test_a_peak_does_not_count_what_was_there_before() -> None:
+    before = torch.ones(64 * 2**20, dtype=torch.uint8)
+    assert median_peak(lambda: torch.ones(16 * 2**20, dtype=torch.uint8)) == pytest.approx(16 * 2**20, rel=0.2)
+    del before
+
+
+@linux
+def test_available_memory_is_a_sensible_number() -> None:
+    available = available_memory(CPU)
+    assert available is not None
+    assert 2**20 < available < 2**50
+
+
+def test_keep_freed_memory_says_whether_it_could() -> None:
+    assert isinstance(keep_freed_memory(), bool)

@@ -1,0 +1,161 @@
+import ast
+import collections
+import copy
+import gc
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusion import plan_fusion
+from fusion.width import probe
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def trials(count: int) -> tuple[list[nn.Module], list[dict[str, float]]]:
+    torch.manual_seed(0)
+    modules: list[nn.Module] = [
+        nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+        for _ in range(count)
+    ]
+    return modules, [{"lr": 1e-3 * (k + 1)} for k in range(count)]
+
+
+BATCH = torch.randn(32, 8), torch.randint(0, 3, (32,))
+
+
+def test_small_models_are_fused_and_nothing_is_changed() -> None:
+    modules, configs = trials(16)
+    before, generator = copy.deepcopy([m.state_dict() for m in modules]), torch.get_rng_state()
+    plan = plan_fusion(modules, configs, loss, BATCH, memory=2**33, seconds=0.2)
+    assert plan.width > 1
+    assert plan.throughput[plan.width] > plan.throughput[1]
+    assert set(plan.throughput) <= {1, 2, 4, 8, 16}
+    assert plan.micro_batches == 1
+    torch.testing.assert_close([m.state_dict() for m in modules], before, rtol=0, atol=0)
+    assert all(p.grad is None for m in modules for p in m.parameters())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_the_widest_group_is_bounded() -> None:
+    modules, configs = trials(8)
+    assert max(plan_fusion(modules, configs, loss, BATCH, max_width=3, seconds=0.05).throughput) == 3
+    assert plan_fusion(modules[:1], configs[:1], loss, BATCH, seconds=0.05).width == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds_of_steps", "rounds"),
+    [([1.0, 1.0], [5, 5, 5]), ([1.0, 0.1, 1.0, 9.0], [50, 50, 50])],  # all rounds of a width agree, or do not
+)
+def test_a_width_is_measured_until_it_is_clear_how_it_compares(
+    monkeypatch: pytest.MonkeyPatch, seconds_of_steps: list[float], rounds: list[int]
+) -> None:
+    alone_and_fused = itertools.cycle(seconds_of_steps)
+    timed: list[Any] = []
+
+    def seconds(step: Any, device: torch.device) -> float:
+        timed.append(step)
+        return next(alone_and_fused)
+
+    monkeypatch.setattr(probe, "_seconds", seconds)
+    monkeypatch.setattr(probe, "_warm_up", lambda step, device: None)
+    plan_fusion(*trials(8), loss, BATCH, memory=2**33, seconds=60.0)
+    fused = [step for step in timed if step is not timed[0]]
+    assert list(collections.Counter(fused).values()) == rounds
+
+
+def test_no_garbage_is_looked_for_among_all_that_a_process_holds() -> None:
+    set_aside: list[int] = []
+
+    def collects(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            set_aside.append(gc.get_freeze_count())
+
+    gc.disable()
+    gc.callbacks.append(collects)
+    try:
+        plan_fusion(*trials(4), loss, BATCH, seconds=0.01)
+    finally:
+        gc.callbacks.remove(collects)
+        gc.enable()
+    assert set_aside
+    assert all(set_aside)
+
+
+WIDE = torch.randn(2048, 64), torch.randint(0, 3, (2048,))
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 4096), nn.Tanh(), nn.Linear(4096, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+def test_a_batch_that_does_not_fit_is_split() -> None:
+    plan = plan_fusion([wide()], [{"lr": 1e-3}], loss, WIDE, memory=40 * 2**20, seconds=0.1)
+    assert plan.width == plan.limit == 1
+    assert plan.micro_batches in (4, 8, 16)  # one step takes 3 activations of 32 MiB, and 5 MiB of state
+    assert plan.bytes_per_trial <= 40 * 2**20
+
+
+def test_one_sample_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="memory is 1 bytes, but one trial takes"):
+        plan_fusion([wide()], [{"lr": 1e-3}], loss, (WIDE[0][:2], WIDE[1][:2]), memory=1)
+
+
+PREDICT = """
+import sys, torch
+from fusion import fuse, fused_optimizer, plan_fusion
+from fusion.width.memory import peak_memory
+from tests.fusion.width.test_probe import WIDE, loss, wide
+
+torch.set_num_threads(1)
+modules, configs = [wide() for _ in range(12)], [{"lr": 1e-3}] * 12
+if sys.argv[1] == "predict":
+    plan = plan_fusion(modules, configs, loss, WIDE, max_width=4, seconds=0.01)
+    print(plan.fixed_bytes + 12 * plan.bytes_per_trial)
+else:
+    with peak_memory(torch.device("cpu")) as peak:
+        fused = fuse(modules)
+        optimizer = fused_optimizer(fused, configs)
+        for _ in range(3):
+            optimizer.zero_grad()
+            fused.map(loss, WIDE).sum().backward()
+            optimizer.step()
+    print(peak.bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+def test_memory_of_a_wider_group_is_predicted_within_10_percent() -> None:
+    def run(mode: str) -> int:
+        command = [sys.executable, "-c", PREDICT, mode]
+        return int(ast.literal_eval(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+    assert run("predict") == pytest.approx(run("measure"), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"modules": []}, "`modules` is empty"),
+        ({"configs": []}, "`len\\(configs\\)` is 0, but must be 2"),
+        ({"memory": 0}, "`memory` is 0, but must be > 0"),
+        ({"max_width": -1}, "`max_width` is -1, but must be > 0"),
+        ({"seconds": 0}, "`seconds` is 0, but must be > 0"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], message: str) -> None:
+    modules, configs = trials(2)
+    arguments: dict[str, Any] = {"modules": modules, "configs": configs, "objective": loss, "batch": BATCH}
+    with pytest.raises(ValueError, match=message):
+        plan_fusion(**{**arguments, **change})

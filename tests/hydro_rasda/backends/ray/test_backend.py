@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from torch import Tensor, nn
+
+from hydro_rasda import RASDAConfig, TuneResult
+from hydro_rasda.backends.ray.devices import worker_resources
+from hydro_rasda.objective import supervised
+from tests.hydro_rasda.conftest import SPACE
+from tests.hydro_rasda.models import Config, mlp
+
+Quick = Callable[..., TuneResult]
+
+
+def on_devices(count: int) -> dict[str, Any]:
+    """Arguments of `tune`: the 8 CPUs of the module's Ray as so many devices."""
+    return {"backend": "ray", "resources_per_worker": {"CPU": 8 // count}}
+
+
+def journal(path: Path) -> list[dict[str, Any]]:
+    file = path / "journal.jsonl"
+    raw = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in raw if line.endswith(b"\n")]
+
+
+def units(path: Path) -> list[str]:
+    return [line["key"] for line in journal(path) if line["event"] == "unit"]
+
+
+def test_one_device_gives_the_answer_of_the_local_backend(quick: Quick) -> None:
+    """On a Ray that the call starts and stops itself."""
+    assert not ray.is_initialized()
+    local, there = quick(name="local"), quick(name="ray", backend="ray")
+    assert not ray.is_initialized()
+    assert there.best_config == local.best_config
+    assert there.best_metric == local.best_metric
+    assert [dataclasses.astuple(a)[1:] for a in there.trials] == [dataclasses.astuple(a)[1:] for a in local.trials]
+    x = torch.rand(8, 64)
+    assert torch.equal(there.best_model()(x), local.best_model()(x))
+
+
+@pytest.mark.slow
+def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> None:
+    """A cluster is a backend like another: it takes over where the run stands, and so does this machine after it."""
+    settings = {"space": SPACE | {"batch_size": 32}, "max_t": 2, "top_k": 1, "fusion": 1}
+    hasty = quick(time_budget_s=1e-3, num_samples=3, **settings)
+    there = quick(num_samples=3, backend="ray", **settings)
+    assert [record.surrogate_epochs > 0 for record in there.trials] == [True] * 3
+    assert [line for a, b in zip(hasty.trials, there.trials) for line in a.history if line not in b.history] == []
+    grown = quick(num_samples=5, backend="ray", **settings)
+    whole = quick(num_samples=5, name="whole", **settings)
+    assert (grown.best_config, grown.best_metric) == (whole.best_config, whole.best_metric)
+    again = quick(num_samples=5, **settings)
+    assert (again.best_metric, again.cost.target_epochs) == (grown.best_metric, grown.cost.target_epochs)
+    assert not ray.is_initialized()
+
+
+def test_no_cluster_at_the_address(quick: Quick) -> None:
+    with pytest.raises(ConnectionError, match=r"`address` is '127\.0\.0\.1:1', but no Ray cluster answers there"):
+        quick(backend="ray", address="127.0.0.1:1")
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) -> None:
+    settings: dict[str, Any] = {"num_samples": 24, "max_t": 9, "reduction_factor": 3, "keep": "last"}
+    settings["rasda"] = RASDAConfig(grace_period=3)
+    result = quick(**on_devices(4), **settings)
+    assert result.cost.surrogate_epochs >= 24 + 2 * 8
+    best = min((record for record in result.trials if record.status == "finished"), key=lambda record: record.metric)
+    full = [line for line in best.history if line["stage"] == "target"]
+    assert [line["epoch"] for line in full] == list(range(1, 10))
+    workers = [line["workers"] for line in full]
+    assert workers == [1, 1, 1, 2, 2, 2, 4, 4, 4]
+    assert [line["global_batch_size"] for line in full] == [w * best.config["batch_size"] for w in workers]
+    assert result.best_metric == best.metric
+    assert isinstance(result.best_model(), nn.Module)
+    again = quick(**on_devices(4), **settings)
+    assert again.best_metric == result.best_metric
+    assert again.cost.target_epochs == result.cost.target_epochs
+
+
+class Straggler(nn.Module):
+    """An MLP that, after some steps, waits for a unit of the journal, but not for ever."""
+
+    def __init__(self, body: nn.Module, steps: int, path: Path, prefix: str) -> None:
+        super().__init__()
+        self.body, self.steps, self.path, self.prefix = body, steps, path, prefix
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps -= 1
+        until = time.monotonic() + 150
+        while self.steps == 0 and time.monotonic() < until:
+            if any(key.startswith(self.prefix) for key in units(self.path)):
+                break
+            time.sleep(0.05)
+        y: Tensor = self.body(x)
+        return y
+
+
+@pytest.mark.slow
+def test_full_size_trials_begin_while_the_sweep_goes_on(ray8: None, quick: Quick, tmp_path: Path) -> None:
+    """The surrogates of the last rung wait for them."""
+
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        steps = 50 if width_ratio < 1 else 0  # more than the 2 epochs to the rung before
+        return Straggler(mlp(config, width_ratio), steps, tmp_path / "run", "target/trial-")
+
+    space = SPACE | {"batch_size": 32, "optimizer": "adamw", "activation": "relu"}
+    settings = {"num_samples": 18, "max_t": 9, "reduction_factor": 3, "top_k": 1, "rasda": RASDAConfig(max_workers=1)}
+    result = quick(**on_devices(4), **settings, model_fn=model_fn, space=space)
+    keys = units(tmp_path / "run")
+    first_target = next(i for i, key in enumerate(keys) if key.startswith("target/trial-"))
+    last_surrogate = max(i for i, key in enumerate(keys) if "/group-" in key)
+    assert first_target < last_surrogate
+    finalists = "surrogate/finalists"
+    finalist = next(line["value"] for line in journal(tmp_path / "run") if line.get("key", "").startswith(finalists))
+    tried = [record.trial for record in result.trials if record.epochs]
+    assert set(finalist) <= set(tried)
+
+
+class _Deadly:
+    """The small MLP's objective, which ends its process where a marker is missing, or whenever it meets a trial."""
+
+    def __init__(self, marker: Path | None) -> None:
+        self.marker, self.objective = marker, supervised()
+
+    def __call__(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        if self.marker is not None and ray.is_initialized() and not _is_driver() and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.objective(model, batch)
+
+
+@pytest.mark.slow
+def test_finalists_go_on_from_a_sweep_at_full_width(ray8: None, quick: Quick) -> None:
+    result = quick(**on_devices(2), keep="last", surrogate=1, rasda=RASDAConfig(grace_period=4))
+    finalists = [record for record in result.trials if record.epochs]
+    assert [record.epochs for record in finalists] == [4, 4]
+    for record in finalists:
+        told = [(line["stage"], line["epoch"]) for line in record.history]
+        swept = record.surrogate_epochs
+        assert told == [("surrogate" if t <= swept else "target", t) for t in range(1, 5)]
+        assert swept > 0
+    assert result.cost.target_epochs == sum(4 - record.surrogate_epochs for record in finalists)
+
+
+def _is_driver() -> bool:
+    return bool(ray.get_runtime_context().worker.mode == 0)
+
+
+@pytest.mark.slow
+def test_a_device_whose_process_dies_gets_a_new_one(ray8: None, quick: Quick, tmp_path: Path) -> None:
+    marker = tmp_path / "died once"
+    result = quick(**on_devices(2), objective=_Deadly(marker), fusion=3)
+    assert marker.exists()
+    assert [record.surrogate_epochs > 0 for record in result.trials] == [True] * 9
+
+
+class Deadly(nn.Module):
+    """An MLP that ends the process that trains it, if that is not the first one."""
+
+    def __init__(self, body: nn.Module, deadly: float, driver: int) -> None:
+        super().__init__()
+        self.body, self.deadly, self.driver = body, deadly, driver
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.deadly and os.getpid() != self.driver:
+            os.kill(os.getpid(), signal.SIGKILL)
+        y: Tensor = self.body(x)
+        return y
+
+
+@pytest.mark.slow
+def test_a_trial_that_kills_its_process_fails_alone(ray8: None, quick: Quick) -> None:
+    """Also where that leaves no device for a while."""
+    driver = os.getpid()
+
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        return Deadly(mlp(config, width_ratio), config["deadly"], driver)
+
+    space = {"lr": SPACE["lr"], "deadly": ray.tune.grid_search([0.0, 1.0]), "batch_size": 64}
+    result = quick(**on_devices(1), model_fn=model_fn, space=space, num_samples=2, top_k=1, fusion=1)
+    failed = {record.trial: record.error or "" for record in result.trials if record.status == "failed"}
+    assert sorted(failed) == [record.trial for record in result.trials if record.config["deadly"]]
+    assert all("died" in error for error in failed.values())
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
+    """In the sweep, and among the full-size trials; no epoch is recorded twice."""
+    command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(tmp_path), "run", "2"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    reached = []
+    for point in ("surrogate/to-1/from-0/group", "surrogate/to-2/from-", "target/trial"):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ) as run:
+            while not any(key.startswith(point) for key in units(tmp_path / "run")):
+                assert run.poll() is None, run.stdout and run.stdout.read()
+                time.sleep(0.01)
+            run.kill()
+        reached.append(len(units(tmp_path / "run")))
+    assert reached == sorted(reached)
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=240, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert re.search(r"^best [\d.]+$", done.stdout, re.MULTILINE)
+    keys = units(tmp_path / "run")
+    assert len(keys) == len(set(keys))
+    epochs = [(e["stage"], e["trial"], e["epoch"]) for e in journal(tmp_path / "run") if e["event"] == "metrics"]
+    assert len(epochs) == len(set(epochs))
+    last = max(epoch for stage, _, epoch in epochs if stage == "target")
+    assert last == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"backend": "slurm"}, "`backend` is 'slurm', but must be one of"),
+        ({"address": "auto"}, "`address` is 'auto', but must be left out, unless `backend` is 'ray'"),
+        ({"scheduler": "asha"}, "`scheduler` is 'asha', but must be left out, unless `backend` is 'ray'"),
+        ({"backend": "ray", "device": "cpu"}, "`device` is 'cpu', but must be None on Ray"),
+    ],
+)
+def test_arguments_that_do_not_go_together(quick: Quick, arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        quick(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"resources_per_worker": {"CPU": 1, "GPU": 1}},
+            "`resources_per_worker` is .*'GPU': 1.*, but must be what one of",
+        ),
+        ({"resources_per_worker": {"CPU": 9}}, "`resources_per_worker` is .*9"),
+        ({"rasda": RASDAConfig(workers=3)}, "`rasda.workers` is 3, but must be <= 2"),
+        ({"scheduler": "fifo"}, "`scheduler` is 'fifo', but must be one of"),
+        ({"address": "auto"}, "`address` is 'auto', but must be None: this process is connected to Ray already"),
+    ],
+)
+def test_what_the_cluster_does_not_have(ray8: None, quick: Quick, arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        quick(**{**on_devices(2), **arguments})
+
+
+def test_a_device_is_what_was_asked_for_or_what_the_nodes_have() -> None:
+    nodes = [{"CPU": 8.0}, {"CPU": 8.0}, {"CPU": 2.0}]
+    assert worker_resources(nodes, None) == {"CPU": 8}
+    assert worker_resources(nodes, {"CPU": 2}) == {"CPU": 2}
+    assert worker_resources([*nodes, {"CPU": 8.0, "GPU": 4.0}], None) == {"CPU": 1, "GPU": 1}
+    assert worker_resources([{"CPU": 0.0}, {"CPU": 4.0}], None) == {"CPU": 4}

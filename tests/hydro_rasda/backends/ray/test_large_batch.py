@@ -1,0 +1,108 @@
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from fusion import lr_factor as schedule_factor
+from hydro_rasda.backends.ray.large_batch import RescaledLR, lr_factor
+
+
+def parameter() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(1))]
+
+
+def lrs_of_steps(optimizer: Optimizer, steps: int, between: Callable[[], None] = lambda: None) -> list[float]:
+    """The learning rates that the update itself saw."""
+    seen: list[float] = []
+    handle = optimizer.register_step_pre_hook(lambda o, *_: seen.append(o.param_groups[0]["lr"]))
+    for _ in range(steps):
+        optimizer.step()
+        between()
+    handle.remove()
+    return seen
+
+
+def test_linear_for_sgd_and_root_for_adam() -> None:
+    assert lr_factor(4, "auto", SGD(parameter(), lr=0.1)) == 4
+    assert lr_factor(4, "auto", Adam(parameter())) == 2
+    assert lr_factor(2, "auto", AdamW(parameter())) == math.sqrt(2)
+    assert lr_factor(9, "none", SGD(parameter(), lr=0.1)) == 1
+    assert lr_factor(9, "sqrt", SGD(parameter(), lr=0.1)) == 3
+    assert lr_factor(9, lambda growth: growth + 1, Adam(parameter())) == 10
+
+
+def test_every_learning_rate_over_two_resizes() -> None:
+    """SGD at 0.1, 1 -> 2 workers with a warm-up of 4 steps, then 2 -> 8 with one of 2."""
+    optimizer = SGD(parameter(), lr=0.1)
+    rescaled = RescaledLR(optimizer, growth=2, warmup_steps=4)
+    assert lrs_of_steps(optimizer, 6) == pytest.approx([0.125, 0.15, 0.175, 0.2, 0.2, 0.2])
+    larger = SGD(parameter(), lr=0.1)
+    RescaledLR(larger, growth=8, warmup_steps=2, state=rescaled.state_dict())
+    assert lrs_of_steps(larger, 4) == pytest.approx([0.5, 0.8, 0.8, 0.8])  # 2 -> 8: 5, 8 times 0.1
+
+
+def test_adam_warms_up_to_the_root() -> None:
+    optimizer = Adam(parameter(), lr=0.01)
+    RescaledLR(optimizer, growth=4, warmup_steps=2)
+    assert lrs_of_steps(optimizer, 3) == pytest.approx([0.015, 0.02, 0.02])
+
+
+def test_a_resize_in_the_middle_of_a_warm_up_goes_on_from_there() -> None:
+    optimizer = SGD(parameter(), lr=1.0)
+    rescaled = RescaledLR(optimizer, growth=3, warmup_steps=4)
+    lrs_of_steps(optimizer, 2)  # 1.5, 2.0
+    larger = SGD(parameter(), lr=1.0)
+    RescaledLR(larger, growth=6, warmup_steps=2, state=rescaled.state_dict())
+    assert lrs_of_steps(larger, 3) == pytest.approx([4.0, 6.0, 6.0])
+
+
+def test_a_warm_up_broken_off_by_a_failure_goes_on() -> None:
+    optimizer = SGD(parameter(), lr=1.0)
+    rescaled = RescaledLR(optimizer, growth=3, warmup_steps=4)
+    whole = lrs_of_steps(optimizer, 2)
+    again = SGD(parameter(), lr=1.0)
+    RescaledLR(again, growth=3, warmup_steps=4, state=rescaled.state_dict())
+    assert whole + lrs_of_steps(again, 3) == [1.5, 2.0, 2.5, 3.0, 3.0]
+
+
+def test_the_schedule_never_sees_the_multiplier() -> None:
+    optimizer, plain = SGD(parameter(), lr=0.5), SGD(parameter(), lr=0.5)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=5) for o in (optimizer, plain)]
+    RescaledLR(optimizer, growth=4)
+    for group in (optimizer, plain):
+        group.step()
+    scaled = lrs_of_steps(optimizer, 5, schedules[0].step)
+    assert scaled == pytest.approx([4 * lr for lr in lrs_of_steps(plain, 5, schedules[1].step)])
+    assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"]
+
+
+def test_the_update_uses_the_multiplied_rate() -> None:
+    (weight,) = parameter()
+    optimizer = SGD([weight], lr=0.1)
+    RescaledLR(optimizer, growth=2)
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    assert weight.item() == pytest.approx(1 - 0.2)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="`rule` is 'cubic', but must be 'auto', one of"):
+        lr_factor(2, "cubic", Adam(parameter()))
+    with pytest.raises(ValueError, match="`rule` is 'auto', but must be named for LBFGS"):
+        lr_factor(2, "auto", torch.optim.LBFGS(parameter()))
+    with pytest.raises(ValueError, match="`warmup_steps` is -1, but must be >= 0"):
+        RescaledLR(Adam(parameter()), 2, warmup_steps=-1)
+
+
+def test_the_warmup_is_that_of_schedules() -> None:
+    """Step for step, where the rate falls from 1 to 0 instead of rising."""
+    steps = 4
+    opt = SGD([torch.zeros(1)], lr=1.0)
+    grown = RescaledLR(opt, growth=0.0, rule="linear", warmup_steps=2 * steps)
+    for step in range(3 * steps):
+        fallen = 1 - grown.multiplier
+        assert schedule_factor({"warmup_epochs": 2}, step / steps, 12, steps) == pytest.approx(fallen)
+        opt.step()

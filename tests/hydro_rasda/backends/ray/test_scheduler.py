@@ -1,0 +1,290 @@
+"""The scheduler in real Ray Tune runs, and against Ray's own ASHA."""
+
+import gc
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune.result_grid import ResultGrid
+from ray.tune.schedulers import ASHAScheduler
+
+from hydro_rasda import RASDAScheduler, read_journal
+from tests.hydro_rasda.backends.ray.curves import (
+    Counter,
+    HoldsHalf,
+    Late,
+    Raises,
+    Unresettable,
+    Watch,
+    curve,
+    lingering,
+)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_that_ray_leaves_open() -> Iterator[None]:
+    """Ray closes no logger of a trial that a time budget ended; its files are collected here, unnoticed."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def run(
+    folder: Path,
+    scheduler: RASDAScheduler,
+    space: dict,
+    trainable: Any = curve,
+    watch: tune.Callback | None = None,
+    checkpoints: tune.CheckpointConfig | None = None,
+    **config: Any,
+) -> ResultGrid:
+    config = {"metric": "loss", "mode": "min", "reuse_actors": True, **config}
+    tuner = tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(scheduler=scheduler, **config),
+        run_config=tune.RunConfig(
+            storage_path=str(folder),
+            name="run",
+            verbose=0,
+            callbacks=[watch] if watch else [],
+            checkpoint_config=checkpoints,
+        ),
+    )
+    return tuner.fit()
+
+
+def asha_on(reports: list[tuple[str, int, float]], scheduler: RASDAScheduler) -> dict[tuple[str, int], str]:
+    """What Ray's scheduler decides on the same stream of results."""
+    rule = scheduler.rule
+    asha = ASHAScheduler(
+        metric="loss",
+        mode="min",
+        max_t=rule.max_t,
+        grace_period=rule.grace_period,
+        reduction_factor=rule.reduction_factor,
+    )
+    decisions: dict[tuple[str, int], str] = {}
+    for trial, t, loss in reports:
+        stub = SimpleNamespace(trial_id=trial)
+        if trial not in asha._trial_info:
+            asha.on_trial_add(None, stub)
+        result = {"training_iteration": t, "loss": loss}
+        decisions[trial, t] = asha.on_trial_result(None, stub, result).lower()
+        if decisions[trial, t] == "stop":
+            asha.on_trial_complete(None, stub, result)
+    return decisions
+
+
+@pytest.mark.slow
+def test_forty_trials_on_eight_slots(ray8: None, tmp_path: Path) -> None:
+    watch, scheduler = Watch(), RASDAScheduler(max_t=8)
+    space = {"x": tune.grid_search([(7 * i % 40) / 40 for i in range(40)]), "seconds": 0.2}
+    results = run(tmp_path, scheduler, space, watch=watch)
+    assert results.num_errors == 0
+    assert len(results) == 40
+    entries = read_journal(results.experiment_path)
+    assert {(e.trial, e.t): e.decision for e in entries if e.decision == "stop" or e.t < 8} == asha_on(
+        watch.reports, scheduler
+    )
+    assert all(e.workers == scheduler.rule.workers_at(e.t - 1) for e in entries)
+    assert max(watch.used) <= 8
+    assert watch.overtaken, "nobody was promoted"
+    assert max(watch.overtaken) <= 8
+    best = results.get_best_result()
+    assert best.metrics is not None
+    assert (best.config or {})["x"] == 0
+    assert best.metrics["workers"] == 8
+
+
+@pytest.mark.slow
+def test_new_trials_are_not_shut_out_by_a_stream_of_promotions(ray8: None, tmp_path: Path) -> None:
+    """All scores are equal, so that all survive, and those that came first come back three times each.
+
+    Where patience is without end, the longest waiting trial sees 19 others start.
+    """
+    watch, scheduler = Watch(), RASDAScheduler(max_t=8, patience=2)
+    space = {"x": 0.0, "i": tune.grid_search(list(range(12))), "seconds": 0.1}
+    results = run(tmp_path, scheduler, space, watch=watch)
+    assert results.num_errors == 0
+    assert [r.metrics["training_iteration"] for r in results if r.metrics is not None] == [8] * 12
+    # Two before its turn comes, and what fits beside its reservation: with one worker each, 8 at most.
+    assert 2 <= watch.overtaken_as_oldest() <= 2 + 8
+
+
+@pytest.mark.slow
+def test_trials_added_late(ray8: None, tmp_path: Path) -> None:
+    """They start with a new trial's workers, and are measured by those that went before."""
+    watch, scheduler, late = Watch(), RASDAScheduler(max_t=8), Late([0.4, 0.2, 0.6], [0.1, 0.9], after=4)
+    results = run(tmp_path, scheduler, {}, watch=watch, search_alg=late, num_samples=-1)
+    assert results.num_errors == 0
+    assert len(results) == 5
+    assert len(late.late) == 2
+    entries = read_journal(results.experiment_path)
+    assert {(e.trial, e.t): e.decision for e in entries if e.decision == "stop" or e.t < 8} == asha_on(
+        watch.reports, scheduler
+    )
+    first = [e for e in entries if e.trial in late.late and e.t == 1]
+    assert sorted((e.decision, e.workers) for e in first) == [("continue", 1), ("stop", 1)]
+    best = results.get_best_result()
+    assert (best.config or {})["x"] == 0.1
+    assert (best.metrics or {})["workers"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["random", "optuna"])
+def test_searchers(search: str, ray8: None, tmp_path: Path) -> None:
+    from ray.tune.search.optuna import OptunaSearch
+
+    scheduler, algorithm = RASDAScheduler(max_t=4), OptunaSearch(seed=0) if search == "optuna" else None
+    results = run(tmp_path, scheduler, {"x": tune.uniform(0, 1)}, search_alg=algorithm, num_samples=10)
+    assert results.num_errors == 0
+    assert len(results) == 10
+    assert {e.workers for e in read_journal(results.experiment_path)} == {1, 2, 4}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_bohb_learns_from_milestones_and_from_those_that_stop(ray8: None, tmp_path: Path) -> None:
+    from ray.tune.search.bohb import TuneBOHB
+
+    class Told(TuneBOHB):  # type: ignore[misc]
+        """Notes what it is told: once it models a larger budget, BOHB keeps no more results of a smaller one."""
+
+        def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+            self.told = [*getattr(self, "told", []), (trial_id, result["hyperband_info"].get("budget"))]
+            super().on_trial_result(trial_id, result)
+
+    bohb, scheduler = Told(seed=0), RASDAScheduler(max_t=4)
+    results = run(tmp_path, scheduler, {"x": tune.uniform(0, 1)}, search_alg=bohb, num_samples=10)
+    assert results.num_errors == 0
+    stopped_at_1 = [e for e in read_journal(results.experiment_path) if e.t == 1 and e.decision == "stop"]
+    assert stopped_at_1
+    assert len({trial for trial, budget in bohb.told if budget == 1}) == 10
+    assert bohb.bohber.losses[1]
+
+
+@pytest.mark.slow
+def test_time_budget_ends_waiting_and_running_trials(ray8: None, tmp_path: Path) -> None:
+    space = {"x": tune.grid_search([i / 20 for i in range(20)]), "seconds": 0.5}
+    results = run(tmp_path, RASDAScheduler(max_t=4096), space, time_budget_s=25)
+    assert results.num_errors == 0
+    assert len(results) == 20
+    assert 0 < max(e.t for e in read_journal(results.experiment_path)) < 4096
+
+
+@pytest.mark.slow
+def test_a_trainable_that_never_checkpoints_is_named_and_goes_on(
+    ray8: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        results = run(tmp_path, RASDAScheduler(max_t=4), {"x": 0.0, "forgets": True})
+    assert [(e.t, e.workers) for e in read_journal(results.experiment_path)][:4] == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert "Trainable 'curve' reported iteration 1" in caplog.text
+    assert "Add `checkpoint=` to reports" in caplog.text
+    assert caplog.text.count("without a checkpoint") == 1
+
+
+@pytest.mark.slow
+def test_class_trainables_grow_where_they_save(ray8: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # By default Ray saves a class trainable at its end, whether or not it can.
+    never = tune.CheckpointConfig(checkpoint_at_end=False)
+    for trainable, workers in ((Counter, [1, 2, 4, 4]), (Unresettable, [1, 1, 1, 1])):
+        folder, scheduler = tmp_path / trainable.__name__, RASDAScheduler(max_t=4)
+        with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+            results = run(folder, scheduler, {}, trainable, checkpoints=never, reuse_actors=False)
+        assert results.num_errors == 0
+        assert [e.workers for e in read_journal(results.experiment_path)][:4] == workers
+    assert (results[0].metrics or {})["training_iteration"] == 4
+    assert "Trainable 'Unresettable' reported iteration 1" in caplog.text
+    assert "Give it `save_checkpoint` and `load_checkpoint`" in caplog.text
+    assert "Trainable 'Counter'" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trainable", "lost"), [(lingering, 0), (Raises, 1)])
+def test_an_actor_that_cannot_be_reused_keeps_nobody_waiting(
+    trainable: Any, lost: int, ray8: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One trial runs, the other waits for its workers and is given the first one's actor; survivors need all eight.
+
+    One whose reset raises has failed by its own code, one whose actor was merely not free in time has not. Now and then
+    Ray ends the actor instead, and nothing is reused.
+    """
+    never = tune.CheckpointConfig(checkpoint_at_end=False)
+    for search in range(5):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+            scheduler, holds = RASDAScheduler(max_t=2, workers=4), HoldsHalf(4)
+            space = {"x": tune.grid_search([0.0, 0.0])}
+            results = run(tmp_path / str(search), scheduler, space, trainable, holds, checkpoints=never)
+        if holds.failed:
+            break
+    assert holds.failed, "Ray reused no actor in five searches"
+    assert results.num_errors == lost
+    ended = [r.metrics["training_iteration"] for r in results if r.metrics is not None and not r.error]
+    assert ended == [2] * (2 - lost)
+    assert ("starts again: the actor that it was to reuse" in caplog.text) == (not lost)
+
+
+@pytest.mark.slow
+def test_what_no_trial_can_have_is_refused_before_any_starts(ray8: None, tmp_path: Path) -> None:
+    refused = [
+        (RASDAScheduler(workers=9), curve, "`workers` is 9, but must be <= 8"),
+        (RASDAScheduler(resources_per_worker={"CPU": 1, "GPU": 1}), curve, "`resources_per_worker` is .*'GPU': 1"),
+        (RASDAScheduler(), Unresettable, "`reuse_actors` is True, but must be False for 'Unresettable'"),
+        (RASDAScheduler(metric=None), curve, "`metric` is None and `mode` is None, but both must be given"),
+    ]
+    for i, (scheduler, trainable, message) in enumerate(refused):
+        named: dict[str, Any] = {"metric": None, "mode": None} if "metric" in message else {}
+        with pytest.raises(Exception, match=message):
+            run(tmp_path / str(i), scheduler, {"x": 0.0}, trainable, **named)
+
+
+@pytest.mark.slow
+def test_growth_ends_at_what_the_cluster_holds(ray8: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """3 CPUs a worker: two workers fit on 8; a third does not, though the milestones are three."""
+    scheduler = RASDAScheduler(max_t=8, resources_per_worker={"CPU": 3})
+    with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
+        results = run(tmp_path, scheduler, {"x": 0.0})
+    assert [e.workers for e in read_journal(results.experiment_path)][:8] == [1, 2, 2, 2, 2, 2, 2, 2]
+    assert "due 4 workers and gets 2: the cluster holds no more" in caplog.text
+
+
+def test_importing_the_package_starts_no_ray() -> None:
+    code = "import ray; from hydro_rasda import RASDAScheduler, elastic; print(ray.is_initialized())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"scaling_factor": 1}, ValueError, "`scaling_factor` is 1, but must be an integer >= 2"),
+        ({"reduction_factor": 1}, ValueError, "`reduction_factor` is 1, but must be an integer >= 2"),
+        ({"grace_period": 101}, ValueError, r"`grace_period` is 101, but must be <= `max_t` \(100\)"),
+        ({"workers": 0}, ValueError, "`workers` is 0, but must be an integer >= 1"),
+        ({"workers": 1.5}, ValueError, "`workers` is 1.5, but must be an integer"),
+        ({"mode": "best"}, ValueError, "`mode` is 'best'"),
+        ({"max_workers": 1, "workers": 2}, ValueError, "`max_workers` is 1, but must be an integer >= 2"),
+        ({"resources_per_worker": {"CPU": 0}}, ValueError, "`resources_per_worker` is .*, but must be more than 0"),
+    ],
+)
+def test_bad_input(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        RASDAScheduler(**arguments)
+
+
+def test_metric_and_mode_come_from_one_side() -> None:
+    scheduler = RASDAScheduler(metric="acc")
+    assert not scheduler.set_search_properties("loss", "max")
+    assert scheduler.set_search_properties(None, "max")
+    assert (scheduler.metric, scheduler.rule.mode) == ("acc", "max")

@@ -1,0 +1,132 @@
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from hydro_rasda.backends.ray.worker import Worker
+
+JOB = {
+    "config": {"lr": 0.1},
+    "trial": "t0",
+    "rank": 0,
+    "world_size": 1,
+    "workers": 1,
+    "gpus": 0,
+    "checkpoint": None,
+    "milestones": (2, 4),
+    "checkpoint_every": None,
+}
+
+
+def worker(connection: Any = None, **changes: Any) -> Worker:
+    return Worker({**JOB, **changes}, data=None, connection=connection)
+
+
+@pytest.mark.parametrize("fixed_global", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_each_sample_is_in_one_batch_of_one_rank(world_size: int, fixed_global: bool) -> None:
+    ranks = [worker(rank=r, world_size=world_size) for r in range(world_size)]
+    shares = [list(w.batches(101, 10, fixed_global=fixed_global)) for w in ranks]
+    assert len({len(share) for share in shares}) == 1
+    counted = [i for share in shares for batch, weight in share if weight > 0 for i in batch.tolist()]
+    assert sorted(counted) == list(range(101))
+
+
+def test_the_order_does_not_depend_on_the_number_of_ranks() -> None:
+    whole = [batch for batch, _ in worker().batches(32, 8, fixed_global=True)]
+    halves = [worker(rank=r, world_size=2).batches(32, 8, fixed_global=True) for r in range(2)]
+    for batch, (first, _), (second, _) in zip(whole, *halves):
+        assert torch.equal(batch[0::2], first)
+        assert torch.equal(batch[1::2], second)
+
+
+def test_local_batch_stays_and_global_batch_grows() -> None:
+    sizes = [[len(batch) for batch, _ in worker(world_size=n).batches(64, 8)] for n in (1, 2, 4)]
+    assert sizes == [[8] * 8, [8] * 4, [8] * 2]
+
+
+@pytest.mark.parametrize("samples", [5, 7, 9])
+def test_weights_make_the_mean_over_ranks_the_mean_over_the_global_batch(samples: int) -> None:
+    """7 samples on 4 ranks: 2, 2, 2, 1; 5 in batches of 4 leave one rank of four with anything at all."""
+    values = torch.arange(10.0)
+    ranks = [worker(rank=r, world_size=4).batches(samples, 1) for r in range(4)]
+    order = torch.cat([batch for batch, _ in worker().batches(samples, samples)])
+    for expected, shares in zip(order.split(4), zip(*ranks)):
+        averaged = sum(values[batch].mean() * weight for batch, weight in shares) / 4
+        assert averaged == pytest.approx(values[expected].mean().item())
+
+
+def test_the_order_changes_with_the_iteration_and_the_seed() -> None:
+    first, later = worker(), worker()
+    later.iteration = 1
+    orders = [
+        next(w.batches(50, 50, seed=seed))[0].tolist() for w, seed in [(first, 0), (first, 0), (later, 0), (first, 1)]
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+    assert orders[0] != orders[3]
+
+
+def test_saves_where_a_trial_may_pause_and_goes_on_from_there() -> None:
+    ours, theirs = Pipe()
+    model = nn.Linear(2, 1)
+    first = worker(ours, world_size=1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    first.rescale(optimizer)
+    folders = []
+    for _ in range(3):
+        theirs.send(None)
+        list(first.batches(8, 4))
+        first.report({"loss": torch.tensor(0.5)}, lambda: {"model": model.state_dict()})
+        kind, (metrics, folder) = theirs.recv()
+        assert kind == "report"
+        assert metrics == {"loss": 0.5, "workers": 1, "global_batch_size": 4, "lr_multiplier": 1.0}
+        folders.append(folder)
+    assert [folder is not None for folder in folders] == [False, True, False]  # milestones 2 and 4
+    again = worker(checkpoint=folders[1], world_size=2)
+    assert again.iteration == 2
+    assert again.checkpoint is not None
+    assert torch.equal(again.checkpoint["model"]["weight"], model.weight)
+    rescaled = again.rescale(SGD(model.parameters(), lr=0.1), warmup_steps=2)
+    assert rescaled.multiplier == 1.5  # from the 1 that was saved, half way to 2
+
+
+@pytest.mark.parametrize(
+    ("milestones", "every", "expected"),
+    [((2, 4), None, [2, 4, 5, 6]), ((2, 4), 3, [2, 3, 4, 5, 6]), ((), None, [6]), ((), 2, [2, 4, 6])],
+)
+def test_when_it_saves(milestones: tuple[int, ...], every: int | None, expected: list[int]) -> None:
+    ours, theirs = Pipe()
+    w = worker(ours, milestones=milestones, checkpoint_every=every)
+    saved = []
+    for iteration in range(1, 7):
+        theirs.send(None)
+        w.report({}, {"x": 1}, final=iteration == 6)
+        if theirs.recv()[1][1] is not None:
+            saved.append(iteration)
+    assert saved == expected
+
+
+def test_only_rank_0_reports() -> None:
+    ours, theirs = Pipe()
+    w = worker(ours, rank=1, world_size=2)
+    w.report({"loss": 1.0}, {"x": 1})
+    assert w.iteration == 1
+    assert not theirs.poll()
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    torch.save({"state": print, "iteration": 1, "rescaled": []}, tmp_path / "worker.pt")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        worker(checkpoint=str(tmp_path))
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="`samples` is 0, but must be an integer >= 1"):
+        next(worker().batches(0, 8))
+    with pytest.raises(ValueError, match="`batch_size` is 0, but must be an integer >= 1"):
+        next(worker().batches(8, 0))

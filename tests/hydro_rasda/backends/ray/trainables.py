@@ -1,0 +1,74 @@
+"""Training functions that ranks run."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hydro_rasda.backends.ray.worker import Worker
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two noisy classes; 4096 wide, so that one copy of it is 32 MB."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(2048) % 2
+    return torch.randn(2048, 4096, generator=generator) + 0.05 * y[:, None], y
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Linear(4096, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+
+def linear(worker: Worker) -> None:
+    """A fixed global batch, so that the curve must not depend on the workers; faults once where told to."""
+    x, y = worker.data
+    model, optimizer = build()
+    if worker.checkpoint is not None:
+        model.load_state_dict(worker.checkpoint["model"])
+        optimizer.load_state_dict(worker.checkpoint["optimizer"])
+    trained = worker.prepare(model)
+    while worker.iteration < 4:
+        _fault(worker)
+        for batch, weight in worker.batches(len(x), 130, fixed_global=True):
+            loss = nn.functional.cross_entropy(trained(x[batch]), y[batch]) * weight
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            val_loss = nn.functional.cross_entropy(model(x), y).item()
+        worker.report(
+            {"loss": 0.0, "val_loss": val_loss, "private_mb": _private_mb(x), "pid": os.getpid()},
+            lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        )
+
+
+def _fault(worker: Worker) -> None:
+    fault = worker.config.get("fault")
+    marker = Path(worker.config["folder"], f"{worker.trial}-faulted")
+    if fault is None or worker.rank != 1 or worker.iteration != 1 or marker.exists():
+        return
+    marker.touch()
+    if fault == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "hangs":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "raises":
+        raise ArithmeticError("the user's own mistake")
+
+
+def _private_mb(data: torch.Tensor) -> float:
+    """Megabytes of the memory region that holds `data` of which this process has a copy of its own."""
+    here = False
+    private = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            start, end = (int(address, 16) for address in words[0].split("-"))
+            here = start <= data.data_ptr() < end
+        elif here and words[0] in ("Private_Clean:", "Private_Dirty:"):
+            private += int(words[1])
+    return private / 1024

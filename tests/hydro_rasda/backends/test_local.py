@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from hydro_rasda import Backend, LocalBackend, RayBackend, TuneResult
+from hydro_rasda.contracts import Devices
+from hydro_rasda.run.state import Run
+from tests.hydro_rasda.models import mlp
+
+Quick = Callable[..., TuneResult]
+
+
+class Counted:
+    """A backend of one's own, which has the local one do the work."""
+
+    device = torch.device("cpu")
+    scheduler = "rasda"
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    @contextmanager
+    def open(self, run: Run) -> Iterator[Devices]:
+        self.told.append("opened")
+        try:
+            with LocalBackend(["cpu"]).open(run) as devices:
+                yield devices
+        finally:
+            self.told.append("closed")
+
+
+def test_a_backend_is_a_name_or_an_object(quick: Quick) -> None:
+    mine = Counted()
+    named, given, own = (
+        quick(name="named"),
+        quick(name="given", backend=LocalBackend()),
+        quick(name="own", backend=mine),
+    )
+    assert named.best_metric == given.best_metric == own.best_metric
+    assert named.trials == given.trials == own.trials
+    assert mine.told == ["opened", "closed"]
+
+
+def test_a_backend_is_closed_where_training_fails(one_process: None, quick: Quick) -> None:
+    mine = Counted()
+
+    def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> torch.nn.Module:
+        if mine.told:
+            raise KeyboardInterrupt
+        return mlp(config, width_ratio)
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(backend=mine, model_fn=model_fn)
+    assert mine.told == ["opened", "closed"]
+
+
+def test_what_comes_with_the_library_is_a_backend() -> None:
+    assert isinstance(LocalBackend(), Backend)
+    assert isinstance(RayBackend(), Backend)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"backend": Counted}, "`backend` is <class .*Counted'>, but must be .*an object"),
+        ({"backend": 3}, "`backend` is 3, but must be one of"),
+        ({"backend": LocalBackend(), "device": "cpu"}, "`device` is 'cpu', but must be left out, unless `backend` is"),
+        ({"backend": RayBackend(), "scheduler": "pbt"}, "`scheduler` is 'pbt', but must be left out"),
+    ],
+)
+def test_what_belongs_to_no_backend_object(quick: Quick, arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        quick(**arguments)
+
+
+def test_a_local_backend_has_a_device() -> None:
+    with pytest.raises(ValueError, match=r"`devices` is \[\], but must be None, or one device or more"):
+        LocalBackend([])

@@ -1,0 +1,174 @@
+"""The pool of devices by script: processes that answer, or die, when they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
+from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, TargetOutcome, TargetTask, Widths, group_key
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.state import Run
+from hydro_rasda.training.fused import Load
+from tests.hydro_rasda.scripted import open_run
+
+SPAN = Span(0, 2)
+
+
+class Said:
+    """An answer that is there at once; dying is one, too."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def result(self) -> Any:
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+class Scripted:
+    """A process that trains at once, and dies of what its pool calls deadly."""
+
+    def __init__(self, pool: ScriptedPool) -> None:
+        self.pool, self.ended = pool, False
+
+    def ask(self, method: str, *arguments: Any) -> Said:
+        assert not self.ended
+        if method in self.pool.deadly:
+            return Said(DeviceDied(f"it died of {method}"))
+        work: Any = arguments[0] if arguments else None
+        if method == "describe":
+            return Said(("a machine", self.pool.cores_each))
+        if method == "plan":
+            return Said({kind: Widths(8) for kind in work})
+        numbers = work.members if isinstance(work, GroupTask) else [task.number for task in work]
+        self.pool.trained.append(tuple(numbers))
+        if self.pool.deadly & set(numbers):
+            return Said(DeviceDied("SIGKILL"))
+        if isinstance(work, GroupTask):
+            return Said((GroupOutcome([], {n: [] for n in numbers}, {}), 1.0))
+        return Said([TargetOutcome(task, {}, [], None, 1.0) for task in work])
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class ScriptedPool(DevicePool):
+    """Devices whose answers arrive one at a time, the last one that was asked for first."""
+
+    def __init__(self, run: Run, count: int, deadly: Iterable[object] = (), cores: int = 1) -> None:
+        super().__init__(run, count)
+        self.deadly, self.cores_each = set(deadly), cores
+        self.trained: list[tuple[int, ...]] = []
+        self.processes: list[Scripted] = []
+
+    def _process(self, device: int) -> Scripted:
+        self.processes.append(Scripted(self))
+        return self.processes[-1]
+
+    def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+        return answers[-1:]
+
+    def _load(self, keys: Iterable[str]) -> Load:
+        return lambda key: {}
+
+
+@pytest.fixture
+def run(problem: Problem, tmp_path: Path) -> Iterator[Run]:
+    opened = open_run(tmp_path / "run", problem, 8)
+    yield opened
+    opened.store.close()
+
+
+def group(*members: int) -> GroupTask:
+    return GroupTask(group_key(SPAN, members), (Group("a kind", members, len(members) > 1),), (), SPAN)
+
+
+def targets(*numbers: int, beside: int = 1) -> list[TargetTask]:
+    return [TargetTask(f"target/{n}", n, SPAN, None, 0, beside) for n in numbers]
+
+
+def test_what_died_is_trained_by_whichever_device_is_free_before_anything_new(run: Run) -> None:
+    pool = ScriptedPool(run, 2, deadly=[1])
+    assert pool.idle() == [0, 1]
+    pool.start(0, group(0, 1))
+    pool.start(1, group(2))
+    done = [*pool.finished(), *pool.finished()]
+    assert [finished.task.members for finished in done] == [(2,)]
+    assert pool.idle() == []  # before new groups, what died
+    assert pool.busy()
+    while pool.busy():
+        done += pool.finished()
+    assert pool.trained == [(0, 1), (2,), (0, 1), (0,), (1,), (1,)]
+    failures = {n: error for finished in done for n, error in finished.outcome.failures.items()}
+    assert failures == {1: "the process that trained it died 2 times: SIGKILL"}
+    assert sorted(n for finished in done for n in finished.outcome.history) == [0, 1, 2]
+    assert sum(not process.ended for process in pool.processes) == 2
+
+
+def test_a_device_has_no_speed_before_it_has_trained_the_kind(run: Run) -> None:
+    pool = ScriptedPool(run, 1)
+    assert (pool.idle(), pool.speed(0, "a kind")) == ([0], None)
+    pool.start(0, group(0, 1, 2))
+    pool.finished()
+    assert pool.speed(0, "a kind") == 6.0  # epochs of a trial in a second
+    assert pool.speed(0, "another") is None
+
+
+def test_measuring_that_kills_a_process_means_one_by_one(run: Run) -> None:
+    pool = ScriptedPool(run, 1, deadly=["plan"])
+    pool.idle()
+    assert pool.plan(0, {"a kind": [run.trials[0]]}) == {"a kind": Widths(1)}
+    assert pool.idle() == [0]
+    assert [process.ended for process in pool.processes] == [True, False]
+
+
+def test_processes_that_never_come_are_an_error(run: Run) -> None:
+    pool = ScriptedPool(run, 2, deadly=["describe"])
+    with pytest.raises(RuntimeError, match="the process of a device did not start:\nit died of describe"):
+        pool.idle()
+
+
+def test_nothing_is_busy_before_it_was_asked_for(run: Run) -> None:
+    pool = ScriptedPool(run, 1)
+    pool.begin()
+    assert not pool.busy()
+
+
+def test_full_size_models_share_the_devices_that_no_group_occupies(run: Run) -> None:
+    pool = ScriptedPool(run, 3, cores=4)
+    pool.idle()
+    pool.start(0, group(0))
+    outcomes = list(pool.train_each(targets(1, 2, 3, 4, 5, beside=5)))
+    assert pool.trained[:3] == [(0,), (1, 2), (3, 4)]  # a third of five, rounded up
+    assert sorted(outcome.task.number for outcome in outcomes) == [1, 2, 3, 4, 5]
+    assert [finished.task.members for finished in pool.finished()] == [(0,)]
+    assert not pool.busy()
+
+
+def test_full_size_models_wait_where_groups_occupy_all_devices(run: Run) -> None:
+    pool = ScriptedPool(run, 1)
+    pool.idle()
+    pool.start(0, group(0))
+    assert [outcome.task.number for outcome in pool.train_each(targets(1, 2))] == [1, 2]
+    assert pool.trained == [(0,), (1,), (2,)]
+    assert len(pool.finished()) == 1
+
+
+def test_a_full_size_model_that_dies_beside_another_is_tried_again_alone(run: Run) -> None:
+    pool = ScriptedPool(run, 1, deadly=[1], cores=2)
+    errors = {outcome.task.number: outcome.error for outcome in pool.train_each(targets(0, 1, 2, beside=3))}
+    assert pool.trained == [(0, 1), (0,), (1,), (2,)]
+    assert errors == {0: None, 1: "the process that trained it died 2 times: SIGKILL", 2: None}
+
+
+def test_leaving_ends_all_processes(run: Run) -> None:
+    pool = ScriptedPool(run, 2)
+    pool.idle()
+    pool.start(0, group(0))
+    pool.close()
+    assert all(process.ended for process in pool.processes)

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search.optuna import OptunaSearch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from hydro_rasda import RunExists, TuneResult
+from hydro_rasda.run.content import BYTES, content, digest, unchanged
+from hydro_rasda.run.differences import differences
+from hydro_rasda.run.identity import data_digest, parameters
+from tests.hydro_rasda.models import counted, mlp
+
+Quick = Callable[..., TuneResult]
+Pair = tuple[Tensor, Tensor]
+
+
+def of(value: Any) -> str:
+    return digest(content(value))
+
+
+MODEL = '''
+import torch
+from torch import nn
+WIDTH = {width}
+def activation():
+    return nn.{activation}()
+class Block(nn.Module):
+    """{doc}"""
+    slope = {slope}
+    def __init__(self, width):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, width), activation())  # {comment}
+def outer(factor):
+    def model_fn(config, width_ratio=1.0, depth={depth}):
+        """{doc}"""
+        return [Block(int(factor * WIDTH * width_ratio)) for _ in range(depth)], {{"a", "b", "c"}}
+    return model_fn
+model_fn = outer({factor})
+'''
+AS_IT_IS = {"width": 8, "activation": "ReLU", "slope": 0.1, "depth": 2, "factor": 2, "doc": "A", "comment": "B"}
+
+
+def model_fn(**changes: Any) -> Any:
+    module = types.ModuleType("users_module")
+    exec(MODEL.format(**{**AS_IT_IS, **changes}), module.__dict__)
+    return module.__dict__["model_fn"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"width": 9}, {"activation": "Tanh"}, {"slope": 0.2}, {"depth": 3}, {"factor": 3}], ids=str
+)
+def test_a_function_is_all_that_it_names(change: dict[str, Any]) -> None:
+    """A constant, a function named by a class, an attribute of it, a default, a value in the closure."""
+    assert of(model_fn(**change)) != of(model_fn())
+
+
+def test_a_function_is_not_its_comments() -> None:
+    assert of(model_fn(doc="another", comment="another")) == of(model_fn())
+
+
+def test_functions_of_a_users_module_are_followed() -> None:
+    def naming(activation: str) -> Any:
+        helpers = types.ModuleType("users_helpers")
+        exec(f"from torch import nn\ndef act(): return nn.{activation}()\nunrelated = '{activation}'", helpers.__dict__)
+        scope: dict[str, Any] = {"helpers": helpers}
+        exec("def f(config): return helpers.act()\ndef g(config): return helpers", scope)
+        return scope
+
+    assert of(naming("ReLU")["f"]) != of(naming("Tanh")["f"])
+    assert of(naming("ReLU")["g"]) == of(naming("Tanh")["g"])
+
+
+class Loss:
+    def __init__(self, weight: float, of: Tensor) -> None:
+        self.weight, self.of = weight, of
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.weight * F.mse_loss(output, target)
+
+    def doubled(self, output: Tensor, target: Tensor) -> Tensor:
+        return 2 * self(output, target)
+
+
+ONE, TWO = torch.ones(3), torch.tensor([1.0, 1.0, 2.0])
+
+DIFFERENT: dict[str, tuple[Any, Any]] = {
+    "library functions": (F.cross_entropy, F.mse_loss),
+    "library classes": (nn.ReLU, nn.Tanh),
+    "partials": (functools.partial(F.cross_entropy, label_smoothing=0.1), functools.partial(F.cross_entropy)),
+    "callables with state": (Loss(1.0, ONE), Loss(2.0, ONE)),
+    "tensors within": (Loss(1.0, ONE), Loss(1.0, TWO)),
+    "bound methods": (Loss(1.0, ONE).doubled, Loss(1.0, TWO).doubled),
+    "methods": (Loss(1.0, ONE).doubled, Loss(1.0, ONE).__call__),
+    "lambdas on one line": (lambda x: x + 1, lambda x: x + 2),
+    "arrays": (np.ones(3), np.ones(3, dtype=np.float32)),
+    "lists": ([1, 2], [2, 1]),
+    "dicts": ({"a": 1}, {"a": 2}),
+    "numbers": (1, 1.0),
+    "booleans": (1, True),
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_different_values_have_different_digests(kind: str) -> None:
+    one, other = DIFFERENT[kind]
+    assert of(one) != of(other)
+    assert of(one) == of(one)
+
+
+def test_what_does_not_decide_has_no_part() -> None:
+    assert of({"a": 1, "b": 2}) == of({"b": 2, "a": 1})
+    assert of(torch.Generator().manual_seed(1)) == of(torch.Generator().manual_seed(2))
+    assert of(torch.device("cpu")) == of(torch.device("meta"))
+    ring: list[Any] = [1]
+    ring.append(ring)
+    assert of(ring) == of(ring)
+
+
+def test_what_calls_change_is_not_what_a_function_is() -> None:
+    calls: list[bool] = []
+    model_fn = counted(calls)
+    first = content(model_fn)
+    model_fn({}, 1.0)(torch.rand(2, 64))
+    second = content(model_fn)
+    assert calls
+    assert first != second
+    model_fn({}, 1.0)(torch.rand(2, 64))
+    third = content(model_fn)
+    assert unchanged(first, second) == unchanged(second, third)
+    assert unchanged(first, second) != unchanged(content(mlp), content(mlp))
+
+
+class Examples(Dataset[Tensor]):
+    """Each is noise of a size, drawn anew whenever it is read."""
+
+    def __init__(self, size: float, length: int = 100, own: bool = False) -> None:
+        self.size, self.length = size, length
+        self.rng = np.random.default_rng() if own else None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> Tensor:
+        noise = torch.rand(2) if self.rng is None else torch.tensor(self.rng.random(2))
+        return self.size + i + noise
+
+
+def loader(x: Tensor) -> Callable[[int], Iterable[Any]]:
+    return lambda batch_size: DataLoader(TensorDataset(x), batch_size, shuffle=True)
+
+
+def shuffled(x: Tensor) -> Callable[[int], Iterable[Any]]:
+    generator = torch.Generator().manual_seed(0)
+    return lambda batch_size: DataLoader(TensorDataset(x), batch_size, shuffle=True, generator=generator)
+
+
+def test_data_are_their_content() -> None:
+    x, y = torch.rand(100, 3), torch.arange(100)
+    inverted = 1 - y
+    assert data_digest((x, y), 8) == data_digest((x.clone(), y.clone()), 8) != data_digest((x, inverted), 8)
+    assert data_digest((x, y), 8) != data_digest((x.double(), y), 8)
+    assert data_digest(TensorDataset(x, y), 8) == data_digest(TensorDataset(x.clone(), y), 8)
+    assert data_digest(TensorDataset(x, y), 8) != data_digest(TensorDataset(x, inverted), 8)
+    one, other = ([{"x": a} for a in values] for values in (x, 2 * x))
+    assert data_digest(one, 8) != data_digest(other, 8)  # type: ignore[arg-type]
+    for read in (loader, shuffled):
+        made = read(x)
+        assert data_digest(made, 8) == data_digest(made, 8) == data_digest(read(x.clone()), 8)
+        assert data_digest(made, 8) != data_digest(read(2 * x), 8)
+
+
+def test_random_augmentation_does_not_tell_data_apart() -> None:
+    state = torch.get_rng_state()
+    assert data_digest(Examples(1.0), 8) == data_digest(Examples(1.0), 8) != data_digest(Examples(2.0), 8)
+    assert data_digest(Examples(1.0, own=True), 8) == data_digest(Examples(1.0, own=True), 8)
+    assert data_digest(Examples(1.0, own=True), 8) != data_digest(Examples(1.0, 101, own=True), 8)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_huge_tensors_are_sampled() -> None:
+    huge = torch.zeros(2 * BYTES // 1024, 1024, dtype=torch.uint8)
+    other = huge.clone()
+    other[-1] = 1
+    assert of(huge) != of(other)
+    assert of(huge) != of(huge[1:])
+
+
+def test_a_searcher_is_what_it_was_made_with() -> None:
+    assert digest(parameters(OptunaSearch(seed=0))) == digest(parameters(OptunaSearch(seed=0)))
+    assert digest(parameters(OptunaSearch(seed=0))) != digest(parameters(OptunaSearch(seed=1)))
+    told = OptunaSearch(seed=0)
+    told.set_search_properties("loss", "min", {})
+    assert digest(parameters(told)) == digest(parameters(OptunaSearch(seed=0)))
+    assert digest(parameters(ASHAScheduler(max_t=3))) != digest(parameters(ASHAScheduler(max_t=4)))
+    assert digest(parameters("rasda")) != digest(parameters("asha"))
+
+
+SCRIPT = """
+import torch
+from torch.nn import functional as F
+from tests.hydro_rasda.run.test_identity import DIFFERENT, Examples, data_digest, model_fn, of
+from tests.hydro_rasda.conftest import SPACE
+print(of(model_fn()), of(SPACE), of(frozenset("abcdef")), data_digest(Examples(1.0), 8))
+print([of(one) for one, _ in DIFFERENT.values()])
+"""
+
+
+def test_two_processes_agree() -> None:
+    def said(hash_seed: str) -> bytes:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, env=environment).stdout
+
+    assert said("1") == said("2")
+
+
+def test_differences_are_said_in_words() -> None:
+    was = {
+        "seed": 0,
+        "num_samples": 8,
+        "python": "3.11.1",
+        "digests": {"space": "a", "model_fn": "a", "train_data": "a"},
+    }
+    assert differences(was, was) == ([], [])
+    assert differences(was, was | {"num_samples": 9}) == ([], [])
+    assert differences(was, was | {"num_samples": 7})[0] == ["num_samples was 8, now 7, but a run can only grow"]
+    now = was | {"seed": 1, "digests": {"space": "b", "model_fn": "b", "train_data": "b"}}
+    deciding, knowing = differences(was, now)
+    assert deciding == ["seed was 0, now 1", "`space` has other values or functions than the run's"]
+    assert knowing == [
+        "`model_fn` is another function than the run's",
+        "`train_data` has other content than the run's",
+    ]
+
+
+def smooth(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"loss_fn": smooth}, "`loss_fn` is another function"),
+        ({"model_fn": model_fn()}, "`model_fn` is another function"),
+        ({"train_data": "inverted"}, "`train_data` has other content"),
+        ({"val_data": "inverted"}, "`val_data` has other content"),
+    ],
+)
+def test_another_run_is_not_taken_for_this_one(
+    change: dict[str, Any], told: str, quick: Quick, digits: tuple[Pair, Pair], tmp_path: Path, capsys: Any
+) -> None:
+    inverted = {"train_data": (digits[0][0], 9 - digits[0][1]), "val_data": (digits[1][0], 9 - digits[1][1])}
+    if "model_fn" in change:
+        change = {"model_fn": functools.partial(mlp)}
+    changed = {name: inverted.get(name, value) for name, value in change.items()}
+    small = {"num_samples": 1, "max_t": 1}
+    first = quick(**small)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for resume in ("auto", "must"):
+        with pytest.raises(RunExists, match=f"is another: {told}.*; `resume='changed'` goes on"):
+            quick(**small, **changed, resume=resume)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    with pytest.raises(RunExists, match="seed was 0, now 1"):
+        quick(**small, **changed, resume="changed", seed=1)
+    on = quick(**small, **changed, resume="changed", progress=True)
+    assert f"going on all the same: {told}" in " ".join(capsys.readouterr().out.split())
+    assert on.best_metric == first.best_metric
+    quick(**small, **changed)
+    with pytest.raises(RunExists, match=told):
+        quick(**small)

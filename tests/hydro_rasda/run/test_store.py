@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydro_rasda.run.store import RunExists, Store, Unit, write_atomically
+
+ASKED: dict[str, Any] = {"seed": 0, "space": {"lr": "loguniform"}, "surrogate": 0.125}
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "one"
+
+
+def three_units(path: Path) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        for i in range(3):
+            store.once(f"unit-{i}", lambda: Unit({"i": i}, [{"event": "metrics", "epoch": e} for e in (1, 2)]))  # noqa: B023
+            store.save(f"unit-{i}", {"weights": torch.full((2,), float(i))})
+
+
+def test_a_unit_is_done_once(path: Path) -> None:
+    done: list[int] = []
+
+    def work() -> Unit:
+        done.append(len(done))
+        return Unit(done, [{"event": "metrics", "loss": 0.1}])
+
+    for _ in range(2):
+        with Store.open(path, ASKED, "auto") as store:
+            unit = store.once("a", work)
+            assert unit.value == [0]
+            assert unit.lines == [{"event": "metrics", "loss": 0.1}]
+            assert store.done("a")
+            assert not store.done("b")
+            assert list(store.units()) == ["a"]
+    assert done == [0]
+    assert store.recorded == 1
+
+
+def test_what_is_read_back_is_what_was_given(path: Path) -> None:
+    value = {"lr": 0.1 + 0.2, "n": [1, None, True, "x"], 3: (1, 2), "nan": math.nan, "inf": math.inf, "f": contents}
+    with Store.open(path, ASKED, "auto") as store:
+        given = store.once("a", lambda: value).value
+    with Store.open(path, ASKED, "must") as store:
+        read = store.once("a", pytest.fail).value
+    assert given == read
+    assert read["lr"] == 0.1 + 0.2
+    assert (read["3"], read["nan"], read["inf"], read["f"]) == ([1, 2], None, None, "contents")
+
+
+def test_a_unit_that_raises_leaves_nothing(path: Path) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        before = contents(path)
+        with pytest.raises(ZeroDivisionError):
+            store.once("a", lambda: 1 // 0)
+        assert contents(path) == before
+        assert store.once("a", lambda: 5).value == 5
+
+
+def test_a_journal_torn_at_any_byte_keeps_all_units_but_the_torn(path: Path) -> None:
+    three_units(path)
+    journal = path / "journal.jsonl"
+    whole = journal.read_bytes()
+    ends = [i + 1 for i in range(len(whole)) if whole[i : i + 1] == b"\n"]
+    third_begins = ends[5]  # two units of two metrics and their own line
+    assert len(ends) == 9
+    for cut in range(third_begins, len(whole)):
+        journal.write_bytes(whole[:cut])
+        with Store.open(path, ASKED, "auto") as store:
+            assert list(store.units()) == ["unit-0", "unit-1"]
+            store.once("unit-2", lambda: Unit({"i": 2}, [{"event": "metrics", "epoch": e} for e in (1, 2)]))
+        lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
+        assert [line.get("key", line.get("epoch")) for line in lines] == [
+            n for i in range(3) for n in (1, 2, f"unit-{i}")
+        ]
+
+
+def test_garbage_after_the_last_unit_is_cut_off(path: Path) -> None:
+    three_units(path)
+    journal = path / "journal.jsonl"
+    whole = journal.read_bytes()
+    for garbage in (b"\xff\xfe\n", b"\0" * 40, b"\0" * 40 + b"\n", b'{"event": "unit", "key": "x"', b"\n"):
+        journal.write_bytes(whole + garbage)
+        with Store.open(path, ASKED, "auto") as store:
+            assert len(store.units()) == 3
+        assert journal.read_bytes() == whole
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hydro_rasda.run.store import Store
+with Store.open(Path(sys.argv[1]), {}, "auto"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+def test_one_process_at_a_time(path: Path, holder: subprocess.Popen[bytes]) -> None:
+    before = contents(path)
+    with pytest.raises(RuntimeError, match=r"another process is working on the run in .*one"):
+        Store.open(path, {}, "auto")
+    assert contents(path) == before
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    Store.open(path, {}, "must").close()
+
+
+def test_a_directory_is_free_after_a_failed_open(path: Path) -> None:
+    three_units(path)
+    with pytest.raises(RunExists):
+        Store.open(path, {**ASKED, "seed": 1}, "auto")
+    Store.open(path, ASKED, "auto").close()
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({**ASKED, "seed": 1}, "seed was 0, now 1"),
+        ({**ASKED, "space": {"lr": "uniform"}}, "space was .*loguniform.*now .*'uniform'"),
+        ({"seed": 0, "space": ASKED["space"]}, "surrogate was 0.125, now None"),
+        ({**ASKED, "new": 1}, "new was None, now 1"),
+    ],
+)
+def test_another_run_of_the_name_is_refused_and_left_alone(path: Path, other: dict[str, Any], told: str) -> None:
+    three_units(path)
+    before = contents(path)
+    with pytest.raises(RunExists, match=f"`name` is 'one', but the run of that name in .* is another: .*{told}"):
+        Store.open(path, other, "auto")
+    assert contents(path) == before
+
+
+def test_a_run_of_an_earlier_version_is_refused(path: Path) -> None:
+    """It says nothing of its code and data, so that there is nothing to compare."""
+    three_units(path)
+    for resume in ("auto", "must", "changed"):
+        with pytest.raises(RunExists, match="is of an earlier version, which kept no digest of its code and data"):
+            Store.open(path, {**ASKED, "digests": {}}, resume)
+
+
+def test_never_refuses_what_is_there_and_must_what_is_not(path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="`resume` is 'must', but there is no run"):
+        Store.open(path, ASKED, "must")
+    assert not path.parent.exists()
+    three_units(path)
+    before = contents(path)
+    with pytest.raises(RunExists, match=r"`resume` is 'never', but .* holds a run"):
+        Store.open(path, ASKED, "never")
+    assert contents(path) == before
+    Store.open(path, ASKED, "must").close()
+    with pytest.raises(ValueError, match="`resume` is 'yes', but must be one of"):
+        Store.open(path, ASKED, "yes")
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(path: Path) -> None:
+    path.mkdir(parents=True)
+    (path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunExists, match="is there, but holds no run"):
+        Store.open(path, ASKED, "auto")
+    assert contents(path) == {"thesis.tex": b"years of work"}
+
+
+@pytest.mark.parametrize(
+    "left", [[], [".lock"], [".lock", "checkpoints"], [".lock", "checkpoints", ".run.json.7f.tmp"]]
+)
+def test_a_kill_before_the_run_began_leaves_its_name_free(path: Path, left: list[str]) -> None:
+    path.mkdir(parents=True)
+    for name in left:
+        (path / name).mkdir() if name == "checkpoints" else (path / name).touch()
+    with Store.open(path, ASKED, "auto") as store:
+        store.once("a", lambda: 1)
+    assert not list(path.glob("*.tmp")) + list(path.glob(".*.tmp"))
+    assert store.recorded == 0
+
+
+def test_a_folder_is_locked_before_it_is_judged(path: Path, holder: subprocess.Popen[bytes]) -> None:
+    """The holder may be about to write `run.json`: what is read before the lock is there may be old."""
+    for asked in ({}, ASKED):
+        with pytest.raises(RuntimeError, match="another process is working on the run"):
+            Store.open(path, asked, "auto")
+
+
+def test_half_written_files_of_a_killed_process_are_cleaned_up(path: Path) -> None:
+    three_units(path)
+    before = contents(path)
+    for crumb in (path / ".run.json.1.tmp", path / "checkpoints" / ".unit-0.pt.2.tmp"):
+        crumb.write_bytes(b"half")
+    Store.open(path, ASKED, "auto").close()
+    assert contents(path) == before
+
+
+def test_a_file_can_be_written_by_many_at_once(tmp_path: Path) -> None:
+    """As two runs write the cache of one machine: with one name for what is half written, most of these fail."""
+    target = tmp_path / "cache.json"
+    texts = [str(i).encode() * 50_000 for i in range(4)]
+
+    def write(text: bytes) -> None:
+        for _ in range(10):
+            write_atomically(target, text)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, texts))
+    assert target.read_bytes() in texts
+    assert [p.name for p in tmp_path.iterdir()] == ["cache.json"]
+
+
+def test_the_sweeps_time_is_counted_by_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("hydro_rasda.run.store.monotonic", lambda: now)
+    for times in (1, 2):
+        with Store.open(path, ASKED, "auto") as store:
+            with store.sweeping():
+                now += 3.0
+                store.record(f"surrogate/{times}", Unit(None))
+                assert store.swept == 3.0 * times
+            now += 5.0
+            store.record(f"target/{times}", Unit(None))
+            assert (store.swept, store.seconds) == (3.0 * times, 8.0 * times)
+        now += 100.0
+
+
+def test_a_checkpoint_is_there_whole_or_not_at_all(path: Path) -> None:
+    class Unsavable:
+        def __reduce__(self) -> Any:
+            raise OSError("disk full")
+
+    with Store.open(path, ASKED, "auto") as store:
+        store.save("a/b", {"x": torch.ones(3)})
+        with pytest.raises(OSError, match="disk full"):
+            store.save("a/b", {"x": torch.zeros(3), "y": Unsavable()})
+        assert torch.equal(store.load("a/b")["x"], torch.ones(3))
+        assert [p.name for p in (path / "checkpoints").iterdir()] == ["a.b.pt"]
+        assert store.has("a/b")
+        store.discard(["a/b", "never there"])
+        assert not store.has("a/b")
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return print, ("code in a checkpoint ran",)
+
+
+def test_a_checkpoint_cannot_run_code(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        torch.save({"x": Runs()}, store.file("evil"))
+        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+            store.load("evil")
+    assert "ran" not in capfd.readouterr().out
+
+
+def test_time_of_earlier_processes_counts(path: Path) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        store.once("a", lambda: torch.rand(1000, 1000).sort().values.sum().item())
+        spent = store.units()["a"].seconds
+        assert 0 < spent <= store.seconds
+    with Store.open(path, ASKED, "auto") as store:
+        assert store.seconds >= round(spent, 4)
+
+
+def test_units_done_elsewhere_count_beside_each_other_but_the_clock_once(path: Path) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        for key in "ab":
+            store.record(key, Unit(None, seconds=100.0))
+        with pytest.raises(ValueError, match="`key` is 'a'"):
+            store.record("a", Unit(None))
+    with Store.open(path, ASKED, "auto") as store:
+        assert [unit.seconds for unit in store.units().values()] == [100.0, 100.0]
+        assert store.seconds < 100
+
+
+def test_a_unit_done_again_counts_in_its_own_place(path: Path) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        for key, value in (("a", 1), ("b", 2), ("a", 3)):
+            store.record(key, Unit(value), again=True)
+        given = [(key, unit.value) for key, unit in store.units().items()]
+    with Store.open(path, ASKED, "auto") as store:
+        assert given == [("b", 2), ("a", 3)] == [(key, unit.value) for key, unit in store.units().items()]

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from hydro_rasda.schedulers import Drop, GoOn, Mode, SweepRule, SweepState, rank
+from hydro_rasda.schedulers.sweep_rule import (
+    checked_admission,
+    checked_finalists,
+    checked_moves,
+    move_of,
+    plain_move,
+)
+
+
+class Idle(SweepRule):
+    def decide(self, sweep: SweepState) -> Mapping[int, Any]:
+        return {}
+
+
+def sweep_of(scores: Mapping[int, float], mode: Mode = "min") -> SweepState:
+    """Trials that came to epoch 3, and one that is on its way there, and one that was dropped."""
+    sweep = SweepState(mode, 9, 2)
+    for number in range(len(scores) + 2):
+        sweep.admit(number, {"lr": 0.1})
+        sweep.go_on(number, 3)
+    for number, score in scores.items():
+        sweep.come(number, {1: 1.0, 3: score})
+    dropped = len(scores) + 1
+    sweep.come(dropped, {3: 5.0})
+    sweep.drop(dropped)
+    return sweep
+
+
+def test_where_trials_stand() -> None:
+    sweep = sweep_of({0: 0.5, 1: math.nan})
+    assert list(sweep.waiting) == list(sweep.waiting_at(3)) == [0, 1]
+    assert list(sweep.training) == list(sweep.training_to(3)) == [2]
+    assert sweep.trials[3].dropped
+    assert sweep.scores[3].keys() == {0, 1, 3}
+    assert (sweep.trials[0].score, sweep.trials[0].curve) == (0.5, {1: 1.0, 3: 0.5})
+    assert math.isnan(sweep.trials[2].score)
+    sweep.go_on(0, 9)
+    sweep.go_on(3, 9)  # brought back
+    assert (list(sweep.waiting), sorted(sweep.training), list(sweep.waiting_at(3))) == ([1], [0, 2, 3], [1])
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_best_is_ranked_as_everywhere(mode: Mode) -> None:
+    rng = random.Random(0)
+    values = [rng.choice([0.5, 1.0, math.nan, math.inf, rng.random()]) for _ in range(30)]
+    sweep = SweepState(mode, 9, 2)
+    for number in range(30):
+        sweep.admit(number, {})
+        sweep.go_on(number, 1)
+    for number in rng.sample(range(30), 30):
+        sweep.come(number, {1: values[number]})
+    assert sweep.best(30) == [i for i in rank(values, mode) if math.isfinite(values[i])]
+    assert sweep.best(3) == rank(values, mode)[:3]
+
+
+def test_a_digest_tells_where_the_sweep_stands_however_it_came_there() -> None:
+    one, other = (sweep_of({0: 0.5, 1: 0.7, 2: 0.6}) for _ in range(2))
+    assert one.digest == other.digest
+    for sweep, order in ((one, (0, 1)), (other, (1, 0))):
+        for number in order:
+            before = sweep.digest
+            sweep.go_on(number, 9)
+            assert sweep.digest != before
+    assert one.digest == other.digest
+    other.left = 1
+    assert one.digest != other.digest
+    one.drop(2)
+    other.left = 0
+    assert one.digest != other.digest
+
+
+def test_a_move_survives_the_journal() -> None:
+    for move in (Drop(), GoOn(9), GoOn(9, copy_of=0, changes={"lr": 0.5})):
+        assert move_of(plain_move(move)) == move
+
+
+@pytest.mark.parametrize(
+    ("moves", "message"),
+    [
+        ([1], r"`sweep_rule` Idle: decide\(...\)` is \[1\], but must be a dict of moves by trial"),
+        ({7: Drop()}, "`sweep_rule` Idle moves trial 7, but must name one of trials 0 to 3"),
+        ({0: 9}, "Idle: the move of trial 0` is 9, but must be a GoOn or a Drop"),
+        ({2: Drop()}, "the move of trial 2` is .* left out while the trial is on its way to epoch 3"),
+        ({3: Drop()}, "the move of trial 3` is .* left out, for the trial was dropped before"),
+        ({0: GoOn(3)}, "trial 0 goes on to epoch, which` is 3, but must be an epoch after 3, where the trial stands"),
+        ({0: GoOn(1)}, "trial 0 goes on to epoch, which` is 1, but must be an epoch after 3"),
+        ({0: GoOn(10)}, r"which` is 10, .* at most 9 \(`max_t`\)"),
+        ({0: GoOn(4.5)}, "which` is 4.5"),  # type: ignore[arg-type]
+        ({0: GoOn(9, copy_of=2)}, "trial 0 has copy_of, which` is 2, but must be another trial that waits at epoch 3"),
+        ({0: GoOn(9, copy_of=0)}, "copy_of, which` is 0"),
+        ({0: GoOn(9, copy_of=1)}, "copy_of, which` is 1, .* has not diverged"),
+        ({1: GoOn(9, copy_of=0, changes={"batch_size": 8})}, r"trial 1 has changes, of which` is \['batch_size'\]"),
+        ({0: GoOn(9, changes={"lr": 1.0})}, r"changes, of which` is \['lr'\], but must be of .* together with copy_of"),
+    ],
+)
+def test_what_cannot_be_done_is_told_with_rule_trial_and_value(moves: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked_moves(Idle(), moves, sweep_of({0: 0.5, 1: math.nan}))
+
+
+def test_what_can_be_done() -> None:
+    sweep = sweep_of({0: 0.5, 1: math.nan})
+    moves = {0: GoOn(9), 1: GoOn(4, copy_of=0, changes={"lr": 0.5}), 3: GoOn(9)}
+    assert checked_moves(Idle(), moves, sweep) == moves
+
+
+def test_odd_answers_to_the_other_questions() -> None:
+    sweep = sweep_of({0: 0.5})
+    for count in (-1, 1.0, None, True):
+        with pytest.raises(ValueError, match=r"`sweep_rule` Idle: admit\(...\)` is .*, but must be an int >= 0"):
+            checked_admission(Idle(), count)  # type: ignore[arg-type]
+    for finalists in ([0, 0], [9]):
+        with pytest.raises(ValueError, match=r"Idle: finalists\(...\)` is .*, but must be different trials of 0 to 2"):
+            checked_finalists(Idle(), finalists, sweep)
+    assert checked_finalists(Idle(), (0, 2, 1), sweep) == [0, 2]

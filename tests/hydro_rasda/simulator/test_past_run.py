@@ -1,0 +1,171 @@
+"""A past run as a workload: journals written by the library's own store."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydro_rasda.run.store import Store, Unit
+from hydro_rasda.simulator import read_past_run
+from hydro_rasda.simulator.past_run import continued
+
+NAN, INF = np.nan, np.inf
+
+ASKED = {
+    "metric": "val_loss",
+    "mode": "min",
+    "max_t": 4,
+    "train_data": "tensors (640, 8) float32, (640,) int64",
+    "model": {
+        "0.weight": "(16, 8) torch.float32",
+        "0.bias": "(16,) torch.float32",
+        "1.weight": "(4, 16) torch.bfloat16",
+    },
+}
+
+
+def metrics(stage: str, trial: int, epoch: int, loss: float) -> dict[str, Any]:
+    return {"event": "metrics", "stage": stage, "trial": trial, "epoch": epoch, "val_loss": loss}
+
+
+def trial(number: int, batch_size: int) -> dict[str, Any]:
+    return {"event": "trial", "trial": number, "config": {"lr": 0.1, "batch_size": batch_size}}
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a run: units as (key, lines), all of them without a duration of their own."""
+
+    def write(*units: tuple[str, list[dict[str, Any]]], **changes: Any) -> Path:
+        with Store.open(tmp_path / "run", ASKED | changes, "auto") as store:
+            for key, lines in units:
+                store.once(key, lambda: Unit(None, lines))  # noqa: B023 (called at once)
+        return tmp_path / "run"
+
+    return write
+
+
+def test_a_stopped_trial_goes_on_with_the_mean_step_of_the_others() -> None:
+    table = np.array([[8.0, 6.0, 5.0], [9.0, 5.0, 3.0], [10.0, NAN, NAN], [7.0, 6.5, NAN]])
+    # Steps to epoch 2: -2, -4, -0.5; to epoch 3: -1, -2.
+    expected = [[8, 6, 5], [9, 5, 3], [10, 10 - 6.5 / 3, 10 - 6.5 / 3 - 1.5], [7, 6.5, 5.0]]
+    assert continued(table) == pytest.approx(np.array(expected))
+
+
+def test_what_nobody_trained_leaves_scores_as_they_are() -> None:
+    assert continued(np.array([[2.0, 1.0, NAN], [3.0, NAN, NAN]])).tolist() == [[2, 1, 1], [3, 2, 2]]
+
+
+def test_a_diverged_trial_stays_diverged() -> None:
+    filled = continued(np.array([[3.0, INF, NAN], [2.0, 1.0, 0.5]]))
+    assert np.isnan(filled[0]).tolist() == [False, True, True]
+    assert filled[1].tolist() == [2.0, 1.0, 0.5]
+
+
+def test_reads_what_the_store_wrote(record: Callable[..., Path]) -> None:
+    path = record(
+        ("surrogate/kinds-from-0", [trial(0, 64), trial(1, 64), trial(2, 16)]),
+        ("surrogate/to-1/group-0", [metrics("surrogate", n, 1, 3.0 - n) for n in range(3)]),
+        ("surrogate/to-4/group-0", [metrics("surrogate", 2, t, 1.0 - t / 10) for t in (2, 3, 4)]),
+        ("target/trial-2/to-2", [metrics("target", 2, t, 0.9) for t in (1, 2)]),
+    )
+    run = read_past_run(path)
+    assert run.workload.scores[:, 0].tolist() == [3.0, 2.0, 1.0]
+    assert run.workload.scores[2].tolist() == [1.0, 0.8, 0.7, 0.6]
+    assert run.workload.scores[0] == pytest.approx([3.0, 2.8, 2.7, 2.6])
+    assert run.parameters == 16 * 8 + 16 + 4 * 16
+    assert run.gradient_bytes == 4 * (16 * 8 + 16) + 2 * 4 * 16
+    assert run.steps == 640 / 64
+    assert run.epoch_seconds is not None
+    assert run.settings["max_t"] == 4
+
+
+def train(store: Store, trial: int, stop: int, each: float, start: int = 0, workers: int | None = None) -> None:
+    """Records epochs of a full-size trial that took so many seconds each."""
+    own = {} if workers is None else {"workers": workers}
+    lines = [metrics("target", trial, t, 1 / t) | own for t in range(start + 1, stop + 1)]
+    store.record(f"target/trial-{trial}/to-{stop}", Unit(None, lines, each * (stop - start)))
+
+
+def test_epoch_times_are_those_of_full_size_units(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "run", ASKED, "auto") as store:
+        train(store, 0, 2, each=3.0)
+        train(store, 1, 2, each=1.0)
+    run = read_past_run(tmp_path / "run")
+    assert run.epoch_seconds == 2.0
+    assert run.workload.work.tolist() == [1.5, 0.5]
+    assert run.workload.scores[1].tolist() == [1, 1 / 2, 1 / 2, 1 / 2]
+    assert run.steps is None
+
+
+@pytest.mark.parametrize("slower", [1.0, 30.0])
+def test_a_machine_that_is_slower_for_a_while_makes_no_trial_dearer(tmp_path: Path, slower: float) -> None:
+    """Trials 2 and 3 cost twice as much as the others. As fewer are left, each has more of the machine; the last one
+    trains while other programs run, too."""
+    with Store.open(tmp_path / "run", ASKED, "auto") as store:
+        for trial, each in enumerate((1.0, 1.0, 2.0, 2.0)):
+            train(store, trial, 1, each)
+        for trial, each in enumerate((0.6, 0.6, 1.2)):
+            train(store, trial, 2, each, start=1)
+        train(store, 2, 4, 1.0 * slower, start=2)
+    run = read_past_run(tmp_path / "run")
+    assert run.workload.work == pytest.approx(np.array([1.0, 1.0, 2.0, 2.0]) / 1.5)
+    assert run.epoch_seconds is not None
+    assert 0.9 <= run.epoch_seconds <= 1.5
+
+
+def test_one_slow_stretch_of_a_trial_does_not_set_its_cost(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "run", ASKED, "auto") as store:
+        for stop in (1, 2, 4):
+            for trial in range(3):
+                slow = (trial, stop) == (1, 2)
+                train(store, trial, stop, each=50.0 if slow else 1.0, start=stop // 2)
+    run = read_past_run(tmp_path / "run")
+    assert run.workload.work.tolist() == [1.0, 1.0, 1.0]
+    assert run.epoch_seconds == 1.0
+
+
+@pytest.mark.parametrize("name", ["to-{}", "epoch-{}"])
+def test_epochs_on_ray_count_in_seconds_of_one_worker(tmp_path: Path, name: str) -> None:
+    """Those of the fewest workers, of a run whose trials grew; older runs recorded each epoch by itself."""
+    with Store.open(tmp_path / "run", ASKED, "auto") as store:
+        for trial, epoch, workers, seconds in ((0, 1, 2, 3.0), (0, 2, 4, 2.9), (1, 1, 2, 1.0)):
+            line = metrics("target", trial, epoch, 0.5) | {"workers": workers}
+            store.record(f"target/trial-{trial}/{name.format(epoch)}", Unit(None, [line], seconds))
+    run = read_past_run(tmp_path / "run")
+    assert run.epoch_seconds == (6.0 + 2.0) / 2
+    assert run.workload.work.tolist() == [1.5, 0.5]
+
+
+def test_failed_trials_and_half_a_line(record: Callable[..., Path]) -> None:
+    path = record(
+        (
+            "surrogate/to-1/group-0",
+            [
+                metrics("surrogate", 0, 1, 0.5),
+                metrics("surrogate", 1, 1, NAN),
+                {"event": "failed", "trial": 2, "error": "Traceback"},
+            ],
+        )
+    )
+    with open(path / "journal.jsonl", "a") as file:
+        file.write('{"event": "metrics", "stage": "surr')
+    before = (path / "journal.jsonl").read_bytes()
+    run = read_past_run(path)
+    assert np.isnan(run.workload.scores[:, 3]).tolist() == [False, True, True]
+    assert run.epoch_seconds is None
+    assert (path / "journal.jsonl").read_bytes() == before
+
+
+def test_data_sets_tell_their_length_and_loaders_do_not(record: Callable[..., Path]) -> None:
+    lines = [trial(0, 10), metrics("surrogate", 0, 1, 0.5)]
+    assert read_past_run(record(("a", lines), train_data="CIFAR10 of 500")).steps == 50
+
+
+def test_bad_input(tmp_path: Path, record: Callable[..., Path]) -> None:
+    with pytest.raises(FileNotFoundError, match=r"`run` is .*, but must be a run's folder: it holds no run.json"):
+        read_past_run(tmp_path)
+    with pytest.raises(ValueError, match=r"`run` is .*, but must have trained at least one epoch"):
+        read_past_run(record())

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydro_rasda import RASDAConfig
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.targets import (
+    decided_targets,
+    forget_unsaved,
+    recall_targets,
+    record_end,
+    record_epochs,
+    record_failure,
+    record_swept,
+    saved_epochs,
+    settle_configs,
+)
+from hydro_rasda.stages.race import train_targets
+from tests.hydro_rasda.scripted import Scripted, curves, open_run
+
+# A race of up to four trials over milestones 1, 2 and 4, of which half goes on.
+RACE: dict[str, Any] = {"max_t": 4, "rasda": RASDAConfig(grace_period=1)}
+
+
+@pytest.fixture
+def open_race(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Opens the same run once more, as the next process would."""
+    opened: list[Run] = []
+
+    def call(number: int = 4, **settings: Any) -> Run:
+        for run in opened:
+            run.store.close()
+        opened.append(open_run(tmp_path / "run", problem, number, **{**RACE, **settings}))
+        return opened[-1]
+
+    yield call
+    opened[-1].store.close()
+
+
+def epochs(run: Run) -> dict[int, list[int]]:
+    return {n: [line["epoch"] for line in lines] for (stage, n), lines in run.metrics.items() if stage == "target"}
+
+
+SCORES = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.8, 0.7, 0.6, 0.5], 2: [0.7, 0.6, 0.5, 0.4], 3: [0.6, 0.5, 0.4, 0.3]}
+
+
+def test_who_is_behind_but_foreseen_to_win_is_kept(open_race: Callable[..., Run]) -> None:
+    run = open_race(2)
+    run.record("surrogate/to-4/group-0", curves("surrogate", {0: [0.9, 0.9, 0.9, 0.8], 1: [0.9, 0.8, 0.6, 0.2]}))
+    device = Scripted({0: [0.5, 0.5, 0.5, 0.5], 1: [0.6, 0.5, 0.4, 0.1]})
+    train_targets(run, [0, 1], device)
+    assert epochs(run) == {0: [1], 1: [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("full_trainings", "trained"),
+    [
+        (0, [1, 1, 2, 4]),
+        (2.5, [1, 1, 4, 4]),  # 4 epochs to the first milestone; of 10, 6 are left, for two times 3
+        (2.49, [1, 1, 2, 4]),
+        (3.25, [1, 4, 4, 4]),
+        (4, [4, 4, 4, 4]),
+    ],
+)
+def test_as_many_go_on_as_can_train_to_the_end(
+    open_race: Callable[..., Run], full_trainings: float, trained: list[int]
+) -> None:
+    run = open_race(full_trainings=full_trainings)
+    train_targets(run, [0, 1, 2, 3], Scripted(SCORES))
+    assert [len(found) for found in epochs(run).values()] == trained
+
+
+def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., Run]) -> None:
+    """At epoch 2, to which all were swept, there is a whole training left: two times 2 epochs."""
+    run = open_race(3, full_trainings=1, surrogate=1, rasda=RASDAConfig(grace_period=2))
+    scores = {n: values for n, values in SCORES.items() if n < 3}
+    run.record("surrogate/to-2/group-0", curves("surrogate", {n: values[:2] for n, values in scores.items()}))
+    for number in scores:
+        record_swept(run, number, {"model": {}, "epoch": 2})
+    train_targets(run, [0, 1, 2], Scripted(scores))
+    assert [len(found) for found in epochs(run).values()] == [2, 4, 4]
+
+
+@pytest.mark.parametrize(("keep", "goes_on"), [("last", 1), ("best", 0)])
+def test_where_the_best_epoch_is_kept_it_counts(open_race: Callable[..., Run], keep: str, goes_on: int) -> None:
+    """Trial 0 was better than the other one is, and no longer is."""
+    run = open_race(2, keep=keep, rasda=RASDAConfig(grace_period=2))
+    train_targets(run, [0, 1], Scripted({0: [0.2, 0.9, 0.9, 0.9], 1: [0.8, 0.6, 0.6, 0.6]}))
+    assert epochs(run)[goes_on] == [1, 2, 3, 4]
+    assert epochs(run)[1 - goes_on] == [1, 2]
+
+
+def test_who_has_no_chance_left_is_stopped_though_there_is_budget(open_race: Callable[..., Run]) -> None:
+    """Surrogates change by a tenth each epoch: trial 0 is five times as far behind, trial 2 hardly is."""
+    run = open_race(3, full_trainings=3)
+    run.record("surrogate/to-4/group-0", curves("surrogate", {n: [0.9, 0.8, 0.7, 0.6] for n in range(3)}))
+    train_targets(run, [0, 1, 2], Scripted({0: [0.9] * 4, 1: [0.4] * 4, 2: [0.42] * 4}))
+    assert [len(found) for found in epochs(run).values()] == [1, 4, 4]
+
+
+def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[..., Run]) -> None:
+    run = open_race(checkpoint_every=3)
+    train_targets(run, [3, 2, 1, 0], Scripted({**SCORES, 2: [0.7], 1: [math.inf]}))
+    units = run.store.units()
+    trials = {key: unit.value for key, unit in units.items() if key.startswith("target/trial-")}
+    names = ["3/to-1", "2/to-1", "1/to-1", "0/to-1", "3/to-2", "3/to-3", "3/to-4"]
+    keys = [f"target/trial-{name}" for name in names]
+    failure = "target/trial-2/failed-after-1"
+    assert trials == {key: {"checkpoint": key} for key in keys} | {failure: None}
+    assert run.failures == {2: "trial 2 raised in epoch 2"}
+    assert units["target/done"].value == [0, 1, 2, 3]
+    assert run.checkpoints == {n: f"target/trial-{n}/to-{epoch}" for n, epoch in ((0, 1), (1, 1), (2, 1), (3, 4))}
+    assert {path.name for path in (run.store.path / "checkpoints").iterdir()} == {
+        run.store.file(name).name for name in run.checkpoints.values()
+    }
+
+
+@pytest.mark.parametrize("epochs_a_process", [1, 2, 5])
+def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
+    open_race: Callable[..., Run], problem: Problem, tmp_path: Path, epochs_a_process: int
+) -> None:
+    scores = {**SCORES, 1: [0.8, math.nan], 3: [0.6, 0.5, 0.9, 0.9]}
+    unbroken = open_run(tmp_path / "unbroken", problem, 4, **RACE)
+    train_targets(unbroken, [0, 1, 2, 3], Scripted(scores))
+    trained: list[tuple[int, int]] = []
+    while not (run := open_race()).store.done("target/done"):
+        device = Scripted(scores, epochs_a_process)
+        train_targets(run, [0, 1, 2, 3], device)
+        trained += device.trained
+        assert device.trained, "it would go on for ever"
+        assert len(trained) < 20, "it would go on for ever"
+    recall_targets(run)
+    assert sorted(trained) == sorted((n, epoch) for n, seen in epochs(unbroken).items() for epoch in seen)
+    assert (run.metrics, run.checkpoints, run.failures) == (unbroken.metrics, unbroken.checkpoints, unbroken.failures)
+    unbroken.store.close()
+
+
+def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[..., Run]) -> None:
+    for finalists in ([1, 0], [0, 1]):
+        train_targets(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
+        assert epochs(run) == {1: [1]}
+        assert not run.store.done("target/done")
+
+
+def test_who_was_interrupted_catches_up_first(open_race: Callable[..., Run]) -> None:
+    settings = {"rasda": RASDAConfig(grace_period=2)}
+    train_targets(open_race(2, **settings), [0, 1], Scripted(SCORES, epochs=1))
+    train_targets(open_race(2, **settings), [0, 1], device := Scripted(SCORES))
+    assert device.trained[:3] == [(1, 1), (1, 2), (0, 2)]
+
+
+def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race(open_race: Callable[..., Run]) -> None:
+    train_targets(open_race(), [0, 1], first := Scripted(SCORES))
+    assert first.trained == [(0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
+    train_targets(run := open_race(), [1, 0], again := Scripted(SCORES))
+    assert again.trained == []
+    assert epochs(run) == {0: [1], 1: [1, 2, 3, 4]}
+    assert train_targets(run := open_race(), [1, 2], more := Scripted(SCORES)) == [1, 2, 0]
+    assert more.trained == [(2, 1), (2, 2), (2, 3), (2, 4)]
+    assert epochs(run) == {0: [1], 1: [1, 2, 3, 4], 2: [1, 2, 3, 4]}
+    train_targets(open_race(), [1, 2], last := Scripted(SCORES))
+    assert last.trained == []
+
+
+def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[..., Run]) -> None:
+    """Of what another backend trained, one trial is ahead of the milestone at which it would have been stopped."""
+    run = open_race(2)
+    unit = curves("target", {0: [0.5, 0.1]})
+    record_epochs(run, 0, unit.lines, {"model": {}})
+    train_targets(run, [0, 1], Scripted({0: [], 1: [0.4, 0.4, 0.4, 0.4]}))
+    assert epochs(run) == {0: [1, 2], 1: [1, 2, 3, 4]}
+    assert not run.failures
+
+
+def test_epochs_past_the_last_checkpoint_are_trained_again(open_race: Callable[..., Run]) -> None:
+    """A backend may record epochs before the checkpoint after them, and be killed in between."""
+    run = open_race(1)
+    lines = curves("target", {0: SCORES[0]}).lines
+    record_epochs(run, 0, lines[:1], None)
+    record_epochs(run, 0, lines[1:2], {"model": {}})
+    record_epochs(run, 0, lines[2:3], None)
+    assert epochs(run) == {0: [1, 2, 3]}
+    recall_targets(run := open_race(1))
+    assert epochs(run) == {0: [1, 2, 3]}
+    train_targets(run, [0], device := Scripted(SCORES, epochs=1))
+    assert device.trained == [(0, 3)]
+    train_targets(run := open_race(1), [0], device := Scripted(SCORES))
+    assert device.trained == [(0, 4)]
+    assert [line["val_loss"] for line in run.metrics["target", 0]] == SCORES[0]
+
+
+def test_epochs_that_were_trained_again_count_as_they_went_the_last_time(open_race: Callable[..., Run]) -> None:
+    run = open_race(1)
+    record_epochs(run, 0, curves("target", {0: [0.5, 0.4]}).lines, None)
+    record_epochs(run, 0, curves("target", {0: [0.3]}).lines, {"model": {}})
+    assert run.curve("target", 0) == {1: 0.3}
+    recall_targets(run := open_race(1))
+    assert run.curve("target", 0) == {1: 0.3}
+    assert saved_epochs(run, 0) == 1
+
+
+def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race: Callable[..., Run]) -> None:
+    run = open_race(3)
+    for number, score in ((0, 0.5), (1, math.nan), (2, 0.5)):
+        record_epochs(run, number, curves("target", {number: [score]}).lines, None)
+    record_failure(run, 0, "it raised")
+    record_failure(run, 2, "its machine died")
+    record_epochs(run, 2, curves("target", {2: SCORES[2]}).lines, {"model": {}})
+    for again in (run, open_race(3)):
+        recall_targets(again)
+        forget_unsaved(again)
+        assert again.failures == {0: "it raised"}
+        assert epochs(again) == {0: [1], 1: [1], 2: [1, 2, 3, 4]}
+    train_targets(again, [0, 1, 2], device := Scripted({}))
+    assert device.trained == []
+    assert again.store.done("target/done")
+
+
+def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..., Run]) -> None:
+    run = open_race()
+    train_targets(run, [0, 1, 2, 3], Scripted(SCORES, epochs=5))  # all to epoch 1, one of the two that go on to 2
+    recall_targets(run := open_race())
+    assert run.epochs("target", 3) == 2
+    assert decided_targets(run) == {0: False, 1: False, 2: True}
+    record_end(run, 3)
+    assert decided_targets(run) == {0: False, 1: False, 2: True, 3: False}
+    record_epochs(run, 3, metric_lines("target", 3, [(3, {"train_loss": 0.4, "val_loss": 0.4})]), None)
+    assert 3 not in decided_targets(run)
+
+
+def test_what_pbt_changed_on_ray_is_what_a_model_was_trained_with(open_race: Callable[..., Run]) -> None:
+    """Whose model it took over, and what it changed; those two may have taken over each other's."""
+    run = open_race(2)
+    run.trials |= {n: Trial(n, {"lr": 0.1 * (n + 1), "depth": n}) for n in (0, 1)}
+    line = metric_lines("target", 0, [(1, {"train_loss": 1.0, "val_loss": 1.0})])
+    record_epochs(run, 0, line, {"model": {}}, origin=1, mutable={"lr": 0.3})
+    record_epochs(run, 1, line, {"model": {}}, origin=0, mutable={"lr": 0.4})
+    settle_configs(run)
+    assert [run.trials[n].config for n in (0, 1)] == [{"lr": 0.3, "depth": 1}, {"lr": 0.4, "depth": 0}]
+
+
+def test_a_metric_counts_for_nothing_where_the_loss_was_not_finite(open_race: Callable[..., Run]) -> None:
+    run = open_race(1)
+    line = {"event": "metrics", "stage": "target", "trial": 0, "epoch": 1, "train_loss": math.nan, "val_loss": 0.1}
+    record_epochs(run, 0, [line], {"model": {}})
+    assert math.isnan(run.score_at("target", 0, 1))
+    assert math.isnan(run.score("target", 0))

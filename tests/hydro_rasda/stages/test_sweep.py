@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydro_rasda.config import Mode, TuneConfig
+from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, History, Widths
+from hydro_rasda.data import make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.result import AllTrialsFailed
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.store import Store, Unit
+from hydro_rasda.stages.sweep import sweep
+from tests.hydro_rasda.models import Config, mlp
+
+X, Y = torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64)
+
+
+class Clock:
+    """Stands still unless it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Curves:
+    """Devices that train nothing: a trial's metric is what its configuration says, a little better each epoch.
+
+    Groups are done in the order in which they were begun, or the last first. An epoch of a group takes a second, and a
+    group ends where the sweep's time does.
+    """
+
+    def __init__(self, run: Run, devices: int = 1, last_first: bool = False, clock: Clock | None = None) -> None:
+        self.run, self.devices, self.last_first, self.clock = run, devices, last_first, clock or Clock()
+        self.speeds = [1.0] * devices
+        self.slow = False
+        self.tasks: list[GroupTask] = []
+        self.shares: list[float] = []
+        self._under_way: dict[int, GroupTask] = {}
+
+    def idle(self) -> list[int]:
+        return [d for d in range(self.devices) if d not in self._under_way]
+
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def speed(self, device: int, kind: str) -> float:
+        return self.speeds[device]
+
+    def machine(self, device: int) -> str:
+        return "a machine"
+
+    def cores(self, device: int) -> int:
+        return 1
+
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        return dict.fromkeys(kinds, Widths(4))
+
+    def start(self, device: int, task: GroupTask) -> None:
+        assert device not in self._under_way
+        self.tasks.append(task)
+        self._under_way[device] = task
+
+    def finished(self) -> list[Finished]:
+        device = list(self._under_way)[-1 if self.last_first else 0]
+        task = self._under_way.pop(device)
+        reached = task.span.start
+        while reached < task.span.stop and (reached == task.span.start or not self.run.out_of_time("surrogate")):
+            reached += 1
+            self.clock.now += 1.0
+        return [Finished(task, GroupOutcome([], {n: self._history(task, n, reached) for n in task.members}, {}), 0.0)]
+
+    def on_progress(self, share: float, best: Sequence[int]) -> None:
+        self.shares.append(share)
+        self.clock.now += 0.2 if self.tasks and self.slow else 0.0
+        # No more lie there than a trial goes on from, and each is recorded.
+        there = {p.name for p in (self.run.store.path / "checkpoints").iterdir()}
+        needed = set(self.run.sources.values())
+        assert needed <= self.run.store.units().keys()
+        if not self.run.store.recorded:
+            assert there == {self.run.store.file(key).name for key in needed}
+        elif self.tasks:
+            assert there <= {self.run.store.file(key).name for key in needed}
+
+    def train_each(self, tasks: Any) -> Any:
+        raise NotImplementedError
+
+    def race(self, finalists: Any) -> Any:
+        raise NotImplementedError
+
+    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+        sign = 1.0 if self.run.settings.mode == "min" else -1.0
+        final = self.run.trials[number].config["final"]
+        values = {epoch: sign * (final - 0.001 * epoch) for epoch in range(task.span.start + 1, stop + 1)}
+        return [(epoch, {"train_loss": value, "val_loss": value}) for epoch, value in values.items()]
+
+
+class Given:
+    """A search that gives its configurations in batches, and remembers what it is told."""
+
+    def __init__(self, batches: Sequence[Sequence[Config]]) -> None:
+        self.batches, self.given = list(batches), 0
+        self.told: dict[int, list[int]] = {}
+        self.closed: list[int] = []
+
+    def next_trials(self) -> list[Trial]:
+        if not self.batches:
+            return []
+        trials = [Trial(self.given + i, config) for i, config in enumerate(self.batches.pop(0))]
+        self.given += len(trials)
+        return trials
+
+    def tell(self, number: int, epoch: int, score: float) -> None:
+        self.told.setdefault(number, []).append(epoch)
+
+    def close(self, number: int, epoch: int, score: float) -> None:
+        self.closed.append(number)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of the run, in place of the real one."""
+    clock = Clock()
+    monkeypatch.setattr("hydro_rasda.run.store.monotonic", clock)
+    return clock
+
+
+def again(run: Run, **settings: Any) -> Run:
+    """The same run in another process, with other settings."""
+    run.store.close()
+    run.store = Store.open(run.store.path, {}, "must")
+    return Run(run.problem.with_settings(**settings), run.store)
+
+
+def epochs(run: Run) -> dict[int, list[int]]:
+    """Of each trial, the epochs in its history."""
+    return {number: [line["epoch"] for line in lines] for (_, number), lines in run.metrics.items()}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    cpu = torch.device("cpu")
+    data = make_batches((X, Y), "data", cpu, 0)
+    settings = TuneConfig(surrogate=0.5, num_samples=27, max_t=9, reduction_factor=3, top_k=1, fusion=4)
+    problem = Problem(mlp, supervised(), data, data, settings, cpu)
+    run = Run(problem, Store.open(tmp_path / "run", {}, "auto"))
+    yield run
+    run.store.close()
+
+
+def configs(finals: Sequence[float]) -> list[Config]:
+    return [{"lr": 0.1, "final": final, "batch_size": (2, 4)[i % 2]} for i, final in enumerate(finals)]
+
+
+FINALS = [float((7 * i) % 27) for i in range(27)]
+"""A permutation of 0 to 26: trial 0 is best, then trial 4 (7 * 4 = 28 = 27 + 1), then trial 8, ..."""
+
+BEST_FIRST = sorted(range(27), key=lambda n: FINALS[n])
+
+
+def test_halving_is_over_all_trials_of_a_rung(run: Run) -> None:
+    backend = Curves(run)
+    assert sweep(run, Given([configs(FINALS)]), backend) == [0]
+    for stop, left in ((1, 27), (3, 9), (9, 3)):
+        trained = [n for task in backend.tasks if task.span.stop == stop for n in task.members]
+        assert sorted(trained) == sorted(BEST_FIRST[:left])
+
+
+def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:
+    split = [configs(FINALS)[i : i + 9] for i in (0, 9, 18)]
+    assert sweep(run, Given(split), Curves(run, devices=3, last_first=True)) == [0]
+
+
+def test_max_mirrors_min(run: Run) -> None:
+    mirrored = replace(run, problem=run.problem.with_settings(mode="max", top_k=3))
+    assert sweep(mirrored, Given([configs(FINALS)]), Curves(mirrored)) == [0, 4, 8]
+
+
+def test_nan_is_worst_in_both_modes(run: Run) -> None:
+    modes: tuple[Mode, ...] = ("min", "max")
+    for mode in modes:
+        finals = [math.nan, 2.0, math.inf, 1.0, -math.inf]
+        fresh = Run(run.problem.with_settings(mode=mode, top_k=4), run.store)
+        run.store._units.clear()
+        assert sweep(fresh, Given([configs(finals)]), Curves(fresh)) == [3, 1]
+
+
+def test_all_diverged(run: Run) -> None:
+    with pytest.raises(AllTrialsFailed, match=r"all 3 trials diverged or failed by epoch 1 .*journal\.jsonl"):
+        sweep(run, Given([configs([math.nan] * 3)]), Curves(run))
+
+
+def test_a_model_that_fails_is_left_out_with_its_traceback(run: Run) -> None:
+    trials = configs(FINALS[:4])
+    trials[0]["activation"] = "no such activation"
+    assert sweep(run, Given([trials]), Curves(run)) == [1]  # 0 would be best; 7 is next
+    assert "no such activation" in run.failures[0]
+    assert list(run.failures) == [0]
+
+
+def test_a_searcher_is_told_of_each_rung_and_of_each_end(run: Run) -> None:
+    search = Given([configs(FINALS[:14]), configs(FINALS[14:])])
+    sweep(run, search, Curves(run))
+    rungs = {3: [1, 3, 9], 9: [1, 3], 27: [1]}
+    for place, number in enumerate(BEST_FIRST):
+        assert search.told[number] == next(epochs for left, epochs in rungs.items() if place < left)
+    assert sorted(search.closed) == list(range(27))
+
+
+def test_a_rung_cut_short_by_time_keeps_the_best_of_the_deepest(run: Run, clock: Clock) -> None:
+    """The first rung is 8 groups of an epoch; of the second's 9 trials, the 4 of the first group train for two more."""
+    short = again(run, top_k=2, time_budget_s=2 * 9.5)
+    assert sweep(short, Given([configs(FINALS)]), Curves(short, clock=clock)) == [0, 4]
+    assert {short.epochs("surrogate", n) for n in range(27)} == {1, 3}
+
+
+def test_the_sweep_takes_half_of_a_time_budget(run: Run, clock: Clock) -> None:
+    for budget, swept in ((4.0, 2.0), (22.0, 11.0), (23.0, 12.0)):
+        timed = again(run, time_budget_s=budget)
+        sweep(timed, Given([configs(FINALS)]), Curves(timed, clock=clock))
+        assert run.store.swept == swept  # an epoch that has begun is trained to its end
+
+
+def test_what_full_size_training_took_is_not_the_sweeps(run: Run, clock: Clock) -> None:
+    short = again(run, time_budget_s=10.0)
+    sweep(short, Given([configs(FINALS)]), Curves(short, clock=clock))
+    clock.now += 6.0
+    run.store.record("target/trial-0/to-2", Unit(None))
+    longer = again(run, time_budget_s=16.0)
+    assert longer.seconds_left("surrogate") == 3.0
+    assert longer.seconds_left("target") == 5.0
+    longest = again(run, time_budget_s=12.0)
+    assert longest.seconds_left("surrogate") == 1.0
+
+
+@pytest.mark.parametrize("budget", [0.1, 5.0, 21.0])
+def test_with_more_time_a_sweep_goes_on_where_it_stood(run: Run, clock: Clock, budget: float) -> None:
+    timed = again(run, time_budget_s=budget)
+    found = sweep(timed, Given([configs(FINALS)]), Curves(timed, clock=clock))
+    before = run.store.swept
+
+    same = again(run, time_budget_s=budget)
+    idle = Curves(same, clock=clock)
+    assert sweep(same, Given([configs(FINALS)]), idle) == found
+    assert not idle.tasks
+
+    longer = again(run)
+    assert sweep(longer, Given([configs(FINALS)]), Curves(longer, clock=clock)) == [0]
+    rungs = {3: [1, 2, 3, 4, 5, 6, 7, 8, 9], 9: [1, 2, 3], 27: [1]}
+    for place, number in enumerate(BEST_FIRST):
+        assert epochs(longer)[number] == next(trained for left, trained in rungs.items() if place < left)
+    if budget == 21.0:  # it ended between the two epochs of a group, which goes on from there
+        assert (before, run.store.swept) == (11, 8 + 3 * 2 + 6)
+
+
+def test_a_budget_that_was_spent_between_two_groups_stays_spent(run: Run, clock: Clock) -> None:
+    timed = again(run, time_budget_s=2 * 5.9)
+    devices = Curves(timed, clock=clock)
+    devices.slow = True
+    sweep(timed, Given([configs(FINALS)]), devices)
+    assert len(devices.tasks) == 5  # the last was recorded at 5.8 s
+    same = again(run, time_budget_s=2 * 5.9)
+    idle = Curves(same, clock=clock)
+    sweep(same, Given([configs(FINALS)]), idle)
+    assert not idle.tasks
+
+
+def test_whom_fewer_samples_let_go_on_more_may_not(run: Run) -> None:
+    worst_first = [float(27 - n) for n in range(27)]
+    few = again(run, num_samples=9)
+    assert sweep(few, Given([configs(worst_first[:9])]), Curves(few)) == [8]
+    more = again(run)
+    assert sweep(more, Given([configs(worst_first)]), Curves(more)) == [26]
+    decided = [key.rpartition("-")[0] for key in run.store.units() if "/kept" in key]
+    assert decided == [f"surrogate/to-{stop}/kept/of-{n}" for n, stop in ((9, 1), (3, 3), (27, 1), (9, 3), (3, 9))]
+    lines = [
+        (line["trial"], line["epoch"]) for unit in run.store.units().values() for line in unit.lines if "epoch" in line
+    ]
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize("begin_with", [1, 9, 18])
+def test_a_run_that_is_given_more_samples_ends_as_one_that_had_them_at_first(run: Run, begin_with: int) -> None:
+    few = again(run, num_samples=begin_with)
+    sweep(few, Given([configs(FINALS[:begin_with])]), Curves(few))
+    trained = {number: len(lines) for number, lines in epochs(few).items()}
+    more = again(run)
+    devices = Curves(more)
+    assert sweep(more, Given([configs(FINALS)]), devices) == [0]
+    for place, number in enumerate(BEST_FIRST):
+        reached = next(stop for left, stop in ((3, 9), (9, 3), (27, 1)) if place < left)
+        assert epochs(more)[number] == list(range(1, max(reached, trained.get(number, 0)) + 1))
+    lines = [
+        (line["trial"], line["epoch"]) for unit in run.store.units().values() for line in unit.lines if "epoch" in line
+    ]
+    assert len(lines) == len(set(lines))
+    from_their_start = [n for task in devices.tasks if task.span.start == 0 for n in task.members if n in trained]
+    assert len(from_their_start) == len(set(from_their_start))
+    assert all(trained[n] < epochs(more)[n][-1] for n in from_their_start)  # halved away then, in the race now
+    assert from_their_start
+
+
+def test_on_several_devices_a_run_that_is_given_more_samples_goes_on(run: Run) -> None:
+    few = again(run, num_samples=18)
+    sweep(few, Given([configs(FINALS[:18])]), Curves(few, devices=3, last_first=True))
+    more = again(run)
+    assert sweep(more, Given([configs(FINALS)]), Curves(more, devices=3, last_first=True)) == [0]
+    assert all(of == list(range(1, len(of) + 1)) for of in epochs(more).values())
+    resumed = again(run)
+    idle = Curves(resumed, devices=3)
+    assert sweep(resumed, Given([configs(FINALS)]), idle) == [0]
+    assert not idle.tasks
+
+
+def test_finalists_of_surrogates_as_wide_as_the_model_keep_their_checkpoints(run: Run) -> None:
+    run.problem = run.problem.with_settings(surrogate=1)
+    for _ in range(2):
+        full = again(run, top_k=2)
+        finalists = sweep(full, Given([configs(FINALS)]), Curves(full))
+        assert sorted(full.sources) == sorted(finalists)
+        assert all(full.store.has(key) for key in full.sources.values())
+        assert len(list((run.store.path / "checkpoints").iterdir())) == len(set(full.sources.values()))
+
+
+def test_checkpoints_of_the_sweep_are_gone_after_it(run: Run) -> None:
+    sweep(run, Given([configs(FINALS)]), Curves(run))
+    assert not list((run.store.path / "checkpoints").iterdir())
+
+
+def rounded_width(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    width = int(config["width"] * width_ratio)
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, 10))
+
+
+def test_surrogates_of_targets_of_different_width_are_not_fused(run: Run) -> None:
+    backend = Curves(run)
+    run.problem = replace(run.problem, model_fn=rounded_width)
+    trials = [{"lr": 0.1, "final": float(w), "width": w, "batch_size": 4} for w in (32, 33, 32)]
+    assert rounded_width(trials[0], 0.5)[0].weight.shape == rounded_width(trials[1], 0.5)[0].weight.shape  # type: ignore[index]
+    sweep(run, Given([trials]), backend)
+    assert [task.members for task in backend.tasks if task.span.stop == 1] == [(0, 2), (1,)]
+
+
+@pytest.mark.parametrize("last_first", [False, True])
+def test_several_devices_end_with_the_same_best(run: Run, last_first: bool) -> None:
+    devices = Curves(run, devices=3, last_first=last_first)
+    assert sweep(run, Given([configs(FINALS)]), devices) == [0]
+    assert devices.shares == sorted(devices.shares)
+    assert devices.shares[-1] == 1.0
+
+
+def test_a_device_goes_on_while_the_last_of_a_rung_are_under_way(run: Run) -> None:
+    sweep(run, Given([configs(FINALS)]), Curves(run, devices=2, last_first=True))
+    stops = [unit.value["stop"] for key, unit in run.store.units().items() if "/group-" in key]
+    assert stops.index(3) < max(i for i, stop in enumerate(stops) if stop == 1)
+
+
+def test_a_faster_device_takes_more(run: Run) -> None:
+    wide = Run(run.problem.with_settings(fusion=64), run.store)
+    devices = Curves(wide, devices=2)
+    devices.speeds = [3.0, 1.0]
+    same = [config | {"batch_size": 4} for config in configs(FINALS[:16])]
+    assert sweep(wide, Given([same]), devices) == [0]
+    assert [len(task.members) for task in devices.tasks[:2]] == [12, 4]

@@ -1,0 +1,281 @@
+"""Rules of a user's own, in the sweep and in `tune`."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from hydro_rasda import Drop, GoOn, RunExists, SweepRule, SweepState, TuneResult, loguniform
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.data import make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.result import AllTrialsFailed
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.store import Store
+from hydro_rasda.stages.sweep import sweep
+from tests.hydro_rasda.models import mlp
+from tests.hydro_rasda.stages.test_sweep import FINALS, Curves, Given, X, Y, again, configs, epochs
+
+Moves = dict[int, GoOn | Drop]
+
+
+class MedianStopping(SweepRule):
+    """A trial stops that is worse than the median of all others at its epoch (Golovin et al. 2017)."""
+
+    def decide(self, sweep: SweepState) -> Moves:
+        moves: Moves = {}
+        for number, trial in sweep.waiting.items():
+            others = [score for score in sweep.scores.get(trial.epoch, {}).values() if math.isfinite(score)]
+            if trial.epoch == 0 or trial.score <= median(others):
+                if trial.epoch < sweep.max_t:
+                    moves[number] = GoOn(trial.epoch + 1)
+            else:
+                moves[number] = Drop()
+        return moves
+
+
+class TopHalfBySlope(SweepRule):
+    """All train for two epochs; the half that improved most between them trains to the end."""
+
+    def decide(self, sweep: SweepState) -> Moves:
+        if new := sweep.waiting_at(0):
+            return {number: GoOn(2) for number in new}
+        if sweep.training or not sweep.waiting_at(2):
+            return {}
+        slope = {n: trial.curve[2] - trial.curve[1] for n, trial in sweep.waiting_at(2).items()}
+        best_first = sorted(slope, key=slope.__getitem__)
+        kept = best_first[: len(slope) // 2]
+        return {n: GoOn(sweep.max_t) if n in kept else Drop() for n in best_first}
+
+
+class Population(SweepRule):
+    """Every epoch, the worst trial goes on as a copy of the best, with a changed learning rate."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def decide(self, sweep: SweepState) -> Moves:
+        at = min((trial.epoch for trial in sweep.waiting.values()), default=sweep.max_t)
+        if sweep.training or at == sweep.max_t:
+            return {}
+        moves: Moves = {number: GoOn(at + 1) for number in sweep.waiting}
+        if at:
+            best_first = [number for number in sweep.best(len(sweep.trials)) if number in sweep.waiting]
+            best, worst = best_first[0], best_first[-1]
+            lr = sweep.trials[best].config["lr"] * self.factor
+            moves[worst] = GoOn(at + 1, copy_of=best, changes={"lr": lr})
+        return moves
+
+
+class SecondThoughts(SweepRule):
+    """Drops all but the best after an epoch; when that has trained on, brings back the second best."""
+
+    def decide(self, sweep: SweepState) -> Moves:
+        if new := sweep.waiting_at(0):
+            return {number: GoOn(1) for number in new}
+        if sweep.training:
+            return {}
+        if waiting := sweep.waiting_at(1):
+            best = sweep.best(1)[0]
+            return {number: GoOn(3) if number == best else Drop() for number in waiting}
+        if len(sweep.scores[3]) == 1:
+            return {sweep.best(2)[1]: GoOn(3)}
+        return {}
+
+
+class Patient(SweepRule):
+    """Takes in six at a time; decides when five have come, or when nothing else is to do."""
+
+    def admit(self, sweep: SweepState) -> int:
+        return 6 if not sweep.training else 0
+
+    def decide(self, sweep: SweepState) -> Moves:
+        if new := sweep.waiting_at(0):
+            return {number: GoOn(1) for number in new}
+        there = sweep.waiting_at(1)
+        if len(there) < 5 and not sweep.idle:
+            return {}
+        return {number: GoOn(3) if i == 0 else Drop() for i, number in enumerate(sorted(there))}
+
+
+@dataclass
+class Moody(SweepRule):
+    """Decides by chance, which no rule should; so what a resumed run decides alike, it has from its journal."""
+
+    rng: random.Random = field(default_factory=random.Random)
+    asked: list[str] = field(default_factory=list)
+
+    def decide(self, sweep: SweepState) -> Moves:
+        moves: Moves = {number: GoOn(1) for number in sweep.waiting_at(0)}
+        if not moves and not sweep.training:
+            at = {trial.epoch for trial in sweep.waiting.values()}
+            later = {1: 3, 3: 9}.get(min(at, default=9))
+            if later is not None:
+                kept = self.rng.sample(sorted(sweep.waiting), len(sweep.waiting) // 3)
+                moves = {number: GoOn(later) if number in kept else Drop() for number in sorted(sweep.waiting)}
+        if moves:
+            self.asked.append(sweep.digest)
+        return moves
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    cpu = torch.device("cpu")
+    data = make_batches((X, Y), "data", cpu, 0)
+    settings = TuneConfig(surrogate=0.5, num_samples=27, max_t=9, top_k=2, fusion=4)
+    problem = Problem(mlp, supervised(), data, data, settings, cpu)
+    run = Run(problem, Store.open(tmp_path / "run", {}, "auto"))
+    yield run
+    run.store.close()
+
+
+def lengths(run: Run) -> dict[int, int]:
+    return {number: len(trained) for number, trained in epochs(run).items()}
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_median_stopping(run: Run, devices: int) -> None:
+    found = sweep(run, Given([configs(FINALS)]), Curves(run, devices), MedianStopping())
+    assert found[0] == 0
+    trained = lengths(run)
+    assert trained.pop(0) == 9
+    assert 1 <= trained[FINALS.index(26.0)] < max(trained.values()) < 9
+
+
+def test_what_came_last_is_decided_by_the_curves(run: Run) -> None:
+    devices = Curves(run)
+    assert sweep(run, Given([configs(FINALS)]), devices, TopHalfBySlope()) == [0, 4]
+    assert sorted(lengths(run).values()) == [2] * 14 + [9] * 13
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_who_is_brought_back_trains_again_from_its_first_epoch(run: Run, devices: int) -> None:
+    backend = Curves(run, devices)
+    assert sweep(run, Given([configs(FINALS)]), backend, SecondThoughts()) == [0, 4]
+    spans = [(task.span.start, task.span.stop) for task in backend.tasks if 4 in task.members]
+    assert spans == [(0, 1), (0, 3)]
+    assert epochs(run)[4] == [1, 2, 3]  # each epoch counts once
+    assert lengths(run)[8] == 1
+
+
+def test_a_rule_can_wait_and_takes_in_as_many_as_it_likes(run: Run) -> None:
+    backend = Curves(run, devices=2)
+    sweep(run, Given([configs(FINALS)]), backend, Patient())
+    begun = [n for task in backend.tasks if task.span.stop == 1 for n in task.members]
+    assert begun == sorted(begun, key=lambda n: n // 6)  # six of them, then the next six
+    assert sorted(begun) == list(range(27))
+    assert sum(length == 3 for length in lengths(run).values()) >= 27 // 6
+
+
+class Stopped(Curves):
+    """The process ends after so many groups."""
+
+    def __init__(self, run: Run, after: int) -> None:
+        super().__init__(run, devices=2, last_first=True)
+        self.after = after
+
+    def finished(self) -> Any:
+        if len([key for key in self.run.store.units() if "/group-" in key]) >= self.after:
+            raise KeyboardInterrupt
+        return super().finished()
+
+
+@pytest.mark.parametrize("after", [1, 3, 8, 10])
+def test_a_run_that_was_killed_decides_alike(run: Run, after: int) -> None:
+    first = Moody()
+    with pytest.raises(KeyboardInterrupt):
+        sweep(run, Given([configs(FINALS)]), Stopped(run, after), first)
+    before = {key: unit.value for key, unit in run.store.units().items() if "/kept" in key}
+    resumed, second = again(run), Moody()
+    found = sweep(resumed, Given([configs(FINALS)]), Curves(resumed, devices=2, last_first=True), second)
+    assert set(first.asked).isdisjoint(second.asked)
+    assert before.items() <= {key: unit.value for key, unit in run.store.units().items()}.items()
+    third = Moody()
+    once_more = again(run)
+    idle = Curves(once_more, devices=2)
+    assert sweep(once_more, Given([configs(FINALS)]), idle, third) == found
+    assert not idle.tasks
+    assert not third.asked
+
+
+class Sends(SweepRule):
+    def __init__(self, moves: Mapping[int, Any], finalists: Sequence[int] = ()) -> None:
+        self.moves, self.named = moves, finalists
+
+    def decide(self, sweep: SweepState) -> Mapping[int, Any]:
+        return self.moves if not sweep.scores and not sweep.training else {}
+
+    def finalists(self, sweep: SweepState) -> Sequence[int]:
+        return self.named
+
+
+def test_bad_rules_are_told_of(run: Run) -> None:
+    with pytest.raises(ValueError, match="`sweep_rule` Sends moves trial 99, but must name one of trials 0 to 26"):
+        sweep(run, Given([configs(FINALS)]), Curves(run), Sends({99: Drop()}))
+    with pytest.raises(ValueError, match="`sweep_rule` Sends names no finalists"):
+        sweep(run, Given([configs(FINALS)]), Curves(run), Sends({0: GoOn(1)}))
+    fresh = again(run, num_samples=28)
+    with pytest.raises(AllTrialsFailed):
+        sweep(fresh, Given([configs([*FINALS, 0.5])]), Curves(fresh), Sends({}))
+
+
+def test_a_run_of_a_rule_that_copies_cannot_be_given_more_samples(run: Run) -> None:
+    few = again(run, num_samples=9)
+    sweep(few, Given([configs(FINALS[:9])]), Curves(few), Population(1.0))
+    more = again(run)
+    with pytest.raises(ValueError, match=r"`num_samples` is more than the run had, .* copies weights; begin another"):
+        sweep(more, Given([configs(FINALS)]), Curves(more), Population(1.0))
+
+
+SPACE = {"lr": loguniform(1e-3, 0.3), "optimizer": "sgd", "momentum": 0.9, "batch_size": 64}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult], threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        same = quick(space=SPACE, num_samples=6, sweep_rule=Population(1.0), name="same", max_t=3)
+        changed = quick(space=SPACE, num_samples=6, sweep_rule=Population(0.1), name="changed", max_t=3)
+    finally:
+        torch.set_num_threads(before)
+    swept = [[line["val_loss"] for line in trial.history if line["stage"] == "surrogate"] for trial in same.trials]
+    first = [losses[0] for losses in swept]
+    best, worst = first.index(min(first)), first.index(max(first))
+    assert swept[worst][1] == pytest.approx(swept[best][1], rel=1e-5)
+    assert same.trials[worst].config == same.trials[best].config
+    changed_lr = changed.trials[worst].config["lr"]
+    assert changed_lr == pytest.approx(0.1 * same.trials[best].config["lr"])
+    history = [line["val_loss"] for line in changed.trials[worst].history if line["stage"] == "surrogate"]
+    assert history[0] == swept[worst][0]
+    assert history[1] != pytest.approx(swept[worst][1], rel=1e-5)
+
+
+def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> None:
+    result = quick(sweep_rule=MedianStopping())
+    assert math.isfinite(result.best_metric)
+    trained = sorted(trial.surrogate_epochs for trial in result.trials)
+    assert trained[0] == 1
+    assert trained[-1] == 4
+    again = quick(sweep_rule=MedianStopping())
+    assert again.best_config == result.best_config
+    with pytest.raises(RunExists, match="sweep_rule was 'MedianStopping', now None"):
+        quick()
+    quick(sweep_rule=Population(0.5), name="population")
+    with pytest.raises(RunExists, match="`sweep_rule` has other values"):
+        quick(sweep_rule=Population(2.0), name="population")
+
+
+def test_a_rule_is_an_object(quick: Callable[..., TuneResult]) -> None:
+    for odd in (MedianStopping, "median"):
+        with pytest.raises(ValueError, match=r"`sweep_rule` is .*, but must be None or an object of a subclass of"):
+            quick(sweep_rule=odd)

@@ -1,0 +1,141 @@
+"""A device's cores train what one core does, and lose nothing where a process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.device import Device, Work
+from tests.hydro_rasda.models import Config, mlp
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="processes that have computed are forked on Linux alone"
+)
+
+TRIALS = {n: Trial(n, {"lr": 0.01 * (n + 1), "batch_size": (32, 64)[n % 2], "momentum": 0.9}) for n in range(6)}
+EVEN, ODD = Group("even", (0, 2, 4), fused=True), Group("odd", (1, 3, 5), fused=True)
+
+
+@pytest.fixture(autouse=True)
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def work(told: list[Any] | None = None, trials: Mapping[int, Trial] = TRIALS) -> Work:
+    def no_checkpoint(key: str) -> Any:
+        raise KeyError(key)
+
+    heard = [] if told is None else told
+    return Work(trials, no_checkpoint, lambda: False, lambda *content: heard.append(content))
+
+
+def groups(*those: Group) -> GroupTask:
+    return GroupTask("a task", those, (), Span(0, 2))
+
+
+def deadly(problem: Problem, folder: Path, times: int) -> Problem:
+    """Trials with `deadly` in their configuration kill the process that builds them, so many times."""
+    here = os.getpid()
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        if "deadly" in config and os.getpid() != here and len(list(folder.iterdir())) < times:
+            (folder / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return mlp(config, width_ratio)
+
+    folder.mkdir()
+    return replace(problem, model_fn=model_fn)
+
+
+def test_groups_beside_each_other_are_the_groups_one_after_another(problem: Problem) -> None:
+    device, told = Device(problem), list[Any]()
+    both = device.train_groups(groups(EVEN, ODD), work(told))
+    assert [part["members"] for part in both.checkpoint] == [[0, 2, 4], [1, 3, 5]]
+    assert sum(epochs for epochs, _ in told) == 12
+    for group in (EVEN, ODD):
+        alone = device.train_groups(groups(group), work())
+        for number in group.members:
+            for (epoch, metrics), (its_epoch, its_metrics) in zip(
+                both.history[number], alone.history[number], strict=True
+            ):
+                assert epoch == its_epoch
+                assert metrics == pytest.approx(its_metrics, rel=1e-4)
+
+
+def test_a_process_that_died_once_costs_time_alone(problem: Problem, tmp_path: Path) -> None:
+    trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
+    dying = Device(deadly(problem, tmp_path / "deaths", times=1))
+    outcome = dying.train_groups(groups(EVEN, ODD), work(trials=trials))
+    assert not outcome.failures
+    assert {n: len(history) for n, history in outcome.history.items()} == dict.fromkeys(range(6), 2)
+
+
+def test_only_the_trial_that_kills_its_process_fails(problem: Problem, tmp_path: Path) -> None:
+    trials = {**TRIALS, 3: Trial(3, {**TRIALS[3].config, "deadly": True})}
+    dying = Device(deadly(problem, tmp_path / "deaths", times=1000))
+    outcome = dying.train_groups(groups(EVEN, ODD), work(trials=trials))
+    assert set(outcome.failures) == {3}
+    assert "the process that trained it died 2 times: SIGKILL" in outcome.failures[3]
+    assert {n: len(history) for n, history in outcome.history.items()} == {0: 2, 1: 2, 2: 2, 3: 0, 4: 2, 5: 2}
+    trained = sorted(n for part in outcome.checkpoint for n in part["members"])
+    assert trained == [0, 1, 2, 4, 5]
+
+
+def tasks(*numbers: int) -> list[TargetTask]:
+    return [TargetTask(f"target/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
+
+
+def test_full_size_trials_beside_each_other_are_those_one_after_another(problem: Problem) -> None:
+    device, told = Device(problem), list[Any]()
+    beside = {outcome.task.number: outcome for outcome in device.train_targets(tasks(0, 1, 2), work(told))}
+    assert sum(epochs for epochs, _ in told) == 6
+    for number, outcome in beside.items():
+        (alone,) = device.train_targets(tasks(number), work())
+        for (epoch, metrics), (its_epoch, its_metrics) in zip(alone.history, outcome.history, strict=True):
+            assert epoch == its_epoch
+            assert metrics == pytest.approx(its_metrics, rel=1e-4)
+        assert alone.state is not None
+        assert outcome.state is not None
+        for name, value in alone.state["model"].items():
+            torch.testing.assert_close(outcome.state["model"][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_full_size_trial_has_a_second_chance_alone(problem: Problem, tmp_path: Path) -> None:
+    trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
+    once = Device(deadly(problem, tmp_path / "once", times=1))
+    found = {o.task.number: o.error for o in once.train_targets(tasks(0, 1), work(trials=trials))}
+    assert found == {0: None, 1: None}
+    twice = Device(deadly(problem, tmp_path / "twice", times=2))
+    errors = {o.task.number: o.error for o in twice.train_targets(tasks(0, 1), work(trials=trials))}
+    assert errors[0] is None
+    assert errors[1] is not None
+    assert "died 2 times: SIGKILL" in errors[1]
+
+
+def test_the_fewer_are_left_the_more_threads_each_has(problem: Problem) -> None:
+    """RASDA's doubling in space: three trials have a thread each of three, one has all."""
+    seen: list[int] = []
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        raise RuntimeError(f"threads: {torch.get_num_threads()}")
+
+    device = Device(replace(problem, model_fn=model_fn))
+    for numbers in ((0, 1, 2), (0,)):
+        for outcome in device.train_targets(tasks(*numbers), work()):
+            assert outcome.error is not None
+            seen.append(int(outcome.error.strip().rsplit(" ", 1)[1]))
+    assert seen == [1, 1, 1, 3]

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hydro_rasda.config import Mode
+from hydro_rasda.contracts import History, Span, TargetOutcome, TargetTask
+from hydro_rasda.data import make_batches
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.schedulers import rank
+from hydro_rasda.training.full_size import train_target
+from hydro_rasda.training.learners import SingleLearner
+from tests.hydro_rasda.models import Config
+
+Pair = tuple[Tensor, Tensor]
+
+CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "schedule": "cosine", "grad_clip": 1.0}
+
+
+def trained(problem: Problem, trial: Trial, span: Span, state: Any = None, **told: Any) -> TargetOutcome:
+    task = TargetTask("a task", trial.number, span, None, problem.settings.seed)
+    return train_target(problem, trial, task, state, **told)
+
+
+def history_of(problem: Problem, config: Config, span: Span, **told: Any) -> History:
+    return trained(problem, Trial(0, config), span, **told).history
+
+
+@pytest.mark.parametrize("optimizer", [{"optimizer": "adamw"}, {"optimizer": "sgd", "momentum": 0.9}])
+def test_training_in_spans_is_training_in_one(problem: Problem, optimizer: dict[str, Any]) -> None:
+    trial = Trial(5, {**CONFIG, **optimizer})
+    whole = trained(problem, trial, Span(0, 4))
+    first = trained(problem, trial, Span(0, 1))
+    torch.rand(7)
+    second = trained(problem, trial, Span(1, 4), first.state)
+    assert first.history + second.history == whole.history
+    assert [epoch for epoch, _ in whole.history] == [1, 2, 3, 4]
+    assert whole.state is not None
+    assert second.state is not None
+    for name, value in whole.state["model"].items():
+        assert torch.equal(second.state["model"][name], value)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: Mode) -> None:
+    trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
+    last = trained(problem.with_settings(keep="last"), trial, Span(0, 6))
+    problem = problem.with_settings(mode=mode)
+    scores = [metrics["val_loss"] for _, metrics in last.history]
+    best = rank(scores, mode)[0] + 1
+    assert 1 < best < 6, "choose another learning rate"
+    first = trained(problem, trial, Span(0, best))
+    assert first.state is not None
+    assert last.state is not None
+    assert "best" not in last.state
+    for outcome in (trained(problem, trial, Span(0, 6)), trained(problem, trial, Span(best, 6), first.state)):
+        assert outcome.state is not None
+        assert (outcome.state["best"]["epoch"], outcome.state["best"]["score"]) == (best, scores[best - 1])
+        for name, value in first.state["model"].items():
+            assert torch.equal(outcome.state["best"]["model"][name], value)
+        for name, value in last.state["model"].items():
+            assert torch.equal(outcome.state["model"][name], value)
+
+
+def test_what_is_not_finite_is_never_the_best_and_of_equals_the_first_is(problem: Problem) -> None:
+    learner = SingleLearner(problem.target(Trial(0, CONFIG)), CONFIG, problem.objective, problem.settings.max_t)
+    for epoch, score in enumerate([math.nan, -math.inf], 1):
+        learner.remember(epoch, score, "min")
+        assert "best" not in learner.state()
+    for epoch, score in enumerate([0.5, 0.5, math.nan, 0.6], 3):
+        learner.remember(epoch, score, "min")
+    assert (learner.state()["best"]["epoch"], learner.state()["best"]["score"]) == (3, 0.5)
+
+
+def test_an_epoch_whose_loss_is_not_finite_is_not_the_best(problem: Problem) -> None:
+    wild = {"lr": 1e30, "optimizer": "sgd", "batch_size": 32}
+    counts = problem.with_settings(metric="val_accuracy", mode="max", keep="best")
+    state = trained(counts, Trial(0, wild), Span(0, 2)).state
+    assert state is not None
+    assert "best" not in state
+
+
+def test_it_learns_and_says_so(problem: Problem) -> None:
+    told: list[int] = []
+    history = history_of(problem, CONFIG, Span(0, 3), on_epoch=lambda epoch, metrics: told.append(epoch))
+    assert told == [1, 2, 3]
+    assert history[-1][1]["val_loss"] < history[0][1]["val_loss"]
+    assert set(history[0][1]) == {"train_loss", "train_accuracy", "val_loss", "val_accuracy"}
+
+
+def test_it_stops_when_asked_or_diverged(problem: Problem) -> None:
+    assert [epoch for epoch, _ in history_of(problem, CONFIG, Span(0, 4), should_stop=lambda: True)] == [1]
+    wild = {"lr": 1e30, "optimizer": "sgd", "batch_size": 32}
+    assert [epoch for epoch, _ in history_of(problem, wild, Span(0, 4))] == [1]
+
+
+def test_another_seed_is_another_training(problem: Problem) -> None:
+    trial, task = Trial(0, CONFIG), TargetTask("a task", 0, Span(0, 1), None, problem.settings.seed)
+    first, again = (train_target(problem, trial, task, None).history for _ in range(2))
+    other = train_target(problem, trial, replace(task, seed=problem.settings.seed + 1), None).history
+    assert first == again != other
+
+
+def test_what_raises_fails_with_its_traceback(problem: Problem) -> None:
+    def model_fn(config: Config, width_ratio: float) -> Any:
+        raise ArithmeticError("this model cannot be built")
+
+    outcome = trained(replace(problem, model_fn=model_fn), Trial(0, CONFIG), Span(0, 1))
+    assert outcome.state is None
+    assert outcome.history == []
+    assert outcome.error is not None
+    assert "ArithmeticError: this model cannot be built" in outcome.error
+
+
+def test_loaders_without_a_length_train_too(problem: Problem, digits: tuple[Pair, Pair]) -> None:
+    (x, y), _ = digits
+
+    def loader(batch_size: int) -> Iterator[Pair]:
+        yield from zip(x.split(batch_size), y.split(batch_size))
+
+    streamed = replace(problem, train_data=make_batches(loader, "train_data", problem.device, 0))
+    history = history_of(streamed, CONFIG, Span(0, 2))
+    assert history[1][1]["train_loss"] < history[0][1]["train_loss"]
+
+
+def test_new_hyperparameters_hold_after_going_on(problem: Problem) -> None:
+    """PBT goes on from another trial's state under a configuration of its own."""
+    before = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.5}
+    state = trained(problem, Trial(0, before), Span(0, 1)).state
+    assert state is not None
+    config = {"optimizer": "adamw", "lr": 0.02, "weight_decay": 0.1, "beta1": 0.8}
+    learner = SingleLearner(problem.target(Trial(0, config)), config, problem.objective, problem.settings.max_t)
+    learner.load(state)
+    (group,) = learner.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"][0]) == (0.02, 0.1, 0.8)
+    assert {int(s["step"]) for s in learner.optimizer.state.values()} == {5}  # of 64 in 320 examples

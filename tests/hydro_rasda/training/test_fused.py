@@ -1,0 +1,349 @@
+"""Fused surrogates against a plain loop over `torch.optim`, one model at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusion import FusedModel, FusionWarning, fuse, lr_factor
+from hydro_rasda.contracts import Group, GroupTask, Span
+from hydro_rasda.data import make_batches
+from hydro_rasda.plans import Plans
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.store import Store
+from hydro_rasda.training import fused
+from hydro_rasda.training.fused import FusedLearner, multipliers, train_group
+from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
+
+Pair = tuple[Tensor, Tensor]
+EPOCHS = 3
+
+CONFIGS: list[dict[str, Any]] = [
+    {"optimizer": "sgd", "lr": 0.1},
+    {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2, "schedule": "cosine"},
+    {"optimizer": "sgd", "lr": 0.2, "momentum": 0.8, "nesterov": True, "grad_clip": 0.05},
+    {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.1, "schedule": "step", "step_size": 1, "gamma": 0.5},
+    {"optimizer": "adamw", "lr": 1e-2, "beta1": 0.8, "beta2": 0.95, "warmup_epochs": 1.5, "grad_clip": 0.5},
+    {"optimizer": "adam", "lr": 1e-2, "eps": 1e-4, "weight_decay": 1e-3, "schedule": "exponential", "gamma": 0.7},
+]
+TRIALS = {n: Trial(n, {**config, "batch_size": 32}) for n, config in enumerate(CONFIGS)}
+
+
+def torch_optimizer(module: nn.Module, config: Mapping[str, Any], ratio: float) -> torch.optim.Optimizer:
+    """Each parameter in a group of its own, with muP's learning rate and weight decay."""
+    kind = config["optimizer"]
+    decay = config.get("weight_decay", 0.01 if kind == "adamw" else 0.0)
+    factors = multipliers(module, ratio)
+    groups = [
+        {
+            "params": [p],
+            "lr": config["lr"] * factors["lr_multipliers"][kind][name],
+            "weight_decay": decay * factors["weight_decay_multipliers"][kind][name],
+        }
+        for name, p in module.named_parameters()
+    ]
+    if kind == "sgd":
+        return torch.optim.SGD(groups, momentum=config.get("momentum", 0), nesterov=config.get("nesterov", False))
+    adam: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind]
+    return adam(groups, betas=(config.get("beta1", 0.9), config.get("beta2", 0.999)), eps=config.get("eps", 1e-8))
+
+
+def alone(problem: Problem, trial: Trial, epochs: int) -> tuple[nn.Module, list[float]]:
+    """One surrogate, trained by the book: its weights, and the mean training loss of each epoch."""
+    module, config = problem.surrogate(trial), trial.config
+    optimizer = torch_optimizer(module, config, problem.settings.surrogate)
+    base = [group["lr"] for group in optimizer.param_groups]
+    losses = []
+    for epoch in range(epochs):
+        batches = list(problem.train_data.epoch(trial.batch_size, epoch))
+        total = 0.0
+        for i, (x, y) in enumerate(batches):
+            factor = lr_factor(config, epoch + i / len(batches), problem.settings.max_t, len(batches))
+            for group, lr in zip(optimizer.param_groups, base):
+                group["lr"] = lr * factor
+            loss = nn.functional.cross_entropy(module(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            if "grad_clip" in config:
+                nn.utils.clip_grad_norm_(module.parameters(), config["grad_clip"])
+            optimizer.step()
+            total += loss.item() * len(x)
+        losses.append(total / sum(len(x) for x, _ in batches))
+    return module, losses
+
+
+def task(members: tuple[int, ...], start: int, stop: int, sources: tuple[str, ...] = ()) -> GroupTask:
+    return GroupTask(f"to-{stop}/{members[0]}", (Group("kind", members, fused=True),), sources, Span(start, stop))
+
+
+def no_sources(key: str) -> Mapping[str, Any]:
+    raise KeyError(key)
+
+
+def losses_of(history: Mapping[int, Any], number: int, name: str = "train_loss") -> list[float]:
+    return [metrics[name] for _, metrics in history[number]]
+
+
+def weights(problem: Problem, checkpoint: list[dict[str, Any]], number: int) -> dict[str, Tensor]:
+    (part,) = [part for part in checkpoint if number in part["members"]]
+    modules = [problem.surrogate(TRIALS[n]) for n in part["members"]]
+    learner = FusedLearner(modules, [TRIALS[n].config for n in part["members"]], problem)
+    learner.load(part["state"])
+    return dict(learner.fused.unfuse(part["members"].index(number)).named_parameters())
+
+
+def assert_close(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=2e-4, atol=2e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+
+def test_fused_equals_one_by_one(problem: Problem) -> None:
+    outcome = train_group(problem, TRIALS, task(tuple(TRIALS), 0, EPOCHS), no_sources)
+    assert outcome.failures == {}
+    for number, trial in TRIALS.items():
+        module, losses = alone(problem, trial, EPOCHS)
+        assert losses_of(outcome.history, number) == pytest.approx(losses, rel=1e-4)
+        assert_close(weights(problem, outcome.checkpoint, number), dict(module.named_parameters()))
+        with torch.no_grad():
+            metrics = problem.objective(module, next(problem.val_data.in_order(1000)))
+        last = outcome.history[number][-1]
+        assert last[0] == EPOCHS
+        assert last[1]["val_loss"] == pytest.approx(metrics["loss"].item(), rel=1e-4)
+        assert last[1]["val_accuracy"] == pytest.approx(metrics["accuracy"].item())
+
+
+def test_members_differ_and_learn(problem: Problem) -> None:
+    outcome = train_group(problem, TRIALS, task(tuple(TRIALS), 0, EPOCHS), no_sources)
+    curves = [losses_of(outcome.history, n) for n in TRIALS]
+    assert len({tuple(curve) for curve in curves}) == len(TRIALS)
+    assert sum(curve[-1] < curve[0] for curve in curves) == len(TRIALS)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "run", {}, "auto") as store:
+        yield store
+
+
+def test_regrouping_from_checkpoint_files_equals_unbroken_training(problem: Problem, store: Store) -> None:
+    unbroken = train_group(problem, TRIALS, task((0, 1, 2, 3, 4, 5), 0, EPOCHS), no_sources)
+
+    def run(one: GroupTask) -> Any:
+        outcome = train_group(problem, TRIALS, one, store.load)
+        store.save(one.key, {"parts": outcome.checkpoint})
+        return outcome
+
+    first = [task((0, 3, 4), 0, 1), task((1, 2, 5), 0, 1)]
+    for one in first:
+        run(one)
+    regrouped = task((1, 0, 4, 3), 1, 2, (first[0].key, first[1].key))  # trials 2 and 5 are halved away
+    run(regrouped)
+    last = run(task((4, 1), 2, EPOCHS, (regrouped.key,)))
+    for number in (1, 4):
+        assert losses_of(last.history, number) == pytest.approx(losses_of(unbroken.history, number)[2:], rel=1e-4)
+        assert_close(
+            weights(problem, last.checkpoint, number),
+            weights(problem, unbroken.checkpoint, number),
+        )
+
+
+def test_trials_that_were_halved_away_are_not_built_or_fused_again(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = train_group(problem, TRIALS, task((0, 3, 4), 0, 1), no_sources)
+    built: list[Config] = []
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        built.append(config)
+        return mlp(config, width_ratio)
+
+    asked = replace(problem, model_fn=model_fn)
+    widths: list[int] = []
+
+    def counted(modules: Sequence[nn.Module]) -> FusedModel:
+        widths.append(len(modules))
+        return fuse(modules)
+
+    monkeypatch.setattr(fused, "fuse", counted)
+    train_group(asked, TRIALS, task((4,), 1, 2, ("first",)), lambda key: {"parts": first.checkpoint})
+    assert widths == [1]
+    assert TRIALS[4].config in built
+    assert TRIALS[0].config not in built
+    assert TRIALS[3].config not in built
+
+
+def test_initial_weights_do_not_depend_on_company(problem: Problem) -> None:
+    def initial(members: tuple[int, ...]) -> dict[str, Tensor]:
+        modules = [problem.surrogate(TRIALS[n]) for n in members]
+        learner = FusedLearner(modules, [TRIALS[n].config for n in members], problem)
+        return dict(learner.fused.unfuse(members.index(3)).named_parameters())
+
+    reference = initial((3,))
+    for members in ((0, 3), (5, 3, 1), tuple(TRIALS)):
+        for name, value in initial(members).items():
+            assert torch.equal(value, reference[name])
+
+
+def test_a_member_that_diverges_leaves_the_others_alone(problem: Problem) -> None:
+    wild = {**TRIALS, 2: Trial(2, {**TRIALS[2].config, "lr": 1e30, "grad_clip": None})}
+    outcome = train_group(problem, wild, task((0, 1, 2, 3, 4), 0, EPOCHS), no_sources)
+    tame = train_group(problem, TRIALS, task((0, 1, 2, 3, 4), 0, EPOCHS), no_sources)
+    assert not torch.isfinite(torch.tensor(losses_of(outcome.history, 2))).any()
+    for number in (0, 1, 3, 4):
+        assert losses_of(outcome.history, number) == losses_of(tame.history, number)
+        assert losses_of(outcome.history, number, "val_loss") == losses_of(tame.history, number, "val_loss")
+
+
+def test_training_stops_where_all_members_have_diverged(problem: Problem) -> None:
+    wild = {n: Trial(n, {"optimizer": "sgd", "lr": 1e30, "batch_size": 32}) for n in (0, 1)}
+    outcome = train_group(problem, wild, task((0, 1), 0, EPOCHS), no_sources)
+    assert [len(history) for history in outcome.history.values()] == [1, 1]
+
+
+def test_only_the_member_that_raises_fails(problem: Problem) -> None:
+    stumbling = replace(problem, model_fn=stumbles_in_some)
+    trials = {n: Trial(n, {**TRIALS[n].config, "stumbles": float(n == 1)}) for n in (0, 1, 3)}
+    outcome = train_group(stumbling, trials, task((0, 1, 3), 0, 1), no_sources)
+    assert set(outcome.failures) == {1}
+    assert "this forward pass cannot be done" in outcome.failures[1]
+    assert [len(outcome.history[n]) for n in (0, 1, 3)] == [1, 0, 1]
+    assert [part["members"] for part in outcome.checkpoint] == [[0], [3]]
+
+
+class Averaging(nn.Module):
+    """Divides by a running mean that is in no buffer, so that only one member can have it."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.mean = body, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().abs().mean().item()
+        return y / self.mean
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_members_that_would_compute_something_else_train_by_themselves(problem: Problem, fused: bool) -> None:
+    asked = replace(problem, model_fn=lambda config, width_ratio: Averaging(mlp(config, width_ratio)))
+    kept: dict[str, Any] = {}
+    for start, sources in ((0, ()), (1, ("to-1/0",))):
+        one = replace(task((0, 1), start, start + 1, sources), groups=(Group("kind", (0, 1), fused),))
+        with pytest.warns(FusionWarning, match="2 trials train each by itself: of 2 members, fused and alone differ"):
+            together = train_group(asked, TRIALS, one, kept.__getitem__)
+        assert [part["members"] for part in together.checkpoint] == [[0], [1]]
+        for n in (0, 1):
+            alone = train_group(asked, TRIALS, task((n,), start, start + 1, sources), kept.__getitem__)
+            assert together.history[n] == alone.history[n]
+        kept[one.key] = {"parts": together.checkpoint}
+
+
+def test_members_of_different_structures_train_by_themselves(problem: Problem) -> None:
+    """They are in one group where a model function that builds at random was believed not to."""
+    odd = {n: Trial(n, {**TRIALS[n].config, "activation": "tanh" if n == 1 else "relu"}) for n in (0, 1, 3)}
+    together = train_group(problem, odd, task((0, 1, 3), 0, 1), no_sources)
+    assert [part["members"] for part in together.checkpoint] == [[0], [1], [3]]
+    for n in odd:
+        assert together.history[n] == train_group(problem, odd, task((n,), 0, 1), no_sources).history[n]
+
+
+def test_out_of_memory_halves_the_group_and_loses_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for two members: six end as twos and ones, with what such groups get that train so from the start."""
+    step = FusedLearner.step
+
+    def step_of_two(learner: FusedLearner, batch: Any, epoch: float, steps: float) -> Mapping[str, Tensor]:
+        if learner.fused.K > 2 and epoch > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(learner, batch, epoch, steps)
+
+    monkeypatch.setattr(FusedLearner, "step", step_of_two)
+    outcome = train_group(problem, TRIALS, task(tuple(range(6)), 0, 2), no_sources)
+    assert not outcome.failures
+    assert [part["members"] for part in outcome.checkpoint] == [[0, 1], [2], [3, 4], [5]]
+    pair = train_group(problem, TRIALS, task((0, 1), 0, 2), no_sources)
+    assert {n: outcome.history[n] for n in (0, 1)} == pair.history
+
+
+class Greedy(nn.Module):
+    """Runs out of memory, by torch's own error, above so many examples at once."""
+
+    def __init__(self, body: nn.Module, most: int) -> None:
+        super().__init__()
+        self.body, self.most = body, most
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.most:
+            torch.empty(2**60, dtype=torch.uint8)
+        y: Tensor = self.body(x)
+        return y
+
+
+def greedy(problem: Problem, most: int) -> Problem:
+    model_fn = lambda config, width_ratio: Greedy(mlp(config, width_ratio), most)  # noqa: E731
+    return replace(problem, model_fn=model_fn, plans=Plans())
+
+
+def test_a_single_trial_that_does_not_fit_trains_in_micro_batches(problem: Problem) -> None:
+    """Memory for 40 examples: a step of 32 fits, validation on 128 does in 4 parts, which then train as the whole."""
+    asked = greedy(problem, 40)
+    with pytest.warns(UserWarning, match="does not fit memory with whole batches of 32: it trains .* in micro-batches"):
+        outcome = train_group(asked, TRIALS, task((2, 4), 0, 2), no_sources)
+    assert outcome.failures == {}
+    assert [part["members"] for part in outcome.checkpoint] == [[2], [4]]
+    whole = train_group(problem, TRIALS, task((2, 4), 0, 2), no_sources)
+    for number in (2, 4):
+        (part,) = [part for part in outcome.checkpoint if number in part["members"]]
+        (other,) = [part for part in whole.checkpoint if number in part["members"]]
+        assert losses_of(outcome.history, number) == pytest.approx(losses_of(whole.history, number), rel=1e-4)
+        for name in ("val_loss", "val_accuracy"):
+            theirs = losses_of(whole.history, number, name)
+            assert losses_of(outcome.history, number, name) == pytest.approx(theirs, rel=1e-4)
+        trained = part["state"]["model"]
+        for name, tensor in other["state"]["model"].items():
+            own = trained[name.replace("own.", "own.body.")][0]
+            torch.testing.assert_close(own, tensor[other["members"].index(number)], rtol=2e-4, atol=2e-5)
+
+
+def test_a_single_trial_that_does_not_fit_with_one_example_fails(problem: Problem) -> None:
+    with pytest.warns(UserWarning, match="in micro-batches"):
+        outcome = train_group(greedy(problem, 0), TRIALS, task((0, 1), 0, 1), no_sources)
+    assert set(outcome.failures) == {0, 1}
+    assert "can't allocate memory" in outcome.failures[0]
+
+
+def test_a_batch_whose_examples_cannot_be_told_apart_is_not_split(problem: Problem) -> None:
+    """Tensors of 8 and of 3 rows: a batch of graphs, say."""
+    tried: list[int] = []
+
+    def batches(batch_size: int) -> list[Any]:
+        return [(torch.ones(8, 64), torch.ones(3))]
+
+    def objective(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        tried.append(len(batch[0]))
+        return {"loss": model(batch[0]).mean() * batch[1].mean()}
+
+    data = make_batches(batches, "train_data", problem.device, 0)
+    outcome = train_group(
+        replace(greedy(problem, 4), train_data=data, val_data=data, objective=objective),
+        TRIALS,
+        task((0,), 0, 1),
+        no_sources,
+    )
+    assert "can't allocate memory" in outcome.failures[0]
+    assert tried == [8]
+
+
+def test_it_stops_when_asked_after_the_first_epoch(problem: Problem) -> None:
+    told: list[int] = []
+    outcome = train_group(
+        problem, TRIALS, task((0, 1), 0, EPOCHS), no_sources, lambda: True, lambda epoch, metrics: told.append(epoch)
+    )
+    assert told == [1]
+    assert [epoch for epoch, _ in outcome.history[0]] == [1]

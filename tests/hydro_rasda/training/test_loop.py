@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import Span
+from hydro_rasda.data import Shard, make_batches
+from hydro_rasda.metrics import mean_metrics
+from hydro_rasda.objective import Objective, supervised
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.learners import SingleLearner
+from hydro_rasda.training.loop import train_epochs_on_ranks
+from tests.hydro_rasda.ranks import on_ranks
+
+Pair = tuple[Tensor, Tensor]
+
+CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "schedule": "cosine", "grad_clip": 1.0}
+
+
+def test_means_are_over_examples_in_double_precision() -> None:
+    measured = [({"loss": torch.tensor([1.0, 2.0])}, 3), ({"loss": torch.tensor([5.0, float("nan")])}, 1)]
+    means = mean_metrics(measured)["loss"]
+    assert means.dtype == torch.float64
+    torch.testing.assert_close(means, torch.tensor([2.0, float("nan")], dtype=torch.float64), equal_nan=True)
+    many = mean_metrics(({"loss": torch.tensor(0.1)}, 1) for _ in range(10_000))["loss"]
+    assert many.item() == pytest.approx(float(torch.tensor(0.1)), rel=1e-12)
+
+
+class Drawing(nn.Module):
+    """Says what it draws, normalizes a batch, and leaves out one layer or the other by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 10), nn.Linear(64, 10)
+        self.norm = nn.BatchNorm1d(64)
+        self.drawn: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        if self.training:
+            self.drawn.append(torch.rand(()).item())
+            y: Tensor = (self.one if self.drawn[-1] < 0.5 else self.other)(x)
+            return y
+        return self.one(x) + self.other(x)  # type: ignore[no-any-return]
+
+
+def drawing(config: dict[str, Any]) -> nn.Module:
+    return Drawing()
+
+
+class Watching(nn.Module):
+    """All of it is used, the second layer only by a metric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.watched = nn.Linear(64, 10), nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.out(x), self.watched(x)
+
+
+def watching_objective(model: nn.Module, batch: Pair) -> Mapping[str, Tensor]:
+    output, watched = model(batch[0])
+    return MappingProxyType({"loss": nn.functional.cross_entropy(output, batch[1]), "watched": watched.mean()})
+
+
+def linear(config: dict[str, Any]) -> nn.Module:
+    return nn.Linear(64, 10)
+
+
+def watching(config: dict[str, Any]) -> nn.Module:
+    return Watching()
+
+
+MODELS: dict[str, tuple[Any, Objective]] = {
+    "drawing": (drawing, supervised()),
+    "watching": (watching, watching_objective),
+    "linear": (linear, supervised()),
+}
+
+
+def train_on_rank(rank: int, world: int, data: tuple[Pair, Pair], kind: str) -> tuple[Any, Any]:
+    """The trained model, and the metrics of three epochs."""
+    cpu = torch.device("cpu")
+    train, val = (make_batches(pair, "data", cpu, 0) for pair in data)
+    problem = Problem(*MODELS[kind], train, val, TuneConfig(surrogate=1, max_t=3), cpu)
+    trial = Trial(0, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16})
+    model = problem.target(trial)
+    learner = SingleLearner(model, trial.config, problem.objective, problem.settings.max_t, Shard(rank, world))
+    history = list(train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, 0))
+    return model, history
+
+
+def test_ranks_agree_though_each_draws_for_itself(digits: tuple[Pair, Pair]) -> None:
+    """On weights, on BatchNorm's buffers (each rank saw other examples) and on all metrics."""
+    models, histories = zip(*on_ranks(3, train_on_rank, digits, "drawing"), strict=True)
+    assert len({tuple(model.drawn) for model in models}) == 3
+    assert histories[0] == histories[1] == histories[2]
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(value, models[1].state_dict()[name]), name
+        assert torch.equal(value, models[2].state_dict()[name]), name
+    assert histories[0][-1][1]["val_loss"][0] < histories[0][0][1]["val_loss"][0]
+    alone, _ = train_on_rank(0, 1, digits, "drawing")
+    assert alone.drawn[:7] == models[0].drawn[:7]  # rank 0 draws as one process does
+
+
+def test_a_layer_that_only_a_metric_uses_stays_as_it_was(digits: tuple[Pair, Pair]) -> None:
+    """As in one process, where it has no gradient: weight decay leaves it alone."""
+    alone, _ = train_on_rank(0, 1, digits, "watching")
+    for model, _ in on_ranks(2, train_on_rank, digits, "watching"):
+        assert torch.equal(model.watched.weight, alone.watched.weight)
+        assert not torch.equal(model.out.weight, alone.out.weight)  # of another batch size
+
+
+def test_ranks_of_a_model_that_is_used_as_a_whole(digits: tuple[Pair, Pair]) -> None:
+    (_, one), (_, other) = on_ranks(2, train_on_rank, digits, "linear")
+    assert one == other
+    assert one[-1][1]["val_loss"][0] < one[0][1]["val_loss"][0]

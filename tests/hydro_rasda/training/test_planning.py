@@ -1,0 +1,320 @@
+"""Widths are measured once, remembered, and never fuse where fusing loses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusion import FusionWarning, optim
+from fusion.width import probe
+from hydro_rasda import TuneResult, loguniform
+from hydro_rasda.contracts import Widths
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training import planning
+from hydro_rasda.training.planning import WEEKS, cache_folder, planned_widths, recall, remember, widths_from
+from tests.hydro_rasda.models import Config, mlp
+
+Pair = tuple[Tensor, Tensor]
+
+
+@pytest.fixture
+def problem(problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Problem:
+    """On a machine where nothing was measured yet."""
+    monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path / "cache"))
+    return problem
+
+
+def trials(count: int, **config: Any) -> list[Trial]:
+    return [Trial(n, {"lr": 0.1, "batch_size": 32, **config}) for n in range(count)]
+
+
+def test_measured_once_and_remembered(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = planned_widths(problem, {"kind": trials(8)})["kind"]
+    measured = json.loads(entry().read_text())
+    assert first == widths_from({int(k): rate for k, rate in measured["throughput"].items()}, measured["width"])
+    assert 1 <= first.most <= 8
+    refuse_to_measure(monkeypatch)
+    assert planned_widths(problem, {"kind": trials(8)}) == {"kind": first}
+    for other in (
+        {"another kind": trials(8)},
+        {"kind": trials(7)},
+        {"kind": trials(8, optimizer="sgd", grad_clip=1.0)},
+    ):
+        with pytest.raises(Measured):
+            planned_widths(problem, other)
+    weeks_later = time.time() + WEEKS * 7 * 24 * 3600
+    monkeypatch.setattr(time, "time", lambda: weeks_later)
+    with pytest.raises(Measured):
+        planned_widths(problem, {"kind": trials(8)})
+
+
+@pytest.mark.parametrize("what", ["_processor", "_code"])
+def test_another_machine_or_other_code_is_measured_anew(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    planned_widths(problem, {"kind": trials(2)})
+    refuse_to_measure(monkeypatch)
+    monkeypatch.setattr(planning, what, lambda: "another")
+    with pytest.raises(Measured):
+        planned_widths(problem, {"kind": trials(2)})
+
+
+class Measured(BaseException):
+    """Instead of remembered."""
+
+
+def refuse_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*arguments: Any) -> None:
+        raise Measured
+
+    monkeypatch.setattr(planning, "_measure", measure)
+
+
+def entry() -> Path:
+    (file,) = cache_folder().iterdir()
+    return file
+
+
+def test_a_single_trial_is_not_measured(problem: Problem) -> None:
+    assert planned_widths(problem, {"kind": trials(1)}) == {"kind": Widths(1)}
+    assert not cache_folder().exists()
+
+
+SOUND = {"key": "k", "at": 1e9, "width": 2, "throughput": {"1": 1.0, "2": 2.0}, "obstacle": ""}
+ODD: list[Any] = [
+    [],
+    None,
+    3,
+    "width",
+    {},
+    {**SOUND, "key": "another"},
+    {**SOUND, "at": None},
+    {**SOUND, "at": 2e9},
+    {**SOUND, "at": 10**400},
+    {**SOUND, "width": 0},
+    {**SOUND, "width": -2},
+    {**SOUND, "width": 4},
+    {**SOUND, "width": "2"},
+    {**SOUND, "width": True},
+    {**SOUND, "throughput": []},
+    {**SOUND, "throughput": {}},
+    {**SOUND, "throughput": {"2": 2.0}},
+    {**SOUND, "throughput": {"1": 1.0, "2": math.nan}},
+    {**SOUND, "throughput": {"1": 1.0, "2": -1.0}},
+    {**SOUND, "throughput": {"1": 1.0, "2": "fast"}},
+    {**SOUND, "throughput": {"1": 1.0, "two": 2.0}},
+    {**SOUND, "throughput": {"1": 1.0, "9" * 9999: 2.0}},
+    {**SOUND, "obstacle": None},
+]
+
+
+def test_odd_content_is_ignored(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    remember("k", {"width": 1, "throughput": {"1": 1.0}, "obstacle": ""})
+    file = entry()
+    for content in [*map(json.dumps, ODD), "", "{half a", "[" * 99999, "\udcff"]:
+        file.write_bytes(content.encode(errors="surrogateescape"))
+        assert recall("k") is None, content[:200]
+    file.write_text(json.dumps(SOUND))
+    assert recall("k") == SOUND
+
+
+@pytest.mark.parametrize("how", ["a file in its place", "full disk", "no home"])
+def test_what_cannot_be_kept_is_measured_again_and_said_once(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    planning._say_it_is_not_kept.cache_clear()
+    if how == "a file in its place":
+        (tmp_path / "cache").write_text("")
+    elif how == "full disk":
+        monkeypatch.setattr(planning, "write_atomically", full)
+    else:
+        monkeypatch.delenv("HYDRO_RASDA_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", homeless)
+    with pytest.warns(UserWarning, match="cannot be kept for later runs"):
+        assert planned_widths(problem, {"kind": trials(2)})["kind"].throughput.keys() == {1, 2}
+    assert planned_widths(problem, {"kind": trials(2)})["kind"].throughput.keys() == {1, 2}
+
+
+WRITE = """
+import sys
+from hydro_rasda.training.planning import recall, remember
+for i in range(20):
+    remember("one", {"width": 1, "throughput": {"1": 1.0}, "obstacle": "x" * 5000})
+    remember(f"{sys.argv[1]}-{i}", {"width": 1, "throughput": {"1": 1.0}, "obstacle": ""})
+    assert recall("one") is not None
+"""
+
+
+def test_processes_that_write_at_once_lose_nothing(problem: Problem) -> None:
+    writers = [subprocess.Popen([sys.executable, "-W", "error::UserWarning", "-c", WRITE, name]) for name in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert recall("one") is not None
+    assert all(recall(f"{name}-{i}") is not None for name in "ab" for i in range(20))
+    assert len(list(cache_folder().iterdir())) == 41
+
+
+def test_what_is_measured_are_the_trials_as_they_will_train(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its own configuration, clipped, by muP's multipliers; no more are built than are measured."""
+    built: list[int] = []
+    asked: list[Any] = []
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        if width_ratio < 1:
+            built.append(config["n"])
+        return mlp(config, width_ratio)
+
+    def fused_optimizer(fused: Any, configs: Any, **multipliers: Any) -> Any:
+        asked.append(([config["n"] for config in configs], multipliers))
+        return original(fused, configs, **multipliers)
+
+    original = optim.fused_optimizer
+    clipped: list[Any] = []
+    monkeypatch.setattr(probe, "fused_optimizer", fused_optimizer)
+    monkeypatch.setattr(probe, "clip_grad_norm_", lambda fused, norms: clipped.append(norms))
+    monkeypatch.setattr(probe, "next_width", lambda speedup, *rest: None if speedup else 3)
+    configs: list[Config] = [
+        {"optimizer": "adamw", "lr": 0.1, "grad_clip": None if n else 1.0, "n": n} for n in range(9)
+    ]
+    of_kind = [Trial(n, config) for n, config in enumerate(configs)]
+    planned_widths(replace(problem, model_fn=model_fn), {"kind": of_kind})
+    assert set(built) == {0, 1, 2}
+    assert [members for members, _ in asked] == [[0], [0, 1, 2]]
+    assert all(set(given) == {"lr_multipliers", "weight_decay_multipliers"} for _, given in asked)
+    assert [1.0, math.inf, math.inf] in clipped
+
+
+def test_widths_where_fusing_loses() -> None:
+    losing, paying = widths_from({1: 100.0, 2: 90.0, 4: 95.0}, most=1), widths_from({1: 100.0, 2: 130.0}, most=2)
+    assert (losing.most, losing.least, losing.rate) == (1, 2, 100.0)
+    assert (paying.most, paying.least, paying.rate) == (2, 2, 130.0)
+
+
+def test_kinds_are_measured_beside_each_other(problem: Problem) -> None:
+    """Each on a core, for the part of the trials that a core trains; one that cannot be survived is not fused."""
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        if "deadly" in config and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return mlp(config, width_ratio)
+
+    here = os.getpid()
+    deadly = trials(9, deadly=True)
+    asked = replace(problem, model_fn=model_fn)
+    widths = planned_widths(asked, {"kind": trials(9), "deadly": deadly}, cores=2)
+    assert max(widths["kind"].throughput) <= 5
+    assert widths["deadly"] == Widths(1)
+    assert entry().exists()
+
+
+def test_auto_finds_what_a_fixed_width_finds(quick: Callable[..., TuneResult]) -> None:
+    auto, fixed = quick(fusion="auto", name="auto"), quick(fusion=3, name="fixed")
+    assert auto.best_config == fixed.best_config
+    for one, other in zip(auto.trials, fixed.trials, strict=True):
+        assert one.surrogate_metric == pytest.approx(other.surrogate_metric, rel=1e-3)
+
+
+class Reader(nn.Module):
+    """Divides by a number read out of a tensor, which vmap cannot follow."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        return y / max(1.0, y.detach().abs().max().item())
+
+
+def reader(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    return Reader(mlp(config, width_ratio))
+
+
+# From 12 trials up, two cores measure groups.
+ONE_KIND: dict[str, Any] = {"fusion": "auto", "space": {"lr": loguniform(1e-3, 0.1)}, "num_samples": 12}
+ONE_KIND |= {"max_t": 2, "top_k": 1}
+
+
+def test_a_model_that_vmap_cannot_follow_trains_one_by_one_and_says_so_once(
+    quick: Callable[..., TuneResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path / "cache"))
+    for name in ("measured", "remembered"):
+        with pytest.warns(FusionWarning, match=r"one after another, module itself \(Reader\)") as caught:
+            result = quick(model_fn=reader, name=name, **ONE_KIND)
+        assert len([w for w in caught if w.category is FusionWarning]) == 1
+        assert all(math.isfinite(trial.surrogate_metric) for trial in result.trials)
+
+
+def test_an_objective_with_a_branch_on_data(quick: Callable[..., TuneResult]) -> None:
+    def objective(model: nn.Module, batch: Pair) -> dict[str, Tensor]:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return {"loss": loss * 2 if loss > 1 else loss, "seen": torch.tensor(loss.item())}
+
+    with pytest.warns(FusionWarning, match="one after another"):
+        result = quick(objective=objective, **ONE_KIND)
+    assert all(math.isfinite(trial.surrogate_metric) for trial in result.trials)
+
+
+def test_what_one_objective_measured_is_not_anothers(problem: Problem) -> None:
+    def halting(model: nn.Module, batch: Pair) -> dict[str, Tensor]:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return {"loss": loss * 2 if loss > 1 else loss}
+
+    kinds = {"one": [Trial(number, {"lr": 0.1}) for number in range(4)]}
+    with pytest.warns(FusionWarning, match="one after another"):
+        assert planned_widths(replace(problem, objective=halting), kinds)["one"].most == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(planned_widths(problem, kinds)["one"].throughput) > 1
+
+
+class SequenceFirst(nn.Module):
+    """[T, N, 64] -> [N, 10]."""
+
+    def __init__(self, config: Config, width_ratio: float) -> None:
+        super().__init__()
+        self.body = mlp(config, width_ratio)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x.mean(0))
+        return y
+
+
+def test_tensors_that_differ_in_their_first_dimension(
+    quick: Callable[..., TuneResult], digits: tuple[Pair, Pair]
+) -> None:
+    """Sequence first, [3, N, 64] against [N]: planned and trained, but not split."""
+
+    def loader(data: Pair) -> Callable[[int], Any]:
+        return lambda size: [(x.expand(3, *x.shape), y) for x, y in zip(data[0].split(size), data[1].split(size))]
+
+    result = quick(
+        model_fn=SequenceFirst,
+        train_data=loader(digits[0]),
+        val_data=loader(digits[1]),
+        **ONE_KIND,
+    )
+    assert all(math.isfinite(trial.surrogate_metric) for trial in result.trials)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from surrogate.resize import NarrowSizes, resize, size_of
+
+
+class Listed(nn.Module):
+    """Holds a weight in two tables and in a list beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 8)
+        self.readout = nn.Linear(8, 5, bias=False)
+        self.readout.weight = self.embedding.weight
+        self.decayed = [self.embedding.weight]
+        self.register_buffer("mean", torch.arange(8.0))
+        self.width, self.grid = 8, (8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.readout(self.embedding(tokens))
+        return logits
+
+
+SIZES = NarrowSizes(
+    {"embedding.weight": (5, 2), "mean": (2,)}, {("", "width"): ((8,), (2,)), ("", "grid"): ((8, 3), (2, 3))}
+)
+
+
+def narrowed(model: Listed) -> Listed:
+    narrow = resize(model, SIZES)
+    assert isinstance(narrow, Listed)
+    return narrow
+
+
+def test_tensors_and_attributes_have_the_sizes_that_were_asked_for() -> None:
+    narrow = narrowed(Listed())
+    assert (narrow.width, narrow.grid) == (2, (2, 3))
+    assert (narrow.readout.in_features, narrow.embedding.embedding_dim) == (2, 2)
+    assert narrow(torch.zeros(3, dtype=torch.long)).shape == (3, 5)
+
+
+def test_a_tensor_is_one_wherever_it_is_held() -> None:
+    narrow = narrowed(Listed())
+    assert narrow.readout.weight is narrow.embedding.weight
+    assert narrow.decayed[0] is narrow.embedding.weight
+
+
+def test_the_module_stays_as_it_is_and_buffers_are_parts_of_its_own() -> None:
+    model = Listed()
+    model.embedding.weight.requires_grad_(False)
+    narrow = narrowed(model)
+    assert model.embedding.weight.shape == (5, 8)
+    assert not narrow.embedding.weight.requires_grad
+    kept = narrow.get_buffer("mean").tolist()
+    assert kept == sorted(kept)
+    assert set(kept) < set(range(8))
+
+
+def test_numbers_of_an_attribute() -> None:
+    model = Listed()
+    assert (size_of(model, "width"), size_of(model, "grid")) == ((8,), (8, 3))
+
+
+def test_groups_of_a_norm_keep_their_channels_or_become_fewer() -> None:
+    sizes = NarrowSizes({"weight": (10,), "bias": (10,)}, {})
+    narrow = resize(nn.GroupNorm(8, 32), sizes)
+    assert isinstance(narrow, nn.GroupNorm)
+    assert (narrow.num_groups, narrow.num_channels) == (2, 10)  # 2.5 groups of four channels

@@ -1,0 +1,147 @@
+"""Arrows run downward only: no module imports one that lies on a higher floor, for its annotations neither."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FLOORS = (
+    {"checks", "config", "seeds"},
+    {"schedulers"},
+    {"data", "metrics", "objective", "plans", "problem", "reads", "space"},
+    {"run"},
+    {"contracts"},
+    {"training"},
+    {"backends", "search", "stages"},
+    {"cli", "testing", "tuner"},
+)
+"""The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
+
+BESIDE = {frozenset({"backends", "stages"})}
+"""Rooms of one floor that do not know each other."""
+
+FREE_STANDING = {"simulator": {"checks", "config", "schedulers", "run"}}
+"""Rooms apart from the floors, and all that they may use."""
+
+FACADES = {"hydro_rasda"}
+"""What imports from everywhere, and what nothing in the package imports: the public names."""
+
+IMPURE = {"fusion", "os", "pathlib", "random", "ray", "surrogate", "time", "torch"}
+"""What decisions must not know."""
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Every module of a package by its full name."""
+    found = {}
+    for path in (ROOT / package).rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of all that a file imports anywhere in it: in functions and for type checking, too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import, line {node.lineno}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(name: str) -> str:
+    """The room of hydro_rasda that a full name lies in; for its facade, a public name or nothing."""
+    return name.partition(".")[2].partition(".")[0]
+
+
+def floor(name: str) -> float:
+    """How high a room lies: what the facade offers, above all of them."""
+    return next((height for height, rooms in enumerate(FLOORS) if name in rooms), math.inf)
+
+
+def allowed(user: str, used: str) -> bool:
+    """Whether a room may import another."""
+    if user == used:
+        return True
+    if user in FREE_STANDING:
+        return used in FREE_STANDING[user]
+    if used in FREE_STANDING:
+        return user in FLOORS[-1]
+    return floor(used) <= floor(user) and frozenset({user, used}) not in BESIDE
+
+
+def test_every_room_has_its_floor() -> None:
+    rooms = {room(name) for name in modules("hydro_rasda") if name not in FACADES}
+    assert rooms == set().union(*FLOORS) | FREE_STANDING.keys()
+
+
+@pytest.mark.parametrize("package", ["fusion", "surrogate"])
+def test_packages_for_everyone_know_no_tuner(package: str) -> None:
+    others = {"fusion", "surrogate", "hydro_rasda", "ray"} - {package}
+    found = [
+        f"{name} imports {used}"
+        for name, path in modules(package).items()
+        for used in imports(path)
+        if used.split(".")[0] in others
+    ]
+    assert not found
+
+
+def test_arrows_run_downward() -> None:
+    found = [
+        f"{name} imports {used}"
+        for name, path in modules("hydro_rasda").items()
+        if name not in FACADES
+        for used in imports(path)
+        if used.split(".")[0] == "hydro_rasda" and not allowed(room(name), room(used))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("package", ["fusion", "surrogate", "hydro_rasda"])
+def test_no_two_modules_know_each_other(package: str) -> None:
+    known = modules(package)
+    parts = {name: path for name, path in known.items() if path.name != "__init__.py"}
+    graph = {name: {part for used in imports(path) for part in owner(used, parts)} for name, path in parts.items()}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def owner(used: str, parts: Mapping[str, Path]) -> set[str]:
+    """The module that a full name is taken from: itself, or what it is a name in."""
+    return {name for name in (used, used.rpartition(".")[0]) if name in parts}
+
+
+def test_decisions_are_pure() -> None:
+    found = [
+        f"{name} imports {used}"
+        for name, path in modules("hydro_rasda").items()
+        if room(name) == "schedulers"
+        for used in imports(path)
+        if used.split(".")[0] in IMPURE
+    ]
+    assert not found
+
+
+def test_an_arrow_upward_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from hydro_rasda.stages.sweep import sweep\n"
+        "def f():\n    import hydro_rasda.tuner\n"
+    )
+    assert [*imports(file)][1:] == ["hydro_rasda.stages.sweep.sweep", "hydro_rasda.tuner"]
+    assert room("hydro_rasda.run.store.Store") == "run"
+    assert not allowed("problem", room("hydro_rasda"))
+    assert not allowed("problem", room("hydro_rasda.TuneResult"))
+    assert not allowed("backends", "stages")
+    assert not allowed("run", "tuner")
+    assert not allowed("training", "simulator")
+    assert not allowed("simulator", "training")
+    assert allowed("stages", "training")
