@@ -25,10 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.fusion_cases import CASES, Case
-from fusion import fuse, fused_optimizer, optimizer
-from fusion.memory import keep_freed_memory
-from fusion.plan import FusionPlan
-from fusion.probe import plan_fusion
+from fusion import FusionPlan, fuse, fused_optimizer, keep_freed_memory, optimizer, plan_fusion
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 0

@@ -1,8 +1,8 @@
 """RASDA's experiments in virtual time: its speed-ups over ASHA, its weak scaling, and what the paper leaves open.
 
-``python -m benchmarks.rasda_paper`` takes about two minutes on one core; ``--full`` has more seeds, ``--quick`` a few.
-They rewrite ``rasda_paper.{json,md,png}`` in ``benchmarks/results``, or in another folder (``--out``). LCBench's curves
-are read from ``$HYDRO_RASDA_DATA/lcbench`` (default ``../shared/data``).
+`python -m benchmarks.rasda_paper` takes about two minutes on one core; `--full` has more seeds, `--quick` a few.
+They rewrite `rasda_paper.{json,md,png}` in `benchmarks/results`, or in another folder (`--out`). LCBench's curves
+are read from `$HYDRO_RASDA_DATA/lcbench` (default `../shared/data`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from benchmarks.rasda_settings import (
     scaled,
     seconds,
 )
-from hydro_rasda.backends.simulator import (
+from hydro_rasda.schedulers import milestones
+from hydro_rasda.simulator import (
     AnyPlan,
     Cluster,
     NodeKind,
@@ -43,7 +44,6 @@ from hydro_rasda.backends.simulator import (
     power_law,
     simulate,
 )
-from hydro_rasda.schedulers import milestones
 
 PAPER = {"CV": 1.71, "AM": 1.52, "CFD": 1.90}
 TOLERANCE = 0.15

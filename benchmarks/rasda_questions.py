@@ -21,7 +21,7 @@ from benchmarks.rasda_settings import (
     run,
     seconds,
 )
-from hydro_rasda.backends.simulator import (
+from hydro_rasda.simulator import (
     AnyPlan,
     FillCluster,
     Outcome,

@@ -1,4 +1,4 @@
-"""The results of ``rasda_paper`` as JSON, as Markdown tables and as a figure."""
+"""The results of `rasda_paper` as JSON, as Markdown tables and as a figure."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
 
-from hydro_rasda.backends.simulator import (
+from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
+from hydro_rasda.simulator import (
     AnyPlan,
     Cluster,
     CostModel,
@@ -24,8 +25,7 @@ from hydro_rasda.backends.simulator import (
     power_law,
     simulate,
 )
-from hydro_rasda.backends.simulator.cost import slowest
-from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
+from hydro_rasda.simulator.cost import slowest
 
 GB = 1e9
 
@@ -141,7 +141,7 @@ ORIGINS: tuple[tuple[str, str, str], ...] = (
 
 
 def cost_model(app: Application, a: Assumptions) -> CostModel:
-    """An application under assumptions; its epoch on ``app.workers`` GPUs takes ASHA's run time / max_t."""
+    """An application under assumptions; its epoch on `app.workers` GPUs takes ASHA's run time / max_t."""
     epoch = app.asha_seconds / app.max_t
     return CostModel(
         step_seconds=epoch * (1 - a.serial) * app.workers / app.steps / slowest(app.workers, a.jitter),

@@ -4,8 +4,8 @@
 
 Each measurement is made twice in turn, cold and warm, so that a busy machine slows both. Cold is Ray Tune
 as it comes, with one actor for each further rank, each of which imports torch, as a plain script would do
-it. Warm is ``hydro_rasda.backends.cluster.elastic``. The result goes to
-``benchmarks/results/ray_overhead.json`` and, as a table, to ``ray_overhead.md`` beside it.
+it. Warm is `hydro_rasda.elastic`. The result goes to
+`benchmarks/results/ray_overhead.json` and, as a table, to `ray_overhead.md` beside it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import nn
 
 from benchmarks.rasda_report import cpu_model
-from hydro_rasda.backends.cluster import RASDAScheduler, Worker, elastic
+from hydro_rasda import RASDAScheduler, Worker, elastic
 
 RESULT = Path(__file__).parent / "results" / "ray_overhead.json"
 SIZES = (1, 2, 4, 8)
@@ -156,7 +156,7 @@ def main() -> None:
         print(f"load average {loads[0]:.1f}: other work will be measured, too")
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     folder = tempfile.mkdtemp(prefix="ray-overhead-")
-    # The warm processes start once in a session; what they cost then is not a resize's.
+    # The fork servers start once in a session; what they cost then is not a resize's.
     start(makers["warm"], folder)
     for _ in range(repeats):
         for measure in (resize, start):

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import scale
 from benchmarks.fusion_cases import CASES
 from benchmarks.rasda_paper import TOLERANCE
 from benchmarks.rasda_report import RESULTS
-from benchmarks.vs_asha_report import TARGETS, TASK_NAMES, how_often, lost, machine, not_run, read, rows_of, show
-from benchmarks.vs_asha_statistics import BASELINE, seed_spread
-from benchmarks.vs_asha_statistics import row as vs_asha_row
+from benchmarks.vs_asha.report import TARGETS, TASK_NAMES, how_often, lost, machine, not_run, read, rows_of, show
+from benchmarks.vs_asha.statistics import BASELINE, seed_spread
+from benchmarks.vs_asha.statistics import row as vs_asha_row
 
 PAGE = Path(__file__).parent / "RESULTS.md"
 QUICK = "quick.json"
@@ -48,7 +49,8 @@ class Claim(NamedTuple):
 
 def claims(folder: Path) -> list[Claim]:
     """What the result files of a folder say; a benchmark without a file says nothing."""
-    return [*_vs_asha(folder), *_fusion(folder), *_cuda(folder), *_transfer(folder), *_paper(folder), *_ray(folder)]
+    parts = (_vs_asha, _fusion, _cuda, _transfer, _paper, _ray, _scale)
+    return [claim for part in parts for claim in part(folder)]
 
 
 def _vs_asha(folder: Path) -> list[Claim]:
@@ -238,6 +240,22 @@ def _ray(folder: Path) -> list[Claim]:
         for what, target in result["targets, seconds"].items()
         if what in medians
     ]
+
+
+def _scale(folder: Path) -> list[Claim]:
+    result = _read(folder / scale.FILE)
+    if result is None:
+        return []
+    found = []
+    for name, row in scale.ROWS.items():
+        now, before = result["now"].get(name), result["before"].get(name)
+        if now is None:
+            continue
+        measured = scale.shown(now, row) + (f"; before {scale.shown(before, row)}" if before else "")
+        target = "" if row.target is None else f"{row.target:g} {row.unit}"
+        where = f"{result['environment']['cores']} cores; {now['date']}; load {now['load']}"
+        found.append(Claim(row.what, measured, target, row.met(now["number"]), where, "scale.md"))
+    return found
 
 
 def _machine(environment: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from benchmarks.rasda_settings import (
     rasda,
     scaled,
 )
-from hydro_rasda.backends.simulator import Spread, Workload, power_law, simulate
+from hydro_rasda.simulator import Spread, Workload, power_law, simulate
 
 PARAMETRIC = Assumptions(serial=0.1, curves="power law")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import vs_asha_report, vs_asha_statistics
-from benchmarks.vs_asha_methods import timeline
-from benchmarks.vs_asha_search import Event
-from benchmarks.vs_asha_statistics import Point, curve, ended, epochs, reached, row, seed_spread, spread
+from benchmarks.vs_asha import report, statistics
+from benchmarks.vs_asha.methods import timeline
+from benchmarks.vs_asha.search import Event
+from benchmarks.vs_asha.statistics import Point, curve, ended, epochs, reached, row, seed_spread, spread
 
 
 def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **values: Any) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **v
     return {**rest, "events": events, **values}
 
 
-@pytest.mark.parametrize("module", [vs_asha_report, vs_asha_statistics], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [report, statistics], ids=lambda module: module.__name__)
 def test_examples_in_the_docstrings(module: ModuleType) -> None:
     outcome = doctest.testmod(module)
     assert (outcome.failed, outcome.attempted > 0) == (0, True)

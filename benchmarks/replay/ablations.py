@@ -1,0 +1,46 @@
+"""What each part of today's rule is worth: the rule with one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.replay.policies import Policy, Tune, halved, swept, today
+from benchmarks.replay.study import RESAMPLES, comparable, compared
+from benchmarks.replay.table import Table
+
+ABLATIONS: dict[str, Policy] = {
+    "nothing: today's rule": today,
+    "no prior: finalists race by their own scores alone": Tune(prior=False),
+    "finalists that are unlikely to be the best go on": Tune(stop_unlikely=False),
+    "first rung at epoch 3 (`grace_period=3`)": Tune(grace_period=3),
+    "first rung at epoch 9 (`grace_period=9`)": Tune(grace_period=9),
+    "averaged weights (EMA) rank the sweep": Tune(ema="sweep"),
+    "averaged weights everywhere, handed over too": Tune(ema="always"),
+    "halved to one (`full_trainings=0`)": halved,
+    "four to the end (`full_trainings=4`)": Tune(full_trainings=4),
+    "no race: the sweep's best two to the end": swept(2),
+}
+
+
+def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
+    """Means over tasks for each change, under either way to keep weights."""
+    ready = comparable(tables)
+    if not ready:
+        return ""
+    best, last = (
+        [compared(table, ABLATIONS, keep, resamples) for table in ready.values()] for keep in ("best", "last")
+    )
+    head = ["changed"]
+    for keep in ("best", "last"):
+        head += [f'`keep="{keep}"`: cost', "regret", "reaches ASHA's"]
+    lines = [f"Means over {len(ready)} tasks: {', '.join(ready)}.", ""]
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for name in ABLATIONS:
+        cells = []
+        for rows in (best, last):
+            cost, regret, _, _, reaches = np.mean([row[name] for row in rows], 0)
+            cells += [f"{cost:.2f}", f"{regret:.2f}", f"{reaches:.0%}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,191 @@
+"""What methods would hand over if they were stopped: regret by cost, as a figure.
+
+That is, of all that was trained at full width so far, the configuration that validated best, as far as it is trained,
+whether or not the method itself would choose it. Whatever a method asks for, its trainings are followed epoch by
+epoch. As long as nothing was trained at full width, a run counts as `MOST` standard deviations behind the best, as
+much as any run counts at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.replay.guided import Guided
+from benchmarks.replay.policies import Policy, Search, Tables, asha, at_random, halved, one_epoch, swept, today
+from benchmarks.replay.study import LATER, MOST, RESAMPLES, comparable, draws
+from benchmarks.replay.table import Table
+from benchmarks.replay.tpe import TPE
+from benchmarks.replay.truth import Floats, Ints, complete_seeds, seed_spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GRID = np.geomspace(0.25, 14, 300)
+"""Costs at which curves are drawn, in full trainings."""
+LEAST = 0.1
+"""Regret below which curves are drawn as if they were there: what is less is noise, and zero has no logarithm."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a curve shows, and how it is drawn: colors are those of Okabe and Ito (2008), yellow left out."""
+
+    policy: Policy
+    color: str
+    dashes: str = "-"
+
+
+METHODS = {
+    "today: tune's defaults": Method(today, "#000000"),
+    "today, halved to one": Method(halved, "#56B4E9"),
+    "Hydro: the best surrogate's alone": Method(swept(1), "#0072B2", "--"),
+    "guided sweep, two to the end": Method(Guided(1 / 8, 1 / 8, (4,), LATER, 2), "#009E73"),
+    "one epoch each, two to the end": Method(one_epoch(2), "#CC79A7"),
+    "two at random": Method(at_random(2), "#7F7F7F", "--"),
+    "ASHA": Method(asha, "#D55E00"),
+    "Optuna's TPE, halved": Method(TPE(7.5), "#E69F00", "--"),
+}
+
+
+def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
+    """After each epoch at full width: spent by then, the configuration that validated best so far, and its epochs.
+
+    Where best epochs are kept. Of equal scores the lower number's counts, as in `tune`.
+    """
+    curves, price = search.tables.curves[1.0, search.ema][search.seed], search.tables.costs[1.0]
+    reached, best, rows = dict[int, int](), (-np.inf, -len(curves)), list[tuple[float, int, int]]()
+    for spent, number, last in search.trained:
+        for epoch in range(reached.get(number, 0) + 1, last + 1):
+            reached[number] = epoch
+            best = max(best, (float(curves[number, epoch - 1]), -number))
+            rows.append((spent - price * (last - epoch), -best[1], reached[-best[1]]))
+    costs, numbers, epochs = (np.array(column) for column in zip(*rows))
+    return costs, numbers, epochs
+
+
+def regrets(table: Table, policy: Policy, resamples: int = RESAMPLES) -> tuple[Floats, float]:
+    """Of a method on one task, where best epochs are kept: mean regret at each of `GRID`, and median cost."""
+    tables = Tables(table, "best")
+    spread = seed_spread(table, complete_seeds(table, 1.0), keep="best")
+    costs, found = list[float](), list[Floats]()
+    for draw in draws(table, resamples, "best"):
+        search = Search(tables, draw.seed, draw.subset.tolist())
+        policy(search)
+        spent, numbers, epochs = incumbents(search)
+        ends = tables.curves[1.0, search.ema][draw.others][:, numbers, epochs - 1].mean(0)
+        known = np.concatenate([[MOST], np.minimum((draw.best - ends) / spread, MOST)])
+        # What is paid is a sum of floats: a training that ends at 2 may end a digit later.
+        found.append(known[np.searchsorted(spent, GRID * (1 + 1e-9), side="right")])
+        costs.append(search.spent)
+    return np.mean(found, 0), float(np.median(costs))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method's mean over tasks.
+
+    Attributes:
+        regret: At each of `GRID`, in standard deviations between seeds.
+        costs: Of a whole search on each task.
+    """
+
+    regret: Floats
+    costs: Sequence[float]
+
+
+def page(tables: Mapping[str, Table], path: Path, resamples: int = RESAMPLES) -> str:
+    """Draw the means over tasks to a PNG file, and show it; nothing where no task can be judged."""
+    ready = comparable(tables)
+    if not ready:
+        return ""
+    means = {}
+    for name, method in METHODS.items():
+        found, costs = zip(*(regrets(table, method.policy, resamples) for table in ready.values()))
+        means[name] = Curve(np.mean(found, 0), costs)
+    plot(means, f"mean over {len(ready)} tasks", path)
+    return f"Means over {len(ready)} tasks: {', '.join(ready)}.\n\n![Regret by cost of each method]({path.name})"
+
+
+def plot(curves: Mapping[str, Curve], title: str, path: Path) -> None:
+    """One line for each of `METHODS`, named at its right end: a dot where its searches are over, faint beyond."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
+    axis = figure.subplots()
+    shown = {name: Curve(np.maximum(curve.regret, LEAST), curve.costs) for name, curve in curves.items()}
+    for name, curve in shown.items():
+        _draw(axis, METHODS[name], curve)
+    axis.set(xscale="log", yscale="log", title=f"What a search has in hand when stopped, {title}")
+    axis.set_xlabel("cost in full trainings (beside names: of a whole search; dots: over on every task)")
+    axis.set_ylabel("regret of the best so far,\nin standard deviations between seeds")
+    for ticks, along in (
+        ([0.25, 0.5, 1, 2, 3, 4, 6, 8, 12], axis.xaxis),
+        ([0.1, 0.2, 0.5, 1, 2, 3, 5, 10], axis.yaxis),
+    ):
+        along.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        along.set_ticks([], minor=True)
+    axis.set(xlim=GRID[[0, -1]], ylim=(0.8 * min(curve.regret.min() for curve in shown.values()), 1.15 * MOST))
+    _name(axis, shown)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+def _draw(axis: Axes, method: Method, curve: Curve) -> None:
+    over = min(int(np.searchsorted(GRID, max(curve.costs))), len(GRID) - 1)
+    width, order = (2.8, 4) if method.policy is today else (1.7, 3)
+    for part, strength in ((slice(over + 1), 1.0), (slice(over, None), 0.35)):
+        axis.step(
+            GRID[part],
+            curve.regret[part],
+            where="post",
+            color=method.color,
+            linestyle=method.dashes,
+            linewidth=width * strength,
+            alpha=strength,
+            zorder=order,
+        )
+    axis.plot(GRID[over], curve.regret[over], "o", color=method.color, zorder=order)
+
+
+def _name(axis: Axes, curves: Mapping[str, Curve]) -> None:
+    """Beside the right ends, with what a whole search costs on average."""
+    ends = {name: math.log10(curve.regret[-1]) for name, curve in curves.items()}
+    low, high = axis.get_ylim()
+    for name, place in apart(ends, 0.042 * math.log10(high / low)).items():
+        color, bold = METHODS[name].color, METHODS[name].policy is today
+        axis.annotate(
+            f"{name} ({np.mean(curves[name].costs):.1f})",
+            (GRID[-1], curves[name].regret[-1]),
+            xytext=(1.12 * GRID[-1], 10**place),
+            color=color,
+            weight="bold" if bold else "normal",
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0},
+        )
+
+
+def apart(places: Mapping[str, float], least: float) -> dict[str, float]:
+    """Places at least so far apart, in the same order, each as near to where it was as its neighbors let it.
+
+    Where places are too close, their group lies around its mean.
+    """
+    middle: dict[tuple[str, ...], float] = {(name,): place for name, place in places.items()}
+    groups = list[tuple[str, ...]]()
+    for name in sorted(places, key=lambda name: places[name]):
+        groups.append((name,))
+        while len(groups) > 1:
+            lower, upper = groups[-2:]
+            joined = lower + upper
+            if middle[upper] - middle[lower] >= least * len(joined) / 2:
+                break
+            groups[-2:] = [joined]
+            middle[joined] = sum(places[name] for name in joined) / len(joined)
+    return {n: middle[group] + least * (i - (len(group) - 1) / 2) for group in groups for i, n in enumerate(group)}

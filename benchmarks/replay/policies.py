@@ -1,0 +1,284 @@
+"""Policies that choose one configuration of a replay table, and what each pays for what it looks at.
+
+A policy is `policy(search) -> number`: it looks at validation scores through `Search.look`, which trains nothing but
+keeps account: a configuration at a width is paid as far as its latest epoch. What it returns counts as far as it was
+trained at full width, which is to the end unless best epochs count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchmarks.replay.table import Table
+from benchmarks.replay.truth import Floats, Keep, goodness
+from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision, Race, first_milestone, milestones
+
+TOP_K = 4
+REDUCTION_FACTOR = 3
+
+
+@dataclass
+class Tables:
+    """What all searches in a table share, computed once.
+
+    Attributes:
+        table: The table.
+        keep: Which epoch's weights count.
+        curves: Goodness by width and whether weights are averaged: [seed, config, epoch].
+        latest: Likewise, of each epoch's own weights, whichever are kept.
+        costs: Of an epoch by width, in full trainings.
+    """
+
+    table: Table
+    keep: Keep = "last"
+    curves: dict[tuple[float, bool], Floats] = field(init=False)
+    latest: dict[tuple[float, bool], Floats] = field(init=False)
+    costs: dict[float, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        about = self.table.about
+        widths = [width for width, there in zip(about.widths, self.table.recorded) if there.any()]
+        which = [(width, ema) for width in widths for ema in (False, True)]
+        self.curves = {(w, ema): goodness(self.table, w, ema=ema, keep=self.keep) for w, ema in which}
+        last = self.keep == "last"
+        self.latest = self.curves if last else {(w, ema): goodness(self.table, w, ema=ema) for w, ema in which}
+        self.costs = {width: self.table.cost(width) / about.max_t for width in widths}
+
+
+@dataclass
+class Search:
+    """One search: some configurations, in order, with one seed.
+
+    Attributes:
+        tables: Where scores come from.
+        seed: Place of the seed in the table.
+        numbers: Of the configurations that may be tried.
+        ema: Whether all scores are those of averaged weights, which are then what it hands over, too.
+        spent: In full trainings.
+        trained: What each look at full width that trained added: spent after it, number, epoch.
+    """
+
+    tables: Tables
+    seed: int
+    numbers: Sequence[int]
+    ema: bool = False
+    spent: float = field(default=0.0, init=False)
+    trained: list[tuple[float, int, int]] = field(default_factory=list, init=False)
+    _paid: dict[tuple[float, int], int] = field(default_factory=dict)
+
+    @property
+    def max_t(self) -> int:
+        """Epochs of a full training."""
+        return self.tables.table.about.max_t
+
+    @property
+    def warmup(self) -> float:
+        """The longest warm-up, in epochs: `tune` has no rung before it is over."""
+        return max(float(self.tables.table.about.configs[n].get("warmup_epochs", 0)) for n in self.numbers)
+
+    def look(self, width: float, number: int, epoch: int, *, ema: bool = False, latest: bool = False) -> float:
+        """Goodness of a configuration after an epoch: higher is better, -inf where it diverged.
+
+        It is that of the weights that count, or of the `latest`; of averaged ones if either `ema` says so.
+        """
+        added = epoch - self.reached(number, width)
+        if added > 0:
+            self._paid[width, number] = epoch
+            self.spent += self.tables.costs[width] * added
+            if width == 1:
+                self.trained.append((self.spent, number, epoch))
+        curves = self.tables.latest if latest else self.tables.curves
+        return float(curves[width, ema or self.ema][self.seed, number, epoch - 1])
+
+    def reached(self, number: int, width: float = 1.0) -> int:
+        """Epochs that a configuration has trained at a width."""
+        return self._paid.get((width, number), 0)
+
+
+Policy = Callable[[Search], int]
+
+
+def best_of(scores: dict[int, float], count: int) -> list[int]:
+    """The best so many, best first; ties go by the lower number."""
+    return sorted(scores, key=lambda n: (-scores[n], n))[:count]
+
+
+def asha(search: Search) -> int:
+    """ASHA at full size, one trial after another (Li et al. 2020, as Ray stops trials): the best that finished."""
+    rule = AsyncSuccessiveHalving(search.max_t, 1, REDUCTION_FACTOR, "max")
+    rungs, finished = rule.init(), dict[int, float]()
+    for n in search.numbers:
+        for epoch in range(1, search.max_t + 1):
+            score = search.look(1.0, n, epoch)
+            rungs, decision = rule.report(rungs, str(n), epoch, score)
+            if epoch == search.max_t:
+                finished[n] = score
+            if decision is Decision.STOP:
+                break
+    (winner,) = best_of(finished, 1)
+    return winner
+
+
+def one_epoch(count: int) -> Policy:
+    """All for one epoch at full size, the best so many to the end (arXiv:2307.15422)."""
+
+    def policy(search: Search) -> int:
+        return to_the_end(search, best_of({n: search.look(1.0, n, 1) for n in search.numbers}, count))
+
+    return policy
+
+
+def at_random(count: int) -> Policy:
+    """The first so many to the end."""
+    return lambda search: to_the_end(search, list(search.numbers)[:count])
+
+
+def swept(count: int, width: float = 1 / 8, *, ema: bool = False) -> Policy:
+    """Today's sweep, then the best so many to the end; one is Hydro's rule."""
+    return lambda search: to_the_end(search, sweep(search, width, max(count, 1), ema=ema)[:count])
+
+
+@dataclass(frozen=True)
+class Tune:
+    """`tune`: its sweep at 1/8 of the width, and the race of its four finalists.
+
+    Attributes:
+        grace_period: Epochs of the sweep's first rung.
+        full_trainings: That the race may cost; without any, it halves to one.
+        prior: Whether the race expects of finalists what their surrogates' scores changed by.
+        stop_unlikely: Whether those stop at its milestones that are unlikely to be the best.
+        ema: Whether averaged weights rank the sweep, or all that is looked at and handed over are averages.
+    """
+
+    grace_period: int = 1
+    full_trainings: float = 2.5
+    prior: bool = True
+    stop_unlikely: bool = True
+    ema: Literal["never", "sweep", "always"] = "never"
+
+    def __call__(self, search: Search) -> int:
+        """The winner's number."""
+        search.ema = self.ema == "always"
+        finalists = sweep(search, 1 / 8, TOP_K, grace_period=self.grace_period, ema=self.ema == "sweep")
+        return race(search, finalists, self.full_trainings, prior=self.prior, stop_unlikely=self.stop_unlikely)
+
+
+today = Tune()
+halved = Tune(full_trainings=0)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A sweep by shares, and what follows it: how many are tried, at which width, dropped when, finished how.
+
+    Attributes:
+        width: Of the sweep's models.
+        tried: Share of the configurations.
+        rungs: After which share of a training, and which share of those still there goes on; the last one ranks.
+        finalists: How many train at full size.
+        raced: Whether they are halved there as today, or all train to the end.
+        ema: Whether the sweep ranks by averaged weights.
+    """
+
+    width: float
+    tried: float
+    rungs: tuple[tuple[float, float], ...]
+    finalists: int
+    raced: bool = False
+    ema: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it does, in short."""
+        rungs = [f"{kept:.0%} go on at {share:.2f} T" for share, kept in self.rungs[:-1]]
+        ranked = f"ranked at {self.rungs[-1][0]:.2g} T{' by averages' if self.ema else ''}"
+        tail = f"{self.finalists} raced" if self.raced else f"{self.finalists} to the end"
+        return ", ".join([f"{self.tried:.3g} of all at width {self.width:g}", *rungs, ranked, tail])
+
+    def __call__(self, search: Search) -> int:
+        """The winner's number."""
+        tried = list(search.numbers)[: max(1, round(self.tried * len(search.numbers)))]
+        ranked = swept_by(search, self.width, tried, self.rungs, keep=self.finalists, ema=self.ema)
+        finalists = list(ranked)[: self.finalists]
+        return race(search, finalists) if self.raced else to_the_end(search, finalists)
+
+
+def telescoped(count: int, kept: int = 8) -> Policy:
+    """Two thirds to the end at 1/8 of the width, the best of them at 1/4, the best so many of these at full size."""
+    narrow = ((1 / 3, 2 / 3), (1.0, 1.0))
+
+    def policy(search: Search) -> int:
+        first = list(swept_by(search, 1 / 8, search.numbers, narrow))[:kept]
+        return to_the_end(search, best_of({n: search.look(1 / 4, n, search.max_t) for n in first}, count))
+
+    return policy
+
+
+def swept_by(
+    search: Search,
+    width: float,
+    numbers: Sequence[int],
+    rungs: Sequence[tuple[float, float]],
+    *,
+    keep: int = 1,
+    ema: bool = False,
+) -> dict[int, float]:
+    """A sweep by shares, see `Rule`: those that the last rung keeps, best first, with their scores there."""
+    left, scores = list(numbers), dict[int, float]()
+    for share, kept in rungs:
+        scores = {n: search.look(width, n, math.ceil(share * search.max_t), ema=ema) for n in left}
+        left = best_of(scores, max(keep, math.ceil(kept * len(left))))
+    return {n: scores[n] for n in left}
+
+
+def sweep(search: Search, width: float, keep: int, *, grace_period: int = 1, ema: bool = False) -> list[int]:
+    """Successive halving as `tune`'s: the best `keep`, best first."""
+    left = list(search.numbers)
+    first = first_milestone(min(grace_period, search.max_t), search.max_t, REDUCTION_FACTOR, search.warmup)
+    for stop in milestones(first, search.max_t, REDUCTION_FACTOR):
+        scores = {n: search.look(width, n, stop, ema=ema, latest=True) for n in left}
+        left = best_of(scores, max(keep, len(left) // REDUCTION_FACTOR))
+        if len(left) <= keep:
+            break
+    return left[:keep]
+
+
+def race(
+    search: Search,
+    finalists: Sequence[int],
+    full_trainings: float = 2.5,
+    *,
+    prior: bool = True,
+    stop_unlikely: bool = True,
+) -> int:
+    """The full-size stage of `tune`: at each milestone, those go on that may still be the best; see `Race`.
+
+    Without a prior nothing is known of what finalists have left, so that all of them may be.
+    """
+    left, max_t = list(finalists), search.max_t
+    rule = Race(max_t, "max", search.tables.keep, 2, full_trainings)
+    swept_to = max((search.reached(n, 1 / 8) for n in left), default=0)
+    first = first_milestone(max(1, max_t // 4), max_t, 2, search.warmup)
+    for stop in milestones(first, max_t, 2):
+        full = {n: {at: search.look(1.0, n, at, latest=True) for at in range(1, stop + 1)} for n in left}
+        looked_at = (stop, swept_to) if prior and swept_to > stop else ()
+        narrow = {n: {at: search.look(1 / 8, n, at, latest=True) for at in looked_at} for n in left}
+        trained = sum(map(search.reached, finalists))
+        if stop_unlikely:
+            left = rule.promote(stop, full, narrow, trained)
+        else:
+            ends = rule.outlooks(dict.fromkeys(full, stop), full, narrow)
+            foreseen = {n: end.expected("max") for n, end in ends.items()}
+            left = best_of(foreseen, max(len(left) // 2, rule.affordable(stop, trained)))
+    if search.tables.keep == "last":
+        return left[0]
+    return best_of({n: search.look(1.0, n, search.reached(n)) for n in finalists}, 1)[0]
+
+
+def to_the_end(search: Search, numbers: Sequence[int]) -> int:
+    """The best of these at full size in the end."""
+    (winner,) = best_of({n: search.look(1.0, n, search.max_t) for n in numbers}, 1)
+    return winner

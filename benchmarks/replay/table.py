@@ -1,0 +1,170 @@
+"""A table of learning curves: what every configuration of a task scores after every epoch, at several widths.
+
+A policy that chooses configurations can be replayed on it in milliseconds: it trains nothing, it looks up.
+
+One file `NAME.npz` for each task:
+
+- `scores` [width, seed, config, epoch, metric], float32 with mantissas of 14 bits: what `metrics` names. NaN
+  where a cell is not recorded, and from the epoch on in which the training loss was not finite.
+- `seconds` [width, seed, config], float32: CPU seconds of one thread for a training to the end with one evaluation an
+  epoch; members of a fused group share theirs evenly. NaN where a cell is not recorded: it says which cells are there.
+- `about`: JSON of an `About`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Split = Literal["train", "validation", "test"]
+Config = dict[str, Any]
+FOLDER = Path(__file__).parents[1] / "results" / "replay"
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+METRICS = (
+    "running_loss",
+    *(f"{split}_{what}{ema}" for ema in ("", "_ema") for what in ("score", "loss") for split in SPLITS),
+)
+"""`running_loss` is the mean loss of an epoch's training batches, which `tune` reports as `train_loss`. The others are
+measured after the epoch, `_ema` with averaged weights, "train" on as many training examples as validate."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a table holds.
+
+    Attributes:
+        task: Its name.
+        mode: Which way a score is better.
+        max_t: Epochs of a full training.
+        configs: The configurations, by their number.
+        widths: Of the models, as a share of the full width, in the order of the table.
+        seeds: Of initial weights and the order of examples, in the order of the table.
+        metrics: In the order of the table.
+        environments: Hardware and versions that cells were recorded with.
+    """
+
+    task: str
+    mode: Literal["min", "max"]
+    max_t: int
+    configs: list[Config]
+    widths: list[float]
+    seeds: list[int]
+    metrics: list[str] = field(default_factory=lambda: list(METRICS))
+    environments: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Learning curves of one task; see the module for shapes."""
+
+    about: About
+    scores: NDArray[np.float32]
+    seconds: NDArray[np.float32]
+
+    @property
+    def recorded(self) -> NDArray[np.bool_]:
+        """Which cells are there: [width, seed, config]."""
+        return np.isfinite(self.seconds)
+
+    def complete(self, width: float, seed: int) -> bool:
+        """Whether all configurations are recorded at a width with a seed."""
+        about = self.about
+        if width not in about.widths or seed not in about.seeds:
+            return False
+        return bool(self.recorded[about.widths.index(width), about.seeds.index(seed)].all())
+
+    def curves(
+        self, width: float, split: Split = "validation", *, ema: bool = False, loss: bool = False
+    ) -> NDArray[np.float32]:
+        """Scores of all configurations at a width: [seed, config, epoch].
+
+        Args:
+            width: As a share of the full one.
+            split: Examples that are scored.
+            ema: Whether weights are averaged.
+            loss: The loss rather than the score; they differ where the score is an accuracy.
+        """
+        name = f"{split}_{'loss' if loss else 'score'}{'_ema' if ema else ''}"
+        curves: NDArray[np.float32] = self.scores[self._at(width), ..., self.about.metrics.index(name)]
+        return curves
+
+    def score(
+        self, width: float, seed: int, config: int, epoch: int, split: Split = "validation", ema: bool = False
+    ) -> float:
+        """One score, after `epoch` epochs (1 to `max_t`); NaN where the cell is not recorded or has diverged."""
+        if not 1 <= epoch <= self.about.max_t:
+            raise ValueError(f"epoch is {epoch}, but must be one of 1 to {self.about.max_t}")
+        return float(self.curves(width, split, ema=ema)[self.about.seeds.index(seed), config, epoch - 1])
+
+    def cost(self, width: float) -> float:
+        """Of one training to the end at a width, in trainings at full width: a ratio of median CPU seconds."""
+        at, full = self.seconds[self._at(width)], self.seconds[self._at(1.0)]
+        return float(np.nanmedian(at) / np.nanmedian(full))
+
+    def _at(self, width: float) -> int:
+        if width not in self.about.widths:
+            raise ValueError(f"width is {width}, but must be one of {self.about.widths} of table {self.about.task!r}")
+        return self.about.widths.index(width)
+
+
+def empty(about: About) -> Table:
+    """A table without a cell."""
+    shape = (len(about.widths), len(about.seeds), len(about.configs))
+    scores = np.full((*shape, about.max_t, len(about.metrics)), np.nan, np.float32)
+    return Table(about, scores, np.full(shape, np.nan, np.float32))
+
+
+def widened(table: Table, widths: Sequence[float], seeds: Sequence[int], environment: Mapping[str, Any]) -> Table:
+    """The same table with room for further widths and seeds, to be recorded in this environment."""
+    about = table.about
+    environments = [*about.environments, *([] if environment in about.environments else [dict(environment)])]
+    all_widths, all_seeds = sorted({*about.widths, *widths}), sorted({*about.seeds, *seeds})
+    wider = empty(
+        About(**{**asdict(about), "widths": all_widths, "seeds": all_seeds, "environments": environments}),
+    )
+    place = np.ix_([all_widths.index(w) for w in about.widths], [all_seeds.index(s) for s in about.seeds])
+    wider.scores[place], wider.seconds[place] = table.scores, table.seconds
+    return wider
+
+
+def load(name: str, folder: Path = FOLDER) -> Table:
+    """Read a task's table.
+
+    Raises:
+        FileNotFoundError: There is none; the message says how to record it.
+    """
+    path = folder / f"{name}.npz"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; `python -m benchmarks.replay record {name}` records it")
+    with np.load(path) as archive:
+        return Table(About(**json.loads(str(archive["about"]))), archive["scores"], archive["seconds"])
+
+
+def recorded(folder: Path = FOLDER) -> dict[str, Table]:
+    """All tables of a folder, by task."""
+    return {path.stem: load(path.stem, folder) for path in sorted(folder.glob("*.npz"))}
+
+
+def save(table: Table, folder: Path = FOLDER) -> None:
+    """Write a table, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{table.about.task}.npz"
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        about = np.array(json.dumps(asdict(table.about)))
+        np.savez_compressed(file, about=about, scores=_rounded(table.scores), seconds=_rounded(table.seconds))
+    os.replace(partial, path)
+
+
+def _rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """To 14 bits of mantissa, a relative error of 3e-5: the other bits are noise that does not compress."""
+    bits = values.view(np.uint32)
+    cut = ((bits + np.uint32(1 << 8)) & np.uint32(0xFFFFFFFF ^ ((1 << 9) - 1))).view(np.float32)
+    return np.where(np.isfinite(values), cut, np.float32(np.nan))

@@ -1,0 +1,196 @@
+"""Training for the replay table: configurations of one batch size at one width, fused, scored after every epoch.
+
+Initial weights, order of examples, muP multipliers and schedule are those of `tune`'s sweep for the same run seed, at
+full width those of its full-size stage. The models of these tasks draw no random numbers in training.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.replay.table import METRICS, SPLITS
+from benchmarks.tasks.task import Batch, Config, Task, objective
+from benchmarks.vs_asha.search import seeds
+from benchmarks.vs_asha.training import EVAL_BATCH_FACTOR
+from fusion import OPTIMIZERS, FusedModel, fuse, fused_optimizer, lr_factor, plan_fusion
+from surrogate import lr_multipliers, make_surrogate, weight_decay_multipliers
+
+AVERAGED_SHARE = 0.01
+"""Of all steps, over how many weights are averaged."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What training a group gave.
+
+    Attributes:
+        scores: [config, epoch, metric] of `METRICS`; NaN from the epoch on in which the training loss was not finite.
+        seconds: CPU seconds of one member's training with one evaluation after each epoch.
+    """
+
+    scores: NDArray[np.float32]
+    seconds: float
+
+
+def build(task: Task, number: int, config: Config, width: float, seed: int) -> nn.Module:
+    """A trial's model with its initial weights: muP's relative to the full width below it, else the model itself."""
+    torch.manual_seed(seeds(task, number, seed).weights)
+    return task.model_fn(config, 1.0) if width == 1 else make_surrogate(task.model_fn, config, width)
+
+
+def multipliers(module: nn.Module, width: float) -> dict[str, dict[str, dict[str, float]]]:
+    """muP's factors for each optimizer, as `fused_optimizer` takes them; none at full width."""
+    if width == 1:
+        return {}
+    return {
+        "lr_multipliers": {name: lr_multipliers(module, name) for name in OPTIMIZERS},
+        "weight_decay_multipliers": {name: weight_decay_multipliers(module, name) for name in OPTIMIZERS},
+    }
+
+
+def fastest_group(task: Task, configs: Mapping[int, Config], width: float) -> int:
+    """How many configurations of one batch size train fastest as one on this machine, by a short measurement."""
+    modules = [build(task, number, config, width, 0) for number, config in configs.items()]
+    batch = tuple(part[: next(iter(configs.values()))["batch_size"]] for part in task.train)
+    measure = objective(task.kind)
+    plan = plan_fusion(
+        modules,
+        list(configs.values()),
+        lambda model, batch: measure(model, batch)["loss"],
+        batch,
+        seconds=0.5,
+        multipliers=multipliers(modules[0], width),
+    )
+    return plan.width
+
+
+def train(task: Task, configs: Mapping[int, Config], width: float, seed: int) -> Curves:
+    """Train configurations of one batch size to the end, as one model.
+
+    Args:
+        task: What to train on.
+        configs: By their numbers.
+        width: As a share of the full one.
+        seed: Of the run: initial weights and the order of examples follow from it.
+    """
+    modules = [build(task, number, config, width, seed) for number, config in configs.items()]
+    fused = fuse(modules)
+    update = fused_optimizer(fused, list(configs.values()), **multipliers(modules[0], width))
+    measure, examples = objective(task.kind), _judged_examples(task)
+    size = next(iter(configs.values()))["batch_size"]
+    steps = math.ceil(len(task.train[0]) / size)
+    average = Average(fused, max(1.0, AVERAGED_SHARE * steps * task.max_t))
+    scores = np.full((len(configs), task.max_t, len(METRICS)), np.nan, np.float32)
+    seconds = 0.0
+    for epoch, shuffle in enumerate(seeds(task, min(configs), seed).shuffles):
+        began = time.process_time()
+        fused.train()
+        order = torch.randperm(len(task.train[0]), generator=torch.Generator().manual_seed(shuffle))
+        total = torch.zeros(len(configs), dtype=torch.float64)
+        for place, chunk in enumerate(order.split(size)):
+            update.set_lr_factor([lr_factor(c, epoch + place / steps, task.max_t, steps) for c in configs.values()])
+            losses = fused.map(measure, tuple(part[chunk] for part in task.train))["loss"]
+            update.zero_grad()
+            losses.sum().backward()
+            update.step()
+            average.update()
+            total += losses.detach().double() * len(chunk)
+        raw = judge(task, fused, examples, size)
+        seconds += time.process_time() - began
+        with average.in_place():
+            averaged = judge(task, fused, examples, size)
+        going = total.isfinite()
+        if not going.any():
+            break
+        row = torch.cat([total[:, None] / len(order), raw, averaged], 1)
+        scores[:, epoch] = torch.where(going[:, None], row, math.nan).numpy()
+    return Curves(scores, seconds / len(configs))
+
+
+class Average:
+    """Weights and running statistics of a fused model, averaged over its last steps.
+
+    An exponential average that forgets a step after `horizon` steps; the first steps are averaged evenly, so that
+    initial weights count for nothing.
+    """
+
+    def __init__(self, fused: FusedModel, horizon: float) -> None:
+        self._fused, self._horizon, self._steps = fused, horizon, 0
+        self._mean = {name: value.detach().clone() for name, value in self._tensors().items()}
+
+    def update(self) -> None:
+        """Take in the weights after a step."""
+        self._steps += 1
+        current = self._tensors()
+        weight = max(1 / self._steps, 1 / self._horizon)
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self._mean.values()), [current[name] for name in self._mean], weight)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the model hold the averages, for a while."""
+        current = self._tensors()
+        kept = {name: value.detach().clone() for name, value in current.items()}
+        self._write(self._mean)
+        try:
+            yield
+        finally:
+            self._write(kept)
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in self._tensors().items():
+                value.copy_(values[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {**self._fused.stacked, **self._fused.stacked_buffers}
+        return {name: value for name, value in tensors.items() if value.is_floating_point()}
+
+
+def judge(task: Task, fused: FusedModel, examples: Batch, batch_size: int) -> Tensor:
+    """Scores, then losses, of the three splits: [K, 6], as `METRICS` orders them."""
+
+    def measure(model: nn.Module, batch: Batch) -> Tensor:
+        inputs, target, weights = batch
+        output = model(inputs)
+        if task.kind == "field":
+            errors = (output - target).square()
+        else:
+            errors = F.cross_entropy(output.movedim(-1, 1), target, reduction="none")
+        losses = errors.reshape(len(target), -1).mean(1)
+        scores = (output.argmax(-1) == target).to(losses.dtype) if task.kind == "class" else losses
+        return torch.cat([part @ weights for part in (scores, losses)])
+
+    total = torch.zeros(fused.K, 2 * len(SPLITS), dtype=torch.float64)
+    fused.eval()
+    with torch.no_grad():
+        for batch in zip(*(part.split(EVAL_BATCH_FACTOR * batch_size) for part in examples)):
+            total += fused.map(measure, batch).double()
+    return total
+
+
+def _judged_examples(task: Task) -> Batch:
+    """Training examples, as many as validate, then the held ones; weights [N, 3] that make sums each split's mean."""
+    *held, weights = task.held
+    count = min(int((weights[:, 0] > 0).sum()), len(task.train[0]))
+    splits = torch.zeros(count + len(weights), 1 + weights.shape[1])
+    splits[:count, 0] = 1 / count
+    splits[count:, 1:] = weights / len(weights)
+    return (*(torch.cat([mine[:count], other]) for mine, other in zip(task.train, held)), splits)
+
+
+def groups(configs: Sequence[Config], numbers: Sequence[int], most: Mapping[int, int]) -> Iterator[list[int]]:
+    """Numbers of configurations of one batch size each, in groups of at most `most[batch size]`."""
+    for size in sorted({configs[n]["batch_size"] for n in numbers}):
+        of_size = [n for n in numbers if configs[n]["batch_size"] == size]
+        yield from (of_size[i : i + most[size]] for i in range(0, len(of_size), most[size]))

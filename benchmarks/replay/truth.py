@@ -1,0 +1,89 @@
+"""What the replay table says is true: how good each configuration is at full size, and how far seeds lie apart.
+
+Everything here is "higher is better": scores of a task that is minimized are negated, and what diverged is -inf.
+Shapes: S seeds, C configurations, E epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.replay.table import Split, Table
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Keep = Literal["last", "best"]
+"""Whether the last epoch's weights count, or those of the epoch that validated best, as `tune(keep=...)` has it."""
+
+
+def goodness(
+    table: Table,
+    width: float,
+    split: Split = "validation",
+    *,
+    ema: bool = False,
+    loss: bool = False,
+    keep: Keep = "last",
+) -> Floats:
+    """Learning curves [S, C, E]: higher is better, -inf where diverged.
+
+    With `keep="best"`, at each epoch those of the epoch up to there whose weights validated best.
+    """
+    sign = -1.0 if loss or table.about.mode == "min" else 1.0
+    curves = sign * table.curves(width, split, ema=ema, loss=loss).astype(np.float64)
+    curves = np.where(np.isnan(curves), -np.inf, curves)
+    if keep == "last":
+        return curves
+    of_validation = curves if split == "validation" else goodness(table, width, ema=ema, loss=loss)
+    return np.take_along_axis(curves, _best_so_far(of_validation), -1)
+
+
+def _best_so_far(curves: Floats) -> Ints:
+    """For each epoch the place of the best one up to there, the first where several are."""
+    highest = np.maximum.accumulate(curves, -1)
+    rises = np.zeros(curves.shape, bool)
+    rises[..., 1:] = highest[..., 1:] > highest[..., :-1]
+    return np.maximum.accumulate(np.where(rises, np.arange(curves.shape[-1]), 0), -1)
+
+
+def complete_seeds(table: Table, *widths: float) -> list[int]:
+    """Places of the seeds with which all configurations are recorded at all of these widths."""
+    seeds = enumerate(table.about.seeds)
+    return [place for place, seed in seeds if all(table.complete(width, seed) for width in widths)]
+
+
+def truth(table: Table, seeds: Sequence[int], split: Split = "validation", keep: Keep = "last") -> Floats:
+    """Of each configuration, the mean over seeds (places in the table) of the score in the end at full width: [C]."""
+    last: Floats = goodness(table, 1.0, split, keep=keep)[list(seeds), :, -1].mean(0)
+    return last
+
+
+def seed_spread(table: Table, seeds: Sequence[int], split: Split = "validation", keep: Keep = "last") -> float:
+    """Standard deviation between seeds of the score in the end at full width, pooled over the better quarter.
+
+    NaN of a single seed.
+    """
+    if len(seeds) < 2:
+        return math.nan
+    good = best_first(truth(table, seeds, split, keep))[: max(4, len(table.about.configs) // 4)]
+    last = goodness(table, 1.0, split, keep=keep)[list(seeds), :, -1]
+    variances = last[:, good].var(0, ddof=1)
+    return float(np.sqrt(variances[np.isfinite(variances)].mean()))
+
+
+def best_first(scores: Floats) -> Ints:
+    """Places of scores, best first; ties go by the lower place, as in `tune`."""
+    return np.argsort(-scores, kind="stable")
+
+
+def subsets(configs: int, share: float, count: int) -> Iterator[Ints]:
+    """Random subsets of so many configurations, in random order; the same in every call."""
+    generator = np.random.default_rng(0)
+    size = round(share * configs)
+    for _ in range(count):
+        yield generator.permutation(configs)[:size]

@@ -1,0 +1,156 @@
+"""What a search ten times as large costs: each row of the table before and after the work on it.
+
+    python -m benchmarks.scale [row ...] [--before]
+
+Rows that are named are measured again, all of them by default; the others stay as they were measured. `--before`
+writes the column of the code that a later one is compared with. Result files: `results/scale.json` and, as a table,
+`scale.md`; then `python -m benchmarks.results_page` draws `RESULTS.md` again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import scale_rows as measure
+from benchmarks.rasda_report import RESULTS, cpu_model
+
+FILE = "scale.json"
+
+
+class Row(NamedTuple):
+    """A line of the table.
+
+    Attributes:
+        what: Grows.
+        measure: Gives numbers; `unit` is one of them.
+        unit: Of what is shown.
+        target: To reach; None where the number is only shown.
+        more: Whether more is better.
+        earlier: Whether the column "before" is worth its time: what grows quadratically is left out where it is large.
+    """
+
+    what: str
+    measure: Callable[[], measure.Numbers]
+    unit: str
+    target: float | None
+    more: bool = False
+    earlier: bool = True
+
+    def met(self, number: float) -> bool | None:
+        """Whether a number reaches the target; None where there is none."""
+        if self.target is None:
+            return None
+        return number >= self.target if self.more else number <= self.target
+
+
+_TINY = partial(measure.tiny_trials, 200, 2000)
+_LARGE = partial(measure.simulator, 12_500, 25_000, repeats=1)
+_READ = partial(measure.examples_read, 4, 1024)
+
+ROWS = {
+    "traces": Row("`tune`, 9 trials of a model without a width argument", partial(measure.traces, 9), "traces", 1),
+    "dispatch": Row("the next groups of a device, 2,000 trials waiting", partial(measure.dispatch, 2000), "ms", 5),
+    "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(measure.scheduler, 400), "s", 0.4),
+    "scheduler_large": Row("... 10,000 trials", partial(measure.scheduler, 10_000), "s", 10, earlier=False),
+    "resume": Row("8 of a group of 256 go on from its checkpoint", partial(measure.resume, 256, 8), "s", 0.5),
+    "resize": Row("`elastic`: what `data` adds to a resize", partial(measure.resize, 0.5), "s per GiB", 0.05),
+    "simulator": Row("simulator, 1,250 GPUs: an event", partial(measure.simulator, 1250, 2500), "us", 40),
+    "simulator_large": Row("... 12,500 GPUs", _LARGE, "us", 40, earlier=False),
+    "events": Row("... 256 GPUs: events", partial(measure.simulator, 256, 2000), "million a minute", 3, more=True),
+    "tiny": Row("`tune`, tiny trials: CPU time of each", _TINY, "ms", 1),
+    "tiny_memory": Row("... memory of each", _TINY, "KiB of memory", None),
+    "tiny_files": Row("... files of each", _TINY, "files", None),
+    "tiny_journal": Row("... journal of each", _TINY, "bytes of journal", None),
+    "examples_read": Row(
+        "examples that 4 ranks read, over those of a Dataset", partial(measure.examples_read, 4, 1024), "times", 1
+    ),
+}
+
+
+def measured(row: Row) -> dict[str, Any]:
+    """A row's number, and when and under which load it was measured."""
+    load = os.getloadavg()[0]
+    number = row.measure()[row.unit]
+    return {"number": number, "date": time.strftime("%Y-%m-%d", time.gmtime()), "load": round(load, 1)}
+
+
+def environment() -> dict[str, Any]:
+    """Hardware and versions."""
+    versions = {name: version(name) for name in ("torch", "ray", "numpy")}
+    machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()}
+    return {**machine, "versions": versions}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a table, misses included."""
+    machine = result["environment"]
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    lines = [
+        "# Ten times the size",
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, {versions}. Medians of a few runs, "
+        "each with its date and the load average at its start: under load, times are longer than on a quiet machine, "
+        "counts are not. *Before* is the code that the work on these rows began with, measured by the same functions "
+        "(`benchmarks/scale_rows.py`). Rerun: `python -m benchmarks.scale [row ...]`.",
+        "",
+        "| row | what | before | now | to reach | | measured (load) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in ROWS.items():
+        before, now = (result[column].get(name) for column in ("before", "now"))
+        target = "" if row.target is None else f"{row.target:g} {row.unit}"
+        verdict = {True: "met", False: "**missed**", None: ""}[row.met(now["number"]) if now else None]
+        when = ", ".join(f"{cell['date']} ({cell['load']})" for cell in (before, now) if cell)
+        lines.append(
+            f"| `{name}` | {row.what} | {shown(before, row)} | {shown(now, row)} | {target} | {verdict} | {when} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def shown(cell: dict[str, Any] | None, row: Row) -> str:
+    """A number with its unit; "-" where it was not measured."""
+    if cell is None:
+        return "-"
+    number = cell["number"]
+    return f"{number:,.0f} {row.unit}" if abs(number) >= 100 else f"{number:.3g} {row.unit}"
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What was measured so far."""
+    path = folder / FILE
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"before": {}, "now": {}}
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print and write the result files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="row", help=", ".join(ROWS))
+    parser.add_argument("--before", action="store_true", help="write the column of the code before")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    unknown = set(given.rows) - ROWS.keys()
+    if unknown:
+        parser.error(f"`row` is {min(unknown)!r}, but must be one of {', '.join(ROWS)}")
+    for name in given.rows or [name for name, row in ROWS.items() if row.earlier or not given.before]:
+        cell = measured(ROWS[name])
+        print(f"{name}: {shown(cell, ROWS[name])}   load {cell['load']}", flush=True)
+        # Read anew for each row: a measurement beside this one may have written another.
+        result = {"environment": environment(), **{c: read(given.out).get(c, {}) for c in ("before", "now")}}
+        result["before" if given.before else "now"][name] = cell
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / FILE).write_text(json.dumps(result, indent=1) + "\n")
+        (given.out / FILE).with_suffix(".md").write_text(markdown(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""What grows with the size of a search, one function for each row of `benchmarks.scale`.
+
+Each takes its sizes and returns numbers. Where a time would drown in noise, it counts instead. A row that has two
+things to compare measures them in turn, so that a busy machine slows both.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from hydro_rasda import loguniform, tune
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import Group, GroupTask, Span, Widths
+from hydro_rasda.data import Shard, make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.schedulers import RASDA
+from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
+from hydro_rasda.stages.grouping import Waiting, next_groups
+from hydro_rasda.training.fused import train_group
+
+Numbers = dict[str, float]
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+# surrogate
+
+
+def traces(trials: int) -> Numbers:
+    """Symbolic traces that `tune` makes of a model without a width argument, all of whose trials have one structure."""
+    from torch.fx.experimental import symbolic_shapes
+
+    init = symbolic_shapes.ShapeEnv.__init__
+    with (
+        mock.patch.object(symbolic_shapes.ShapeEnv, "__init__", autospec=True, side_effect=init) as made,
+        _one_thread(),
+    ):
+        _tune(_no_width_argument, trials, surrogate=0.5)
+    return {"traces": made.call_count}
+
+
+def _no_width_argument(config: Mapping[str, Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+# stages
+
+
+def dispatch(waiting: int, each: int = 4, repeats: int = 3) -> Numbers:
+    """CPU milliseconds in which a device of 8 cores gets its next groups, where so many trials of each kind wait."""
+    widths, count = Widths(4, 2, {1: 100.0, 4: 250.0}), waiting // each
+    # Made anew each time, as by a dispatch: they remember what they were asked.
+    asked = [
+        {f"kind-{k}": Waiting(range(k, waiting, count), widths, steps=10.0 + k) for k in range(count)}
+        for _ in range(repeats)
+    ]
+    return {"ms": 1e3 * median(_cpu_seconds(partial(next_groups, kinds, cores=8)) for kinds in asked)}
+
+
+@cache
+def tiny_trials(few: int, many: int) -> Numbers:
+    """What each further trial of a search costs: CPU milliseconds, memory, files and bytes of the journal.
+
+    The trials train one step of a model of 18 numbers. Two searches, each in a process of its own; their difference
+    over that of their trials is what a trial costs, without what a search costs anyhow.
+    """
+    less, more = (_tiny_search(trials) for trials in (few, many))
+    return {name: (more[name] - less[name]) / (many - few) for name in more}
+
+
+def _tiny_search(trials: int) -> Numbers:
+    command = f"from benchmarks.scale_rows import tiny_search; tiny_search({trials})"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    output = subprocess.run(
+        [sys.executable, "-c", command], check=True, env=environment, capture_output=True, text=True
+    ).stdout
+    numbers = [float(word) for word in output.splitlines()[-1].split()]
+    return dict(zip(("ms", "KiB of memory", "files", "bytes of journal"), numbers, strict=True))
+
+
+def tiny_search(trials: int) -> None:
+    """Run one of `tiny_trials`' searches in this process and print its numbers."""
+    import resource
+
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory() as folder:
+        _tune(lambda config: nn.Linear(8, 2), trials, surrogate=1, fusion=64, storage_path=folder, max_t=1, top_k=1)
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        journal = sum(path.stat().st_size for path in files if path.name == "journal.jsonl")
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(1e3 * (time.process_time() - began), memory, len(files), journal)
+
+
+def _tune(model_fn: Any, trials: int, **settings: Any) -> None:
+    """A search whose data are one batch."""
+    x, y = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    with tempfile.TemporaryDirectory() as folder:
+        given: dict[str, Any] = {
+            "max_t": 2,
+            "top_k": 2,
+            "fusion": 8,
+            "storage_path": folder,
+            "name": "run",
+            "progress": False,
+        }
+        space = {"lr": loguniform(1e-3, 1e-1), "batch_size": 8}
+        tune(model_fn, space, train_data=(x, y), val_data=(x, y), num_samples=trials, **(given | settings))
+
+
+# training
+
+
+def resume(members: int, kept: int, repeats: int = 3) -> Numbers:
+    """CPU seconds that members of a fused group take to go on from its checkpoint, and that they take from scratch.
+
+    One step of a model of 20 layers, so that nearly all of the time is that of building and loading it.
+    """
+    trials = {number: Trial(number, {"lr": 0.1, "batch_size": 4}) for number in range(members)}
+    first = _group_task(range(members), 0)
+    whole = train_group(_problem(_deep), trials, first, lambda key: {})
+    saved = {first.key: {"parts": whole.checkpoint}}
+    few = range(kept)
+    again, anew = [], []
+    for _ in range(repeats):
+        again.append(_cpu_seconds(lambda: train_group(_problem(_deep), trials, _group_task(few, 1), saved.__getitem__)))
+        anew.append(_cpu_seconds(lambda: train_group(_problem(_deep), trials, _group_task(few, 0), saved.__getitem__)))
+    return {"s": median(again), "s from scratch": median(anew)}
+
+
+def _group_task(members: range, start: int) -> GroupTask:
+    sources = ("from-0",) if start else ()
+    return GroupTask(f"from-{start}", (Group("kind", tuple(members), fused=True),), sources, Span(start, start + 1))
+
+
+def _deep(config: Mapping[str, Any]) -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(16, 16), nn.LayerNorm(16), nn.ReLU())))
+
+
+def _problem(model_fn: Any) -> Problem:
+    data = (torch.zeros(4, 16), torch.zeros(4, dtype=torch.int64))
+    batches = make_batches(data, "train_data", CPU, 0)
+    return Problem(
+        model_fn=model_fn,
+        objective=supervised(),
+        train_data=batches,
+        val_data=batches,
+        settings=TuneConfig(surrogate=1, max_t=2),
+        device=CPU,
+    )
+
+
+def examples_read(ranks: int, examples: int) -> Numbers:
+    """Examples that all ranks together read in an epoch of a Dataset, over those that it has."""
+
+    class Counted(Dataset):
+        read = 0
+
+        def __len__(self) -> int:
+            return examples
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            Counted.read += 1
+            return torch.zeros(1), 0
+
+    batches = make_batches(Counted(), "train_data", CPU, 0)
+    for rank in range(ranks):
+        for _ in batches.shares(32, 0, Shard(rank, ranks)):
+            pass
+    return {"times": Counted.read / examples}
+
+
+# Ray
+
+
+def scheduler(trials: int) -> Numbers:
+    """CPU seconds of `RASDAScheduler` itself, without Ray's own, over a search on 64 workers."""
+    from hydro_rasda import RASDAScheduler
+
+    rule = RASDAScheduler(max_t=8, metric="loss", mode="min")
+    scores = np.random.default_rng(0).random((trials, 8)).tolist()
+    nodes = [{"Alive": True, "Resources": {"CPU": 64.0}}]
+    with tempfile.TemporaryDirectory() as folder, mock.patch("ray.nodes", return_value=nodes):
+        return {"s": _cpu_seconds(lambda: StandInController(rule, scores, folder).run())}
+
+
+class StandInController:
+    """Calls a scheduler as Ray Tune's controller does, and trains nothing: trials report in turn."""
+
+    def __init__(self, rule: Any, scores: list[list[float]], folder: str) -> None:
+        self._rule, self._scores, self._folder = rule, scores, folder
+        self.trials: list[Any] = []
+        self._live: dict[str, Any] = {}
+        self._running: deque[Any] = deque()
+        self._staged_trials: set[Any] = set()
+        self._reuse_actors = False
+        self.search_alg = SimpleNamespace(on_trial_result=lambda trial_id, result: None)
+
+    def get_live_trials(self) -> list[Any]:
+        """All but those that are over."""
+        return list(self._live.values())
+
+    def update_max_pending_trials(self, limit: int) -> None:
+        """Ask for new trials only where the scheduler lets Ray do so."""
+        self._wants_more = limit > 0
+
+    def run(self) -> None:
+        """Run all trials to their ends."""
+        self._add()
+        while self._live:
+            while (chosen := self._rule.choose_trial_to_run(self)) is not None or self._wanted():
+                if chosen is None:
+                    self._add()
+                else:
+                    chosen.status = "RUNNING"
+                    self._running.append(chosen)
+            self._report(self._running.popleft())
+
+    def _wanted(self) -> bool:
+        return self._wants_more and len(self.trials) < len(self._scores)
+
+    def _add(self) -> None:
+        trial = stand_in_trial(len(self.trials), self._folder)
+        self.trials.append(trial)
+        self._live[trial.trial_id] = trial
+        self._rule.on_trial_add(self, trial)
+
+    def _report(self, trial: Any) -> None:
+        t = trial.last_result.get("training_iteration", 0) + 1
+        trial.last_result = {"training_iteration": t, "loss": self._scores[trial.number][t - 1]}
+        result = {**trial.last_result, "should_checkpoint": True}
+        decision = self._rule.on_trial_result(self, trial, result)
+        if decision == "CONTINUE":
+            self._running.append(trial)
+        elif decision == "PAUSE":
+            trial.status = "PAUSED"
+            trial.latest_checkpoint_result = SimpleNamespace(metrics=trial.last_result)
+        else:
+            self._rule.on_trial_complete(self, trial, result)
+            trial.status = "TERMINATED"
+            del self._live[trial.trial_id]
+
+
+def stand_in_trial(number: int, folder: str) -> Any:
+    """What a scheduler sees of one of Ray Tune's trials."""
+    from pyarrow.fs import LocalFileSystem
+    from ray.tune.trainable import FunctionTrainable
+
+    trial = SimpleNamespace(number=number, trial_id=f"{number:05d}", status="PENDING", last_result={})
+    trial.latest_checkpoint_result = None
+    trial.trainable_name = "stand_in"
+    trial.storage = SimpleNamespace(storage_filesystem=LocalFileSystem(), experiment_fs_path=folder)
+    trial.is_finished = lambda: trial.status == "TERMINATED"
+    trial.init_local_path = lambda: None
+    trial.get_trainable_cls = lambda: FunctionTrainable
+    trial.placement_group_factory = _one_cpu()
+    trial.update_resources = lambda factory: setattr(trial, "placement_group_factory", factory)
+    return trial
+
+
+@cache
+def _one_cpu() -> Any:
+    """What Ray makes for each trial, in a time of its own."""
+    from ray.tune import PlacementGroupFactory
+
+    return PlacementGroupFactory([{"CPU": 1.0}])
+
+
+def resize(gib: float, repeats: int = 3) -> Numbers:
+    """Seconds that each GiB of `data` adds to a resize from 1 worker to 2, in real Ray runs with data and without."""
+    import ray
+
+    from benchmarks import ray_overhead
+    from hydro_rasda import RASDAScheduler, elastic
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    data = np.zeros(round(gib * GIB), dtype=np.uint8)
+
+    def once(held: Any) -> float:
+        rule, clock = RASDAScheduler(max_t=3, grace_period=1, max_workers=2), ray_overhead.Clock()
+        with tempfile.TemporaryDirectory() as folder:
+            trainable = elastic(ray_overhead.warm, rule, data=held)
+            ray_overhead.fit(trainable, folder, rule, 1, {"iterations": 3}, callbacks=[clock])
+        return clock.seen[2] - clock.seen[1]
+
+    try:
+        once(None)
+        return {"s per GiB": median((once(data) - once(None)) / gib for _ in range(repeats))}
+    finally:
+        ray.shutdown()
+
+
+# simulator
+
+
+def simulator(gpus: int, trials: int, max_t: int = 81, repeats: int = 3) -> Numbers:
+    """Microseconds of CPU time for each event of a simulated search, half of which are decisions; events a minute."""
+    plan = Plan(RASDA(max_t, 1))
+    workload, cluster = power_law(trials, max_t, 0), Cluster.uniform(gpus)
+    cost = CostModel(step_seconds=0.1, steps=100, restart_seconds=10.0, epoch_noise=0.05)
+    events = simulate(plan, workload, cluster, cost).events
+    spent = median(_cpu_seconds(lambda: simulate(plan, workload, cluster, cost)) for _ in range(repeats))
+    return {"us": 1e6 * spent / events, "million a minute": 60e-6 * events / spent}
+
+
+# clocks
+
+
+def _cpu_seconds(work: Any) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On one thread, all that `tune` does is done in this process, where it can be counted."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

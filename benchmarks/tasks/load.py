@@ -1,0 +1,52 @@
+"""All tasks by name, and what each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.tasks import images, tabular, text
+from benchmarks.tasks.task import Task
+
+TASKS: dict[str, Callable[[Path, bool], Task]] = {
+    "digits": images.digits,
+    "residual": images.residual,
+    "warm_up": images.warm_up,
+    "breast_cancer": tabular.breast_cancer,
+    "diabetes": tabular.diabetes,
+    "recurrent": text.recurrent,
+    "cifar10": images.cifar10,
+    "shakespeare": text.shakespeare,
+    "turbulence": images.turbulence,
+    "cifar10_resnet18": images.cifar10_resnet18,
+    "shakespeare_gpt": text.shakespeare_gpt,
+}
+
+ON_GPU = ("cifar10_resnet18", "shakespeare_gpt")
+
+_CIFAR10, _SHAKESPEARE = "cifar10/cifar10_jpeg.npz", "tinyshakespeare/input.txt"
+NEEDS = {
+    "recurrent": _SHAKESPEARE,
+    "cifar10": _CIFAR10,
+    "shakespeare": _SHAKESPEARE,
+    "cifar10_resnet18": _CIFAR10,
+    "shakespeare_gpt": _SHAKESPEARE,
+}
+"""The file that a task reads from the folder of data sets, where it reads one."""
+
+
+def load_task(name: str, data: Path, *, reduced: bool = False) -> Task:
+    """Build a task by name.
+
+    Args:
+        name: One of `TASKS`; those of `ON_GPU` train on a GPU.
+        data: Folder of the data sets.
+        reduced: Fewer examples, trials and epochs, for a quick look; tasks of seconds stay as they are.
+
+    Raises:
+        ValueError: There is no such task.
+        FileNotFoundError: Its data file is missing; the message says where it was looked for.
+    """
+    if name not in TASKS:
+        raise ValueError(f"task is {name!r}, but must be one of {sorted(TASKS)}")
+    return TASKS[name](data, reduced)

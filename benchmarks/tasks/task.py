@@ -1,0 +1,112 @@
+"""A task of the benchmarks: real data, a model that takes a width ratio, and its search space.
+
+A model is scored on validation and test examples at once, by every method and after every epoch: batches of `held` are
+`(inputs, target, weights)`, where `weights` [N, 2] make the mean over all examples of (score x weight) the mean score
+of the validation part (first column) or of the test part (second). Searches see the validation score alone; the other
+one is what comparisons are drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Config = dict[str, Any]
+Batch = tuple[Tensor, ...]
+
+GPU_TRIALS = 256
+"""With 64 trials and 9 epochs ASHA costs about 16 full trainings: nothing that ends with one is 20 times as fast."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is tuned.
+
+    Attributes:
+        name: Of the task.
+        model_fn: `model_fn(config, width_ratio)`.
+        kind: "class": integer targets, scored by accuracy; "token": integer targets, scored by cross-entropy in nats;
+            "field": scored by the mean squared error.
+        train: Inputs and targets.
+        held: Inputs, targets and weights; validation first, then test.
+        lr: Lowest and highest learning rate.
+        batch_sizes: To choose from.
+        optimizer: "sgd" or "adamw".
+        num_samples: Trials.
+        max_t: Epochs of a full training.
+        reduced: Whether this is a smaller version, for a quick look.
+        device: Where its models train. Its data are loaded into main memory; `on_device` moves them.
+    """
+
+    name: str
+    model_fn: Callable[[Config, float], nn.Module]
+    kind: Literal["class", "token", "field"]
+    train: Batch
+    held: Batch
+    lr: tuple[float, float]
+    batch_sizes: tuple[int, ...]
+    optimizer: Literal["sgd", "adamw"]
+    num_samples: int
+    max_t: int
+    reduced: bool
+    device: str = "cpu"
+
+    @property
+    def mode(self) -> Literal["min", "max"]:
+        """Which way a score is better."""
+        return "max" if self.kind == "class" else "min"
+
+    def on_device(self) -> Task:
+        """The same task, its data where its models train."""
+        train, held = (tuple(part.to(self.device) for part in parts) for parts in (self.train, self.held))
+        return replace(self, train=train, held=held)
+
+    def space(self) -> dict[str, Any]:
+        """The search space of Hydro's study (Hu et al. 2023, section 5.4): batch size, lr, momentum, schedule."""
+        from ray.tune import choice, loguniform, uniform
+
+        return {
+            "optimizer": self.optimizer,
+            "lr": loguniform(*self.lr),
+            "momentum" if self.optimizer == "sgd" else "beta1": uniform(0.5, 0.99),
+            "batch_size": choice(list(self.batch_sizes)),
+            "schedule": choice(["constant", "cosine"]),
+        }
+
+
+def objective(kind: str) -> Callable[[nn.Module, Batch], Mapping[str, Tensor]]:
+    """The loss of a training batch; for a batch of `held` the scores of its two parts, too.
+
+    Args:
+        kind: See `Task`.
+    """
+
+    def measure(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        inputs, target, *weights = batch
+        output = model(inputs)
+        if kind == "field":
+            errors = (output - target).square()
+        else:
+            errors = F.cross_entropy(output.movedim(-1, 1), target, reduction="none")
+        losses = errors.view(len(target), -1).mean(1)
+        if not weights:
+            return {"loss": losses.mean()}
+        scores = (output.argmax(-1) == target).to(losses.dtype) if kind == "class" else losses
+        score, test = (scores[:, None] * weights[0]).mean(0)
+        return {"loss": losses.mean(), "score": score, "test": test}
+
+    return measure
+
+
+def held(validation: Batch, test: Batch) -> Batch:
+    """`Task.held` of both parts' inputs and targets: one after the other, with their weights."""
+    sizes = [len(validation[0]), len(test[0])]
+    weights = torch.zeros(sum(sizes), 2)
+    weights[: sizes[0], 0] = sum(sizes) / sizes[0]
+    weights[sizes[0] :, 1] = sum(sizes) / sizes[1]
+    return (*(torch.cat(parts) for parts in zip(validation, test)), weights)

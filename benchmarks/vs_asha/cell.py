@@ -1,0 +1,152 @@
+"""One cell of the comparison: a task, a method and a seed, in a process of its own.
+
+python -m benchmarks.vs_asha.cell digits tune 0 --out cell.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # Which torch would import with the first optimizer: no part of a search.
+
+from benchmarks.rasda_report import cpu_model
+from benchmarks.tasks.load import TASKS, load_task
+from benchmarks.tasks.task import Task
+from benchmarks.transfer_tasks import DEFAULT_DATA
+from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
+from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
+from benchmarks.vs_asha.training import build, scores, train
+from hydro_rasda.schedulers import rank
+
+RETRAINED = 10_000
+"""Added to the winner's number: the training that measures the floor starts from other weights."""
+
+
+def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
+    """Run a search, then train its winner once more, from other weights: the floor, and how far seeds lie apart."""
+    environment = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        **({"gpu": torch.cuda.get_device_name()} if task.device == "cuda" else {}),
+        "load at start": round(os.getloadavg()[0], 2),
+        "busy before": busy(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "ray", "numpy")},
+    }
+    outcome = METHODS[method](task, seed)
+    task = task.on_device()
+    config = configurations(task, seed)[outcome.winner]
+    last = [event for event in outcome.events if event.trial == outcome.winner and event.full_size][-1]
+    began = time.perf_counter()
+    other = seeds(task, RETRAINED + outcome.winner, seed)
+    trained = list(train(task, config, other, build(task, config, other)))
+    floor = time.perf_counter() - began
+    best = rank([after["score"] for after in trained], task.mode)[0]
+    retrained = trained[best if outcome.keep == "best" else -1]
+    return {
+        "task": task.name,
+        "method": method,
+        "seed": seed,
+        "mode": task.mode,
+        "score": {"class": "accuracy", "token": "loss in nats", "field": "mean squared error"}[task.kind],
+        "reduced": task.reduced,
+        "wall": round(outcome.wall, 3),
+        "apart": {name: round(seconds, 3) for name, seconds in outcome.apart.items()},
+        "winner": {"trial": outcome.winner, "config": config, "epochs": last.epoch}
+        | _rounded(scores(task, outcome.model, config["batch_size"])),
+        "floor": {"seconds": round(floor, 3)} | _rounded(retrained),
+        "settings": _settings(task) | {"keep": outcome.keep},
+        "environment": environment,
+        "events": [_compact(event) for event in outcome.events],
+    }
+
+
+def busy(seconds: float = 1.0) -> float:
+    """The share of all cores' time that other processes take, while this one sleeps; NaN where Linux does not tell.
+
+    The load average is of the last minute, and so of the cell before as well.
+    """
+    try:
+        before = _jiffies()
+        time.sleep(seconds)
+        after = _jiffies()
+    except FileNotFoundError:
+        return math.nan
+    idle, total = (now - then for now, then in zip(after, before))
+    return round(1 - idle / total, 3)
+
+
+def _jiffies() -> tuple[int, int]:
+    """Time that all cores were idle, and all of their time (`man 5 proc`)."""
+    user, nice, system, idle, iowait, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    return idle + iowait, user + nice + system + idle + iowait + sum(rest)
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    return {
+        "trials": task.num_samples,
+        "max_t": task.max_t,
+        "grace_period": GRACE_PERIOD,
+        "reduction_factor": REDUCTION_FACTOR,
+        "top_k": TOP_K,
+        "surrogate": WIDTH_RATIO,
+        "space": {name: getattr(domain, "domain_str", domain) for name, domain in task.space().items()},
+        "examples": {
+            "train": len(task.train[0]),
+            **{part: int((task.held[-1][:, i] > 0).sum()) for i, part in enumerate(("validation", "test"))},
+        },
+    }
+
+
+def _rounded(measured: dict[str, float]) -> dict[str, float | None]:
+    return {name: _short(value) for name, value in measured.items()}
+
+
+def _short(value: float) -> float | None:
+    """Six digits; None for what JSON cannot say."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _compact(event: Event) -> list[float | None]:
+    *_, score, test = event
+    return [round(event.seconds, 3), event.trial, int(event.full_size), event.epoch, _short(score), _short(test)]
+
+
+def write(cell: dict[str, Any], path: Path) -> None:
+    """Write a cell, an event to a line; the file is there whole or not at all."""
+    events = ",\n  ".join(json.dumps(event) for event in cell["events"])
+    head = json.dumps({name: value for name, value in cell.items() if name != "events"}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(f'{head[:-2]},\n "events": [\n  {events}\n ]\n}}\n')
+    temporary.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure one cell and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=list(TASKS))
+    parser.add_argument("method", choices=list(METHODS))
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--reduced", action="store_true")
+    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    write(measure(load_task(given.task, given.data, reduced=given.reduced), given.method, given.seed), given.out)
+
+
+if __name__ == "__main__":
+    main()

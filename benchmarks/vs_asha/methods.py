@@ -1,0 +1,138 @@
+"""The searches that are compared. Each starts with data in memory and ends with the trained full-size model in hand.
+
+Configurations, initial weights and the order of examples are the same for all methods at one seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from benchmarks.tasks.task import Task, objective
+from benchmarks.vs_asha.ray import ray_asha
+from benchmarks.vs_asha.search import (
+    GRACE_PERIOD,
+    REDUCTION_FACTOR,
+    Event,
+    Outcome,
+    best_finished,
+    configurations,
+    seeds,
+)
+from benchmarks.vs_asha.training import build, train
+from hydro_rasda import tune
+from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision
+
+TOP_K = 4
+WIDTH_RATIO = 1 / 8
+
+
+def asha(task: Task, seed: int) -> Outcome:
+    """ASHA, one trial after another in this process, on all threads or on the GPU."""
+    rule = AsyncSuccessiveHalving(task.max_t, GRACE_PERIOD, REDUCTION_FACTOR, task.mode)
+    rungs, events, finished = rule.init(), list[Event](), dict[int, nn.Module]()
+    began = time.perf_counter()
+    task = task.on_device()
+    for number, config in enumerate(configurations(task, seed)):
+        given = seeds(task, number, seed)
+        model = build(task, config, given)
+        for epoch, measured in enumerate(train(task, config, given, model), start=1):
+            events.append(Event(time.perf_counter() - began, number, True, epoch, **measured))
+            rungs, decision = rule.report(rungs, str(number), epoch, measured["score"])
+            if epoch == task.max_t:
+                finished[number] = model
+            if decision is Decision.STOP:
+                break
+    winner = best_finished(task, events)
+    return Outcome(time.perf_counter() - began, events, winner, finished[winner])
+
+
+def hydro_rasda(task: Task, seed: int, **settings: Any) -> Outcome:
+    """`tune()`, with nothing measured before: how wide groups may be is measured in the run."""
+    with tempfile.TemporaryDirectory(prefix="vs-asha-tune-") as folder:
+        os.environ["HYDRO_RASDA_CACHE"] = folder
+        began = time.perf_counter()
+        result = tune(
+            task.model_fn,
+            task.space(),
+            train_data=task.train,
+            val_data=task.held,
+            objective=objective(task.kind),
+            metric="val_score",
+            mode=task.mode,
+            num_samples=task.num_samples,
+            max_t=task.max_t,
+            grace_period=GRACE_PERIOD,
+            reduction_factor=REDUCTION_FACTOR,
+            top_k=TOP_K,
+            storage_path=folder,
+            name="run",
+            seed=seed,
+            device=task.device,
+            progress=False,
+            **({"surrogate": WIDTH_RATIO} | settings),
+        )
+        model = result.best_model()
+        wall = time.perf_counter() - began
+        with open(result.path / "journal.jsonl") as lines:
+            journal = [json.loads(line) for line in lines]
+    cost = result.cost
+    apart = {
+        "sweep": cost.surrogate_seconds,
+        "of it measuring widths": sum(u["seconds"] for u in journal if "/widths-of-" in u.get("key", "")),
+        "full size": cost.target_seconds,
+    }
+    return Outcome(wall, timeline(journal, wall), result.best_trial, model, apart, keep="best")
+
+
+def timeline(journal: Sequence[Mapping[str, Any]], wall: float) -> list[Event]:
+    """When each epoch of a run was done, from its journal.
+
+    The journal says when each unit of work was done since the run's directory was opened, and how long it took the
+    device. Counted from the end, with a unit's epochs spread evenly over that, times are late by what passed after the
+    last unit, and for units that shared the device, and never early.
+
+    Args:
+        journal: Its lines, in order: a unit's metrics, then the unit.
+        wall: Seconds of the whole run.
+    """
+    events: list[Event] = []
+    metrics: list[Mapping[str, Any]] = []
+    units = [line for line in journal if line["event"] == "unit"]
+    late = wall - units[-1]["at"]
+    for line in journal:
+        if line["event"] == "metrics":
+            metrics.append(line)
+        elif line["event"] == "unit":
+            epochs = [metric["epoch"] for metric in metrics]
+            for metric in metrics:
+                left = (max(epochs) - metric["epoch"]) / (max(epochs) - min(epochs) + 1)
+                at = line["at"] + late - left * line["seconds"]
+                score, test = (math.nan if metric[name] is None else metric[name] for name in ("val_score", "val_test"))
+                events.append(Event(at, metric["trial"], metric["stage"] == "target", metric["epoch"], score, test))
+            metrics = []
+    return sorted(events)
+
+
+Method = Callable[[Task, int], Outcome]
+
+
+# All finalists train to the end.
+_NO_RASDA: dict[str, Any] = {"full_trainings": TOP_K}
+
+METHODS: dict[str, Method] = {
+    "ray_asha": ray_asha,
+    "asha": asha,
+    "fusion": lambda task, seed: hydro_rasda(task, seed, surrogate=1.0, **_NO_RASDA),
+    "surrogate": lambda task, seed: hydro_rasda(task, seed, fusion=1, **_NO_RASDA),
+    "both": lambda task, seed: hydro_rasda(task, seed, **_NO_RASDA),
+    "tune": hydro_rasda,
+}
+"""By name: the two baselines, the ablations, and `tune` with its defaults."""

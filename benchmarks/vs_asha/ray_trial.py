@@ -1,0 +1,64 @@
+"""What Ray's workers run for Ray Tune's ASHA: plain torch. They need not import `hydro_rasda`, so nothing here does."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.tasks.task import Config, Task
+from benchmarks.vs_asha.training import Seeds, build, train
+
+DIVERGED = 1e9
+"""ASHA cannot rank what is not a number: such a score is reported as this, or its negative where more is better."""
+
+
+_HERE: dict[str, Task] = {}
+"""A worker's task with its data on the device, where trials that use the same actor again find them."""
+
+
+def ray_trial(
+    config: Mapping[str, int],
+    task: Task,
+    arrays: Mapping[str, Sequence[Any]],
+    configs: Sequence[Config],
+    seeds: Sequence[Seeds],
+) -> None:
+    """Train one configuration, and report after every epoch.
+
+    Args:
+        config: Its number, as "trial".
+        task: What is tuned, without its data.
+        arrays: The data, from the object store.
+        configs: All configurations.
+        seeds: Theirs.
+    """
+    from ray.tune import Checkpoint, report
+
+    began = time.time()
+    if task.name not in _HERE:
+        with warnings.catch_warnings():
+            # Arrays of the object store cannot be written to; nobody here does.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            held, examples = (tuple(torch.from_numpy(a) for a in arrays[part]) for part in ("held", "train"))
+        _HERE[task.name] = replace(task, train=examples, held=held).on_device()
+    task = _HERE[task.name]
+    number = config["trial"]
+    model = build(task, configs[number], seeds[number])
+    worst = -DIVERGED if task.mode == "max" else DIVERGED
+    for epoch, measured in enumerate(train(task, configs[number], seeds[number], model), start=1):
+        told = {"score": measured["score"] if math.isfinite(measured["score"]) else worst}
+        told |= {"test": measured["test"], "epoch": epoch, "began": began}
+        if epoch < task.max_t:
+            report(told)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(model.state_dict(), Path(folder, "model.pt"))
+            report(told, checkpoint=Checkpoint.from_directory(folder))

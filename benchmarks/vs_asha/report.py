@@ -1,0 +1,291 @@
+"""The comparison with plain ASHA as a page and a figure, drawn from its cells alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.tasks.load import ON_GPU
+from benchmarks.vs_asha.figure import plot
+from benchmarks.vs_asha.statistics import (
+    BASELINE,
+    Cell,
+    Row,
+    Spread,
+    row,
+    seed_spread,
+    spread,
+    start_up,
+)
+
+TASK_NAMES = {
+    "digits": "MLP 64-256-256-10, digits",
+    "residual": "residual CNN 32-64 with GroupNorm, digits",
+    "warm_up": "CNN 32-64 with warm-up, digits, 16 trials",
+    "breast_cancer": "MLP 30-256-256-2, breast cancer",
+    "diabetes": "MLP 10-256-256-1, diabetes, 32 trials",
+    "recurrent": "LSTM, width 128, tiny shakespeare",
+    "cifar10": "CNN 32-64-128 with BatchNorm, CIFAR-10",
+    "shakespeare": "character transformer, 4 layers, width 128, tiny shakespeare",
+    "turbulence": "convolutional autoencoder, 2-D turbulence",
+    "cifar10_resnet18": "ResNet-18, all of CIFAR-10",
+    "shakespeare_gpt": "character transformer, 6 layers, width 384, tiny shakespeare",
+}
+METHOD_NAMES = {
+    "ray_asha": "Ray Tune, ASHA",
+    "asha": "ASHA, one after another",
+    "fusion": "fusion alone",
+    "surrogate": "surrogates alone",
+    "both": "both",
+    "tune": "both with RASDA: `tune`",
+}
+
+
+class Target(NamedTuple):
+    """What `tune` is to reach: times faster than Ray's ASHA, and cost in trainings of the winner."""
+
+    speedup: float
+    floors: float
+
+
+TARGETS = {
+    **dict.fromkeys(("digits", "residual", "warm_up", "breast_cancer", "diabetes"), Target(6, 4)),
+    **dict.fromkeys(("recurrent", "cifar10", "shakespeare", "turbulence"), Target(4, 3)),
+    **dict.fromkeys(ON_GPU, Target(20, 2)),
+}
+
+Cells = Mapping[str, Mapping[str, Sequence[Cell]]]
+"""By task and method, in the order of the tables."""
+
+
+def read(folder: Path) -> Cells:
+    """All cells of a folder."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    sorted_: dict[str, dict[str, list[Cell]]] = {}
+    for task in TASK_NAMES:
+        for method in METHOD_NAMES:
+            cells = [cell for cell in found if (cell["task"], cell["method"]) == (task, method)]
+            if cells:
+                sorted_.setdefault(task, {})[method] = sorted(cells, key=lambda cell: cell["seed"])
+    return sorted_
+
+
+def write(folder: Path) -> None:
+    """Write the page and the figure beside the folder of cells."""
+    cells = read(folder)
+    folder.with_suffix(".md").write_text(markdown(cells, figure=f"{folder.name}.png"))
+    if cells:
+        plot(cells, METHOD_NAMES, folder.with_suffix(".png"))
+
+
+def markdown(cells: Cells, figure: str) -> str:
+    """The page."""
+    missing = [
+        f"## {task}: {TASK_NAMES[task]}\n\n**Not run: no GPU.** To reach: {TARGETS[task].speedup:g}x. "
+        f"To run: `python -m benchmarks.vs_asha --tasks {task}`."
+        for task in not_run(cells)
+    ]
+    curves = [f"![Curves]({figure})"] if cells else []
+    return "\n\n".join([_HEAD, *(_task(cells, task) for task in cells), *missing, *curves]) + "\n"
+
+
+def not_run(cells: Cells) -> list[str]:
+    """The tasks that no GPU was at hand for."""
+    return [task for task in ON_GPU if task not in cells]
+
+
+_HEAD = """# `tune` against plain ASHA
+
+The same configurations, initial weights and orders of examples for every method at one seed; every cell (task, method,
+seed) in a fresh process. Data are in memory when the clock starts, modules are imported; it stops when the winner's
+trained full-size model is in hand. Validation and test scores are taken after every epoch by every method, at the same
+cost. *Ray Tune, ASHA*: one CPU slot (or one GPU) for each trial, actors used again, data in the object store once,
+checkpoints only of trials that end their training, one of which wins. *ASHA, one after another*: the same rule in one
+process without Ray, on all threads (or the GPU). The others are `tune()` at 1/8 of the width, four finalists, with
+nothing measured before (how wide to fuse is measured in the run), on a CPU a fused group on each core; *fusion alone*
+sweeps the model at its full width, *surrogates alone* trains them one by one, one on each core; without RASDA all
+finalists train to the end. How the race of the finalists is decided was chosen on recorded trainings of five of these
+tasks (`replay.md`).
+
+Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time over the method's, seed by seed; *without
+start-up*: Ray's time until its first trial began is taken off. *To Ray's score*: seconds until a full-size model's
+validation score was first as good as what Ray's winner ended with, and in how many runs it was. *Floors*: wall time
+over one full-size training of the winner, on all threads. *Seed spread*: standard deviation of the test score between
+two trainings of the same winner from other weights. A test score below Ray's by more than that is marked as a loss."""
+
+_COLUMNS = (
+    "method",
+    "n",
+    "wall s",
+    "faster",
+    "without start-up",
+    "to Ray's score, s",
+    "reached",
+    "faster to it",
+    "test",
+    "against Ray's",
+    "trials",
+    "surrogate epochs",
+    "full-size epochs",
+    "floors",
+)
+
+
+def _task(cells: Cells, task: str) -> str:
+    methods = cells[task]
+    everything = [cell for of_method in methods.values() for cell in of_method]
+    between_seeds = seed_spread(everything)
+    some = everything[0]
+    settings, target = some["settings"], TARGETS[task]
+    reduced = " (reduced)" if some["reduced"] else ""
+    lines = [
+        f"## {task}{reduced}: {TASK_NAMES[task]}",
+        "",
+        f"{settings['trials']} trials, max_t {settings['max_t']}, reduction factor {settings['reduction_factor']}; "
+        f"{settings['examples']['train']:,} training, {settings['examples']['validation']:,} validation, "
+        f"{settings['examples']['test']:,} test examples; score: {some['score']}; space: {_space(settings['space'])}. "
+        f"Seed spread {between_seeds:.3g}. {machine(everything)}; {_versions(everything)}.",
+        "",
+        "| " + " | ".join(_COLUMNS) + " |",
+        "|" + "---|" * len(_COLUMNS),
+        *(_line(METHOD_NAMES[method], rows, between_seeds) for method, rows in rows_of(cells, task).items()),
+        "",
+        verdict(cells, task) if not reduced else f"Reduced, so without a target (in full: {target.speedup:g}x).",
+    ]
+    for more in (_older(methods), _apart(methods)):
+        lines += ["", more] if more else []
+    return "\n".join(lines)
+
+
+def rows_of(cells: Cells, task: str) -> dict[str, Row]:
+    """A row for each method of a task."""
+    return {method: row(of_method, cells[task].get(BASELINE, ())) for method, of_method in cells[task].items()}
+
+
+def lost(row: Row, between_seeds: float) -> bool:
+    """Whether the test score is worse than the baseline's by more than the seed spread."""
+    return row.gain is not None and row.gain.median < -between_seeds
+
+
+def _line(name: str, row: Row, between_seeds: float) -> str:
+    loss = " **loss**" if lost(row, between_seeds) else ""
+    columns = [
+        name,
+        row.cells,
+        show(row.wall),
+        show(row.speedup, "x"),
+        show(row.speedup_without_start, "x"),
+        show(row.to_target),
+        how_often(row),
+        show(row.target_speedup, "x"),
+        show(row.test),
+        show(row.gain) + loss,
+        row.trials,
+        show(row.surrogate_epochs),
+        show(row.full_epochs),
+        show(row.floors),
+    ]
+    return "| " + " | ".join(map(str, columns)) + " |"
+
+
+def how_often(row: Row) -> str:
+    """In how many runs the baseline's score was reached, as "2 of 5"; "" without a baseline."""
+    return f"{row.reached} of {row.compared}" if row.compared else ""
+
+
+def show(value: Spread | None, unit: str = "") -> str:
+    """Median and quartiles; the median alone where they are the same.
+
+    >>> show(Spread(2.5, 2.0, math.inf), "x"), show(Spread(3.0, 3.0, 3.0)), show(None)
+    ('2.50x [2.00, never]', '3.00', '')
+    """
+    if value is None:
+        return ""
+    median, low, high = (_number(part) for part in value)
+    return median + unit * (median != "never") + (f" [{low}, {high}]" if (low, high) != (median, median) else "")
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "never"
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) > 9 else f"{value:#.3g}"
+
+
+def verdict(cells: Cells, task: str) -> str:
+    """Whether `tune` reaches what it is to reach, and whether its model is as good."""
+    rows, target = rows_of(cells, task), TARGETS[task]
+    if "tune" not in rows or rows["tune"].speedup is None:
+        return "No pair of `tune` and Ray's ASHA yet."
+    own = rows["tune"]
+    assert own.speedup is not None
+    between_seeds = seed_spread([cell for of_method in cells[task].values() for cell in of_method])
+    quality = (
+        "its test score is worse by more than the seed spread: no win"
+        if lost(own, between_seeds)
+        else ("its test score is not worse by more than the seed spread")
+    )
+    return (
+        f"`tune` is {own.speedup.median:.1f} times as fast as Ray's ASHA, to reach {target.speedup:g}: "
+        f"{_met(own.speedup.median >= target.speedup)}; it costs {own.floors.median:.1f} trainings of its winner, to "
+        f"reach {target.floors:g}: {_met(own.floors.median <= target.floors)}; {quality}."
+    )
+
+
+def _met(holds: bool) -> str:
+    return "met" if holds else "missed"
+
+
+def _older(methods: Mapping[str, Sequence[Cell]]) -> str:
+    """Which rows are of `tune`'s older defaults."""
+    own = [method for method in ("fusion", "surrogate", "both", "tune") if method in methods]
+    older = [METHOD_NAMES[m] for m in own if any(cell["settings"].get("keep") != "best" for cell in methods[m])]
+    if not older:
+        return ""
+    return (
+        f"Measured with older defaults, which kept the last epoch's weights and, with RASDA, one finalist of four: "
+        f"{'; '.join(older)}."
+    )
+
+
+def _apart(methods: Mapping[str, Sequence[Cell]]) -> str:
+    """Parts of the wall time that are worth knowing."""
+    parts = []
+    if BASELINE in methods:
+        start = spread([start_up(cell) for cell in methods[BASELINE]])
+        parts.append(f"Ray's start-up, until the first trial began: {show(start)} s.")
+    if "tune" in methods:
+        names = list(methods["tune"][0]["apart"])
+        seconds = {name: spread([cell["apart"][name] for cell in methods["tune"]]) for name in names}
+        parts.append("Within `tune`: " + ", ".join(f"{name} {show(value)} s" for name, value in seconds.items()) + ".")
+    return " ".join(parts)
+
+
+def machine(cells: Sequence[Cell]) -> str:
+    """Hardware and dates of some cells, each variant once, and what else ran there."""
+    where = [cell["environment"] for cell in cells]
+    dates = _each([{"date": one["date"][:10]} for one in where], "date")
+    others = max(one["busy before"] for one in where)
+    gpus = "".join(f", {name}" for name in sorted({one["gpu"] for one in where if "gpu" in one}))
+    return (
+        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores{gpus}; {dates}; "
+        f"other work took at most {others:.0%} of them before a cell"
+    )
+
+
+def _versions(cells: Sequence[Cell]) -> str:
+    where = [cell["environment"] for cell in cells]
+    python, torch, ray, threads = (_each(where, name) for name in ("python", "torch", "ray", "threads"))
+    return f"Python {python}, torch {torch} on {threads} threads, Ray {ray}"
+
+
+def _each(where: Sequence[Mapping[str, Any]], name: str) -> str:
+    return " and ".join(sorted({str(one[name]) for one in where}))
+
+
+def _space(space: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {domain}" for name, domain in space.items())

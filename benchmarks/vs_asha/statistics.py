@@ -1,0 +1,199 @@
+"""What the cells of the comparison say: pure functions of their JSON.
+
+A cell is what `cell.py` writes: one task, method and seed. Comparisons are made between cells of one seed, which
+tried the same configurations, and then summed up over seeds. Where a baseline's score is never reached, the time to it
+is infinite; medians and quartiles take that as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Cell = Mapping[str, Any]
+
+BASELINE = "ray_asha"
+BEST = 6
+TOLERANCE = 1e-5
+"""Two scores this near are equal: cells hold six digits of them."""
+
+
+class Spread(NamedTuple):
+    """Median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles, linear between the values; infinite ones count.
+
+    >>> spread([1.0, 2.0, 3.0, 4.0, math.inf])
+    Spread(median=3.0, low=2.0, high=4.0)
+    >>> spread([5.0])
+    Spread(median=5.0, low=5.0, high=5.0)
+    """
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        low, part = math.floor(place), place - math.floor(place)
+        return ordered[low] if part == 0 else (1 - part) * ordered[low] + part * ordered[low + 1]
+
+    return Spread(at(0.5), at(0.25), at(0.75))
+
+
+def maximizes(cell: Cell) -> bool:
+    """Whether more is better: accuracies are maximized, losses are not."""
+    return bool(cell["mode"] == "max")
+
+
+def reached(cell: Cell, target: float) -> float:
+    """Seconds until the validation score of a full-size model first is as good as `target`; infinity where never."""
+    sign = 1 if maximizes(cell) else -1
+    times = (
+        seconds
+        for seconds, _, full_size, _, score, _ in cell["events"]
+        if full_size and score is not None and sign * (score - target) >= -TOLERANCE
+    )
+    return next(times, math.inf)
+
+
+def ended(cell: Cell) -> float:
+    """The validation score that the winner reported last."""
+    winner = cell["winner"]["trial"]
+    *_, last = (score for _, trial, full_size, _, score, _ in cell["events"] if full_size and trial == winner)
+    return float(last)
+
+
+class Point(NamedTuple):
+    """A moment of a search.
+
+    Attributes:
+        seconds: Since it began.
+        test: Mean test score of the best trials by then.
+        finished: Trials that are over by then.
+    """
+
+    seconds: float
+    test: float
+    finished: int
+
+
+def curve(cell: Cell) -> list[Point]:
+    """The average test score of the best 6 trials over time, from when there are six.
+
+    A trial counts with its last scores: those of its surrogate, until the full-size model has some. Which are best, the
+    validation score says. A trial is finished with its last epoch.
+    """
+    events = cell["events"]
+    last = {event[1]: i for i, event in enumerate(events)}
+    sign = 1 if maximizes(cell) else -1
+    now: dict[int, tuple[float, float]] = {}
+    points: list[Point] = []
+    finished = 0
+    for i, (seconds, trial, _, _, score, test) in enumerate(events):
+        finished += last[trial] == i
+        now.pop(trial, None)
+        if score is not None and test is not None:
+            now[trial] = (sign * score, test)
+        best = sorted(now.values(), reverse=True)[:BEST]
+        if len(best) < BEST:
+            continue
+        if points and points[-1].seconds == seconds:
+            points.pop()
+        points.append(Point(seconds, sum(test for _, test in best) / BEST, finished))
+    return points
+
+
+def epochs(cell: Cell) -> tuple[int, int]:
+    """Epochs trained, over all trials: of surrogates, and of full-size models."""
+    full = sum(event[2] for event in cell["events"])
+    return len(cell["events"]) - full, full
+
+
+def seed_spread(cells: Sequence[Cell]) -> float:
+    """Standard deviation of the test score between trainings that differ by their seed alone.
+
+    Each cell's winner was trained once more from other weights: two draws, whose variance is (a - b)^2 / 2.
+    """
+    squares = [(cell["winner"]["test"] - cell["floor"]["test"]) ** 2 / 2 for cell in cells]
+    return math.sqrt(sum(squares) / len(squares))
+
+
+class Row(NamedTuple):
+    """A method on a task.
+
+    Attributes:
+        cells: How many, one for each seed.
+        wall: Seconds.
+        speedup: The baseline's wall over this method's, seed by seed; None without a baseline.
+        speedup_without_start: The same without Ray's start-up, until the first trial began.
+        to_target: Seconds until the baseline's final validation score was reached, by a full-size model.
+        target_speedup: The baseline's time to its own final score over this method's.
+        reached: In how many of the cells that have a baseline.
+        compared: How many have one.
+        test: Final test score of the winner.
+        gain: By how much that is better than the baseline's, seed by seed.
+        trials: Tried.
+        surrogate_epochs: Trained.
+        full_epochs: Trained.
+        floors: Wall over one full-size training of the winner.
+    """
+
+    cells: int
+    wall: Spread
+    speedup: Spread | None
+    speedup_without_start: Spread | None
+    to_target: Spread | None
+    target_speedup: Spread | None
+    reached: int
+    compared: int
+    test: Spread
+    gain: Spread | None
+    trials: int
+    surrogate_epochs: Spread
+    full_epochs: Spread
+    floors: Spread
+
+
+def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
+    """Sum up one method's cells of a task.
+
+    Args:
+        cells: One for each seed; at least one.
+        baselines: The baseline's cells of the task, of any seeds.
+    """
+    of_seed = {cell["seed"]: cell for cell in baselines}
+    pairs = [(cell, of_seed[cell["seed"]]) for cell in cells if cell["seed"] in of_seed]
+    times = [reached(cell, ended(base)) for cell, base in pairs]
+    own = [reached(base, ended(base)) for _, base in pairs]
+    sign = 1 if maximizes(cells[0]) else -1
+    both = [epochs(cell) for cell in cells]
+
+    def of_pairs(values: Sequence[float]) -> Spread | None:
+        return spread(values) if values else None
+
+    return Row(
+        cells=len(cells),
+        wall=spread([cell["wall"] for cell in cells]),
+        speedup=of_pairs([base["wall"] / cell["wall"] for cell, base in pairs]),
+        speedup_without_start=of_pairs([(base["wall"] - start_up(base)) / cell["wall"] for cell, base in pairs]),
+        to_target=of_pairs(times),
+        target_speedup=of_pairs([base / time for base, time in zip(own, times)]),
+        reached=sum(math.isfinite(time) for time in times),
+        compared=len(pairs),
+        test=spread([cell["winner"]["test"] for cell in cells]),
+        gain=of_pairs([sign * (cell["winner"]["test"] - base["winner"]["test"]) for cell, base in pairs]),
+        trials=len({event[1] for event in cells[0]["events"]}),
+        surrogate_epochs=spread([surrogates for surrogates, _ in both]),
+        full_epochs=spread([full for _, full in both]),
+        floors=spread([cell["wall"] / cell["floor"]["seconds"] for cell in cells]),
+    )
+
+
+def start_up(cell: Cell) -> float:
+    """Seconds until Ray's first trial began; 0 for a method without Ray."""
+    return float(cell["apart"].get("until the first trial began", 0.0))

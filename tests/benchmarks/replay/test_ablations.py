@@ -1,0 +1,74 @@
+"""Today's rule with one thing changed does that thing."""
+
+import numpy as np
+import pytest
+
+from benchmarks.replay.ablations import ABLATIONS, page
+from benchmarks.replay.policies import Tune, today
+from benchmarks.replay.study import compared, replay
+from benchmarks.replay.table import Table
+from tests.benchmarks.replay.tables import parallel, search, table_of
+
+
+def averaged(best: int) -> Table:
+    """By averaged weights alone, one configuration is better than all others."""
+    table = table_of(parallel(16))
+    table.scores[1, 1] += 0.5
+    for place, name in enumerate(table.about.metrics):
+        if name.endswith("_ema"):
+            table.scores[:, :, best, :, place] -= 30.0
+    return table
+
+
+@pytest.mark.parametrize(("grace_period", "epochs"), [(1, {1, 3, 9}), (3, {3, 9}), (9, {9}), (27, {9})])
+def test_the_first_rung_comes_at_the_grace_period(grace_period: int, epochs: set[int]) -> None:
+    run = search(table_of(parallel(64)))
+    assert Tune(grace_period=grace_period)(run) == 63
+    assert {reached for (width, _), reached in run._paid.items() if width < 1} == epochs
+
+
+def test_without_a_prior_or_where_the_unlikely_go_on_two_train_to_the_end() -> None:
+    """Curves never cross: with both, the best alone does."""
+    for policy, ended in ((Tune(), 1), (Tune(prior=False), 2), (Tune(stop_unlikely=False), 2)):
+        run = search(table_of(parallel(64)))
+        assert policy(run) == 63
+        assert [run.reached(n) for n in range(60, 64)] == [2] * (4 - ended) + [9] * ended
+
+
+def test_averaged_weights_rank_the_sweep_or_all() -> None:
+    """Ranked by averages, the fifth is a finalist, and is handed over where averages are."""
+    table = averaged(5)
+    for policy, winner, tried in ((Tune(), 15, False), (Tune(ema="sweep"), 15, True), (Tune(ema="always"), 5, True)):
+        run = search(table)
+        assert policy(run) == winner
+        assert (run.reached(5) > 0) == tried
+
+
+def test_what_is_judged_is_what_is_handed_over() -> None:
+    table = averaged(5)
+    found = replay(table, {"averages": Tune(ema="always"), "weights": today}, resamples=5)
+    there = found["averages"].validation > 10
+    assert there.any()
+    assert (found["weights"].validation < 0).all()
+    assert (found["averages"].test[there] > 10).all()
+    assert (found["averages"].regret[there] < -10).all()
+
+
+def test_a_row_has_the_means_over_tasks() -> None:
+    table = table_of(parallel(16))
+    table.scores[...] += np.random.default_rng(0).normal(size=(*table.scores.shape[:-1], 1))
+    other = table_of(parallel(16))
+    other.scores[1, 1] += 0.5
+    rows = page({"one": table, "other": other}, resamples=5).splitlines()
+    assert len(rows) == 4 + len(ABLATIONS)
+    cells = [cell.strip() for cell in rows[4].split("|")[2:-1]]
+    expected = []
+    for keep in ("best", "last"):
+        found = [compared(each, {"today": today}, keep, 5)["today"] for each in (table, other)]
+        cost, regret, _, _, reaches = np.mean(found, 0)
+        expected += [f"{cost:.2f}", f"{regret:.2f}", f"{reaches:.0%}"]
+    assert cells == expected
+
+
+def test_tables_of_one_seed_have_no_rows() -> None:
+    assert page({"one": table_of(parallel(16), seeds=1)}) == ""

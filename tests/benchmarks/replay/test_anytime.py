@@ -1,0 +1,68 @@
+"""What a method has in hand before it is over."""
+
+import numpy as np
+import pytest
+
+from benchmarks.replay.anytime import GRID, apart, incumbents, regrets
+from benchmarks.replay.policies import Tune, asha, swept, today
+from benchmarks.replay.study import MOST, replay
+from benchmarks.replay.table import Table
+from benchmarks.replay.truth import seed_spread
+from tests.benchmarks.replay.tables import parallel, search, table_of
+
+
+def noisy() -> Table:
+    """Curves that cross, other ones with each seed."""
+    generator = np.random.default_rng(0)
+    table = table_of(parallel(16))
+    table.scores[...] += generator.normal(size=(*table.scores.shape[:-1], 1))
+    return table
+
+
+def test_the_best_so_far_is_followed_through_every_epoch() -> None:
+    """What a surrogate trains is paid, and nothing to hand over; a training counts as far as it has come."""
+    run = search(table_of(np.array([[5.0, 4.0, 3.0], [4.5, 3.5, 9.0], [9.0, 9.0, 9.0]]), max_t=3), "best")
+    run.look(1 / 8, 2, 3)
+    run.look(1.0, 0, 2)
+    run.look(1.0, 1, 3)
+    run.look(1.0, 0, 1)
+    run.look(1.0, 0, 3)
+    costs, numbers, epochs = incumbents(run)
+    assert costs.tolist() == pytest.approx(np.array([1, 2, 3, 4, 5, 6]) / 3 + 0.1)
+    assert numbers.tolist() == [0, 0, 0, 1, 1, 0]
+    assert epochs.tolist() == [1, 2, 2, 2, 3, 3]
+
+
+def test_of_equal_scores_the_lower_number_counts() -> None:
+    run = search(table_of(np.full((3, 2), 1.0), max_t=2))
+    for number in (1, 2, 0):
+        run.look(1.0, number, 1)
+    assert incumbents(run)[1].tolist() == [1, 1, 0]
+
+
+def test_a_curve_ends_where_the_search_does() -> None:
+    """At the regret of its winner, where that is the best of all that it trained at full width."""
+    table = noisy()
+    for policy in (today, Tune(ema="always"), swept(2)):
+        found, cost = regrets(table, policy, resamples=5)
+        replayed = replay(table, {"it": policy}, 5, "best")["it"]
+        behind = np.minimum(replayed.regret / seed_spread(table, [0, 1], keep="best"), MOST)
+        assert found[-1] == pytest.approx(behind.mean())
+        assert cost == pytest.approx(np.median(replayed.cost))
+        after = replayed.cost.max() < GRID
+        assert (found[after] == found[-1]).all()
+
+
+def test_before_anything_is_trained_at_full_width_there_is_nothing_in_hand() -> None:
+    """12 at a tenth of the price: for an epoch, 4 of them to the third; then the best trains its first epoch."""
+    found, _ = regrets(noisy(), swept(1), resamples=5)
+    begins = (12 + 4 * 2) / 9 / 10 + 1 / 9
+    assert (found[begins > GRID] == MOST).all()
+    assert found[begins + 0.01 < GRID][0] < MOST
+    assert regrets(noisy(), asha, resamples=5)[0][0] < MOST
+
+
+def test_labels_keep_their_order_and_their_distance() -> None:
+    assert apart({"far": 5.0, "low": 1.0, "high": 1.2}, 1.0) == pytest.approx({"low": 0.6, "high": 1.6, "far": 5.0})
+    assert apart({"a": 0.0, "b": 0.0, "c": 1.2}, 1.0) == pytest.approx({"a": -0.6, "b": 0.4, "c": 1.4})
+    assert apart({}, 1.0) == {}
