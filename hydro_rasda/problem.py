@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion import fusion_key
-from fusion.keys import read
 from fusion.streams import seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
@@ -25,30 +24,12 @@ from hydro_rasda.objective import Objective, check_metrics, checked
 from hydro_rasda.plans import Plans
 from hydro_rasda.reads import Notes
 from hydro_rasda.seeds import derive_seed
+from hydro_rasda.trial import Trial as Trial
 from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, plan_surrogate, shrink
 
 
 class NoModule(ValueError):
     """A model function returned something else than a module."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration.
-
-    Attributes:
-        number: 0, 1, ... in the order in which configurations were sampled.
-        config: Hyperparameters, all of which reach the model function.
-    """
-
-    number: int
-    config: Mapping[str, Any]
-
-    @property
-    def batch_size(self) -> int:
-        """Examples per step."""
-        size: int = read(self.config, "batch_size")
-        return size
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"checks", "config", "seeds"},
+    {"checks", "config", "seeds", "trial"},
     {"schedulers"},
     {"data", "metrics", "objective", "plans", "problem", "reads", "space"},
     {"run"},

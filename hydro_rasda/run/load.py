@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hydro_rasda.config import RASDAConfig, TuneConfig
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.portable import Gone
-from hydro_rasda.run.result import TuneResult, sum_up
-from hydro_rasda.run.state import FINALISTS, Run, decision_key
-from hydro_rasda.run.store import Store, read_asked
-from hydro_rasda.run.targets import decided_targets, run_ended, settle_configs, take_in_targets, tried_targets
-from hydro_rasda.run.transfer import recalled_transfer
-from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, move_of
-
-_SWEEP_DECISION = re.compile(r"surrogate/(begin|to-\d+/kept)/of-.*")
+from hydro_rasda.run.reading import read_record, settings_of
+from hydro_rasda.run.result import TuneResult
+from hydro_rasda.run.store import read_asked
 
 
 def load(path: str | Path) -> TuneResult:
@@ -40,59 +31,15 @@ def load(path: str | Path) -> TuneResult:
     Raises:
         ValueError: where the folder holds no run.
     """
-    folder = Path(path).expanduser().absolute()
-    asked = read_asked(folder)
-    run = Run(_problem(asked), Store.read(folder))
-    dropped = _take_in_sweep(run)
-    run.transfer = recalled_transfer(run)
-    take_in_targets(run)
-    settle_configs(run)
-    finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
-    return sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
-
-
-def _problem(asked: dict[str, Any]) -> Problem:
-    """What was tuned, as far as `run.json` tells."""
-    # `lr_rule` may be a function, and no result calls it.
-    rasda = RASDAConfig(**{**asked["rasda"], "lr_rule": "auto"})
-    names = {field.name for field in fields(TuneConfig)}
-    known = {name: value for name, value in asked.items() if name in names} | {"rasda": rasda}
+    record = read_record(path)
     nothing: Any = None
-    return Problem(
+    problem = Problem(
         model_fn=Gone("model_fn"),
         objective=Gone("objective"),
         train_data=nothing,
         val_data=nothing,
-        settings=TuneConfig(**known),
+        settings=settings_of(read_asked(record.path)),
         device=torch.device("cpu"),
         copied=True,  # not known; a model function that returns what it keeps would give each trial the same module
     )
-
-
-def _take_in_sweep(run: Run) -> set[int]:
-    """Take in the trials and what was trained of them in the sweep; returns those that it dropped."""
-    dropped: set[int] = set()
-    for key, unit in run.store.units().items():
-        if not key.startswith("surrogate/"):
-            continue
-        run.recall(key)
-        configured = [line for line in unit.lines if line["event"] == "trial"]
-        run.trials |= {line["trial"]: Trial(line["trial"], line["config"]) for line in configured}
-        if _SWEEP_DECISION.fullmatch(key):
-            before = dict(run.trials)
-            for number, *plain in unit.value:
-                move = move_of(plain)
-                dropped = dropped | {number} if isinstance(move, Drop) else dropped - {number}
-                if isinstance(move, GoOn) and move.copy_of is not None:
-                    run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
-    return dropped
-
-
-def _undecided(run: Run, dropped: Collection[int], finalists: Collection[int]) -> set[int] | None:
-    """Trials that may train on; None where the run is over."""
-    if run_ended(run):
-        return None
-    decided = decided_targets(run)
-    begun = {number for stage, number in run.metrics if stage == "target"}
-    swept = set(finalists) or run.trials.keys() - dropped
-    return {number for number in begun if decided.get(number, True)} | (swept - begun)
+    return TuneResult(**vars(record), _problem=problem)

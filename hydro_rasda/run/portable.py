@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray import cloudpickle
+# Ray's cloudpickle takes a second to import, which only who pickles waits for.
 
 
 class Portable:
     """What pickle takes to another process, with functions that plain pickle cannot take."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from ray import cloudpickle
+
         return _restored, (type(self), cloudpickle.dumps(self._packed()))
 
     def _packed(self) -> dict[str, Any]:
@@ -21,6 +23,8 @@ class Portable:
 
 
 def _restored(cls: type[Portable], packed: bytes) -> Portable:
+    from ray import cloudpickle
+
     made = cls.__new__(cls)
     made.__dict__.update(made._unpacked(cloudpickle.loads(packed)))
     return made
@@ -41,6 +45,8 @@ class Gone:
 
 def dumped(function: Any) -> bytes | None:
     """A function as bytes; None where it holds what cannot be pickled."""
+    from ray import cloudpickle
+
     try:
         packed: bytes = cloudpickle.dumps(function)
     except Exception:  # whatever a `__reduce__` raises: it holds an open file, say
@@ -50,6 +56,8 @@ def dumped(function: Any) -> bytes | None:
 
 def loaded(name: str, packed: bytes | None) -> Any:
     """A function from its bytes; where it cannot be had, one of this name that says so when it is called."""
+    from ray import cloudpickle
+
     try:
         return Gone(name) if packed is None else cloudpickle.loads(packed)
     except (ImportError, AttributeError):  # its module is not there, or does not have it any more

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydro_rasda.config import Mode
 from hydro_rasda.run.portable import Portable
-from surrogate import RankComparison
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from surrogate import RankComparison
 
 Status = Literal["finished", "stopped", "undecided", "not begun", "diverged", "failed"]
 
@@ -94,6 +96,9 @@ class RunRecord(Portable):
     expected_gain: float
     cost: Cost
     transfer: RankComparison | None
+    path: Path
+    finished: bool
+    _checkpoints: Mapping[int, Path]
 
     def dataframe(self) -> pd.DataFrame:
         """One row a trial: number, status, scores, epochs, and a column `config/<name>` for each hyperparameter."""

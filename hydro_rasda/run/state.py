@@ -7,10 +7,9 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import (
     CheckpointSaved,
@@ -25,7 +24,11 @@ from hydro_rasda.run.events import (
 )
 from hydro_rasda.run.events import Stage as Stage
 from hydro_rasda.run.store import JournalLine, Store, Unit
-from surrogate import RankComparison
+from hydro_rasda.trial import Trial
+
+if TYPE_CHECKING:  # brings torch along, which who reads a journal need not wait for
+    from hydro_rasda.problem import Problem
+    from surrogate import RankComparison
 
 FINALISTS = "surrogate/finalists"
 """Key of the decision that ends the sweep."""

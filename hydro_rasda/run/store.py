@@ -25,14 +25,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
 
 from hydro_rasda.checks import require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.differences import differences
+
+if TYPE_CHECKING:
+    import torch
 
 JournalLine = dict[str, Any]
 """One line of the journal: plain values, of which "event" says what it tells of."""
@@ -202,12 +204,16 @@ class Store:
 
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint: it is there whole, or not at all."""
+        import torch  # here, as who reads a journal alone need not wait for it
+
         assert self._lock is not None, "this run was opened to be read"
         with _replacing(self.file(name)) as file:
             torch.save(dict(payload), file)
 
     def load(self, name: str, device: torch.device | None = None) -> dict[str, Any]:
         """Read a checkpoint back; nothing in it can run code."""
+        import torch
+
         loaded: dict[str, Any] = torch.load(self.file(name), map_location=device, weights_only=True)
         return loaded
 

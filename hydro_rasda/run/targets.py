@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydro_rasda.problem import Trial
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.run.store import JournalLine, Unit
 from hydro_rasda.schedulers import Outlook, Race
-from hydro_rasda.space import Config
+from hydro_rasda.trial import Trial
+
+if TYPE_CHECKING:  # brings Ray along
+    from hydro_rasda.space import Config
 
 DONE = "target/done"
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Unit
-from surrogate import RankComparison, compare_rankings
+
+if TYPE_CHECKING:
+    from surrogate import RankComparison
 
 FEWEST = 4
 """Fewer trials cannot be compared."""
@@ -37,6 +40,8 @@ def check_keys(chosen: Sequence[int]) -> list[tuple[str, int]]:
 
 def compare_checked(run: Run, chosen: Sequence[int], narrow: Sequence[float]) -> RankComparison:
     """How full-size scores, which are all recorded, rank trials that surrogates scored like this."""
+    from surrogate import compare_rankings  # brings torch along, which only a run that was checked waits for
+
     *wide, twice = (_score(run.store.units()[key]) for key, _ in check_keys(chosen))
     return compare_rankings(
         narrow,

@@ -84,6 +84,7 @@ def test_unknown_names() -> None:
         ("hydro_rasda.training.trainer", ["ray", "torch._dynamo"]),
         ("hydro_rasda.tuner", ["hydro_rasda.backends.ray", "torch._dynamo"]),
         ("hydro_rasda.backends.ray.scheduler", ["torch"]),
+        ("hydro_rasda.run.reading", ["torch", "ray", "numpy", "pandas"]),
         ("surrogate", ["torch.fx.experimental.symbolic_shapes"]),
     ],
 )

@@ -40,6 +40,9 @@ RECORD = RunRecord(
     expected_gain=0.0125,
     cost=Cost(16, 8.0, 6, 12.0, 2.0, 20.0),
     transfer=None,
+    path=Path("/runs/a"),
+    finished=True,
+    _checkpoints={},
 )
 
 

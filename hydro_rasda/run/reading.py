@@ -1,0 +1,85 @@
+"""A run's record, read from its folder alone, be it over, interrupted or still going on: neither torch nor Ray."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.state import FINALISTS, Run, decision_key
+from hydro_rasda.run.store import Store, read_asked
+from hydro_rasda.run.summary import sum_up
+from hydro_rasda.run.targets import decided_targets, run_ended, settle_configs, take_in_targets, tried_targets
+from hydro_rasda.run.transfer import recalled_transfer
+from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, move_of
+from hydro_rasda.trial import Trial
+
+_SWEEP_DECISION = re.compile(r"surrogate/(begin|to-\d+/kept)/of-.*")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """In a problem's place: who only reads a run asks it for the settings alone."""
+
+    settings: TuneConfig
+
+
+def read_record(path: str | Path) -> RunRecord:
+    """What a run has found so far. The folder is only read; a run that goes on is not disturbed.
+
+    Args:
+        path: The run's folder: `storage_path/name`, on whichever backend it was made.
+
+    Raises:
+        ValueError: where the folder holds no run.
+    """
+    folder = Path(path).expanduser().absolute()
+    problem: Any = _Asked(settings_of(read_asked(folder)))
+    run = Run(problem, Store.read(folder))
+    dropped = _take_in_sweep(run)
+    run.transfer = recalled_transfer(run)
+    take_in_targets(run)
+    settle_configs(run)
+    finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
+    return sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
+
+
+def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
+    """The settings of a run, as far as its `run.json` tells."""
+    # `lr_rule` may be a function, and nothing that is read calls it.
+    rasda = RASDAConfig(**{**asked["rasda"], "lr_rule": "auto"})
+    names = {field.name for field in fields(TuneConfig)}
+    return TuneConfig(**{name: value for name, value in asked.items() if name in names} | {"rasda": rasda})
+
+
+def _take_in_sweep(run: Run) -> set[int]:
+    """Take in the trials and what was trained of them in the sweep; returns those that it dropped."""
+    dropped: set[int] = set()
+    for key, unit in run.store.units().items():
+        if not key.startswith("surrogate/"):
+            continue
+        run.recall(key)
+        configured = [line for line in unit.lines if line["event"] == "trial"]
+        run.trials |= {line["trial"]: Trial(line["trial"], line["config"]) for line in configured}
+        if _SWEEP_DECISION.fullmatch(key):
+            before = dict(run.trials)
+            for number, *plain in unit.value:
+                move = move_of(plain)
+                dropped = dropped | {number} if isinstance(move, Drop) else dropped - {number}
+                if isinstance(move, GoOn) and move.copy_of is not None:
+                    run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
+    return dropped
+
+
+def _undecided(run: Run, dropped: Collection[int], finalists: Collection[int]) -> set[int] | None:
+    """Trials that may train on; None where the run is over."""
+    if run_ended(run):
+        return None
+    decided = decided_targets(run)
+    begun = {number for stage, number in run.metrics if stage == "target"}
+    swept = set(finalists) or run.trials.keys() - dropped
+    return {number for number in begun if decided.get(number, True)} | (swept - begun)

@@ -1,0 +1,138 @@
+"""What a run has found so far, summed up from where it stands: no torch, no Ray, no disk."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection, Sequence
+from statistics import median
+
+from hydro_rasda.run.records import Cost, RunRecord, Status, TrialRecord
+from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.run.targets import outlooks, run_finished
+from hydro_rasda.schedulers import chances, expected_gain, rank
+
+
+def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = None) -> RunRecord:
+    """What a run has found so far, whatever became of it.
+
+    Args:
+        run: Where it stands.
+        finalists: All that were trained at full size.
+        undecided: Trials that may train on; None where the run is over.
+    """
+    over, max_t = undecided is None, run.settings.max_t
+    at_end = _longest_trained(run, finalists) if over else [n for n in finalists if run.epochs("target", n) >= max_t]
+    best, metric = _best(run, finalists)
+    found = outlooks(run, finalists)
+    chance = chances(found, run.settings.mode)
+    return RunRecord(
+        best_config=copy.deepcopy(dict(run.trials[best].config)) if best in run.trials else {},
+        best_metric=metric,
+        trials=tuple(
+            _record(run, number, at_end, undecided or (), chance.get(number, math.nan)) for number in sorted(run.trials)
+        ),
+        metric=run.settings.metric,
+        mode=run.settings.mode,
+        expected_gain=expected_gain([*found.values()], run.settings.mode),
+        cost=_cost(run),
+        transfer=run.transfer,
+        path=run.store.path,
+        best_trial=best,
+        finished=run_finished(run),
+        _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
+    )
+
+
+def _best(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
+    """The best trial and its metric at full size; where none has one, that of the best surrogate, and NaN."""
+    if able := eligible(run, finalists):
+        metrics = [_kept(run, number)[1] for number in able]
+        best = rank(metrics, run.settings.mode)[0]
+        return able[best], metrics[best]
+    swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
+    return swept[rank([run.score("surrogate", n) for n in swept], run.settings.mode)[0]], math.nan
+
+
+def eligible(run: Run, finalists: Sequence[int]) -> list[int]:
+    """The finalists that may win: they have a finite metric and, where last weights count, came furthest."""
+    return _scored(run, finalists) if run.settings.keep == "best" else _longest_trained(run, finalists)
+
+
+def _longest_trained(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
+    """Of the trials that trained with success, those that came furthest: where last weights count, a better score of
+    one that was stopped earlier is no promise, as it says nothing of what it would have come to."""
+    scored = _scored(run, numbers, stage)
+    last = max((run.epochs(stage, n) for n in scored), default=0)
+    return [n for n in scored if run.epochs(stage, n) == last]
+
+
+def _scored(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
+    return [n for n in numbers if math.isfinite(run.score(stage, n))]
+
+
+def _kept(run: Run, number: int) -> tuple[int, float]:
+    """The full-size epoch whose weights count, and the metric after it."""
+    score = run.score("target", number)
+    last = run.epochs("target", number), score
+    return run.best.get(number, last) if math.isfinite(score) else last
+
+
+def _record(run: Run, number: int, at_end: Collection[int], undecided: Collection[int], chance: float) -> TrialRecord:
+    kept_epoch, metric = _kept(run, number)
+    return TrialRecord(
+        trial=number,
+        config=run.trials[number].config,
+        status=_status(run, number, at_end, undecided),
+        surrogate_metric=run.score("surrogate", number),
+        surrogate_epochs=run.epochs("surrogate", number),
+        metric=metric,
+        epochs=run.epochs("target", number),
+        chance=chance,
+        kept_epoch=kept_epoch,
+        history=tuple(
+            {name: value for name, value in line.items() if name not in ("event", "trial")}
+            for stage in ("surrogate", "target")
+            for line in run.metrics.get((stage, number), ())
+            if line["stage"] == stage
+        ),
+        error=run.failures.get(number),
+    )
+
+
+def _status(run: Run, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
+    if number in run.failures:
+        return "failed"
+    if not run.epochs("surrogate", number) and not run.epochs("target", number):
+        return "not begun"
+    stage: Stage = "target" if run.epochs("target", number) else "surrogate"
+    if not math.isfinite(run.score(stage, number)):
+        return "diverged"
+    if number in at_end:
+        return "finished"
+    return "undecided" if number in undecided else "stopped"
+
+
+def _cost(run: Run) -> Cost:
+    units = run.store.units().items()
+
+    def seconds(stage: str) -> float:
+        return sum(unit.seconds for key, unit in units if key.startswith(f"{stage}/"))
+
+    def epochs(stage: str) -> int:
+        return sum(line["stage"] == of == stage for (of, _), lines in run.metrics.items() for line in lines)
+
+    trained = [
+        (unit.seconds, sum(line["event"] == "metrics" for line in unit.lines))
+        for key, unit in units
+        if key.startswith("target/")
+    ]
+    each = [spent / count for spent, count in trained for _ in range(count)]
+    return Cost(
+        surrogate_epochs=epochs("surrogate"),
+        surrogate_seconds=seconds("surrogate"),
+        target_epochs=epochs("target"),
+        target_seconds=seconds("target"),
+        target_epoch_seconds=median(each) if each else math.nan,
+        seconds=max((unit.at for _, unit in units), default=0.0),
+    )

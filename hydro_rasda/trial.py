@@ -1,0 +1,28 @@
+"""One configuration: plain values, which a run's journal can be read into without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration.
+
+    Attributes:
+        number: 0, 1, ... in the order in which configurations were sampled.
+        config: Hyperparameters, all of which reach the model function.
+    """
+
+    number: int
+    config: Mapping[str, Any]
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per step."""
+        from fusion.keys import read  # brings torch along, which who reads a journal need not wait for
+
+        size: int = read(self.config, "batch_size")
+        return size
