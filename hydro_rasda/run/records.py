@@ -100,6 +100,15 @@ class RunRecord(Portable):
     finished: bool
     _checkpoints: Mapping[int, Path]
 
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The file that `best_model` reads; None where the best trial has not been trained at full size.
+
+        `torch.load` gives a dict: "model" is the state dict after the last epoch, and where the best epoch is kept,
+        `["best"]["model"]` the one after that.
+        """
+        return self._checkpoints.get(self.best_trial)
+
     def dataframe(self) -> pd.DataFrame:
         """One row a trial: number, status, scores, epochs, and a column `config/<name>` for each hyperparameter."""
         import pandas as pd

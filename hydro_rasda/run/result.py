@@ -17,6 +17,7 @@ from hydro_rasda.config import RASDAConfig
 from hydro_rasda.data import Data, batch_length, make_batches
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.run.portable import Gone, dumped, loaded
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.report import render, write_report
@@ -92,20 +93,30 @@ class TuneResult(RunRecord):
             ValueError: where that trial was not trained at full size, or the model function is not there.
             FileNotFoundError: where the run has gone on since it was loaded, and its checkpoint is another one now.
         """
-        number = self.best_trial if trial is None else trial
-        if number not in self._checkpoints:
-            raise ValueError(f"`trial` is {number}, but must be one of the finalists {sorted(self._checkpoints)}")
-        checkpoint = self._checkpoints[number]
-        if not checkpoint.exists():
-            raise FileNotFoundError(
-                f"{checkpoint} is gone: where the run has gone on since it was loaded, load it again"
-            )
+        number, checkpoint = checkpoint_of(self, trial)
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
         with preserved_generators():
             model = problem.target(Trial(number, self.trials[number].config))
-        state = torch.load(checkpoint, map_location=self._problem.device, weights_only=True)
-        model.load_state_dict(state.get("best", state)["model"])
+        model.load_state_dict(weights_of(checkpoint, self._problem.device))
         return model.eval()
+
+    def save_model(self, path: str | Path, trial: int | None = None) -> Path:
+        """Write the best model for others to load; neither data nor model function are needed.
+
+        Args:
+            path: A folder, which is made. `model.safetensors` there is the state dict of the full-size model (with the
+                trial, its metric and the epoch as metadata), `config.json` its configuration; values that JSON has no
+                form for, such as functions, are there as their names. Files of these names are replaced.
+            trial: Number of another finalist whose model is wanted.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: where that trial was not trained at full size, or its state holds more than tensors.
+            FileNotFoundError: where its checkpoint is gone.
+        """
+        return save_model(self, path, trial)
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> dict[str, float]:
         """The objective's metrics for the best model, averaged over a data set such as the test set.
