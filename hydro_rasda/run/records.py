@@ -129,7 +129,7 @@ class RunRecord(Portable):
         import pandas as pd
 
         rows = [
-            (record.trial, _STAGES[line["stage"]], line["epoch"], name, value)
+            (record.trial, STAGES[line["stage"]], line["epoch"], name, value)
             for record in self.trials
             for line in record.history
             for name, value in line.items()
@@ -139,7 +139,8 @@ class RunRecord(Portable):
         return frame.astype({"value": float})
 
 
-_STAGES = {"surrogate": "sweep", "target": "full size"}
+STAGES = {"surrogate": "sweep", "target": "full size"}
+"""What people call the stages of the journal."""
 
 _COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "chance", "kept_epoch")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Group
@@ -22,7 +22,11 @@ from hydro_rasda.run.portable import Gone, dumped, loaded
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.report import render, write_report
 from hydro_rasda.run.state import Run
+from hydro_rasda.run.study import make_study
 from hydro_rasda.run.summary import eligible, sum_up
+
+if TYPE_CHECKING:
+    from optuna import Study
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,6 +121,21 @@ class TuneResult(RunRecord):
             FileNotFoundError: where its checkpoint is gone.
         """
         return save_model(self, path, trial)
+
+    def to_optuna(self) -> Study:
+        """The run as a study of Optuna's, in memory, for its importances, plots and dashboard.
+
+        A trial's parameters are what the space lets vary, `a/b` where it is nested; constants are left out. Its value
+        and intermediate values, one an epoch, are those at full size, or on the surrogate where it was trained there
+        alone: such a trial counts for importances, but is infeasible, so that Optuna's best trial is this result's. One
+        that diverged or failed has failed, one that has not begun waits. `user_attrs` tell the stage, both metrics, the
+        status and the probability of being the best. Ranges are wider than the space's where PBT left it.
+
+        Raises:
+            ImportError: where Optuna is not there (the extra `hydro-rasda[optuna]`).
+            ValueError: where the run's folder is gone.
+        """
+        return make_study(self)
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> dict[str, float]:
         """The objective's metrics for the best model, averaged over a data set such as the test set.
