@@ -11,10 +11,12 @@ from hydro_rasda.checks import check_int, check_mode, is_int, is_number, require
 
 Mode = Literal["min", "max"]
 Keep = Literal["last", "best"]
+Grow = Literal["due", "efficient"]
 
 KEEP: tuple[str, ...] = ("last", "best")
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
+GROW: tuple[str, ...] = ("due", "efficient")
 LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
 
 

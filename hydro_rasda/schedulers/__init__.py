@@ -6,6 +6,8 @@ Real runs and the simulator decide by the same code.
 from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.bracket import Bracket
+from hydro_rasda.schedulers.gathering import Gathering
+from hydro_rasda.schedulers.growth import Growth, Resize, efficient, parallel_efficiency
 from hydro_rasda.schedulers.halving import SuccessiveHalving
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
@@ -21,7 +23,9 @@ __all__ = [
     "Bracket",
     "Decision",
     "Drop",
+    "Gathering",
     "GoOn",
+    "Growth",
     "Held",
     "Mode",
     "Move",
@@ -29,6 +33,7 @@ __all__ = [
     "Placement",
     "Queue",
     "Race",
+    "Resize",
     "Standing",
     "SuccessiveHalving",
     "SweepRule",
@@ -36,9 +41,11 @@ __all__ = [
     "Verdict",
     "Waiting",
     "chances",
+    "efficient",
     "expected_gain",
     "first_milestone",
     "milestones",
+    "parallel_efficiency",
     "place",
     "rank",
     "worker_slots",

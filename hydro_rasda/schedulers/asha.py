@@ -9,7 +9,7 @@ trial whose score is not finite stops here, and goes on there.
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,9 +17,10 @@ from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
 
-from hydro_rasda.checks import check_int, check_mode, require
+from hydro_rasda.checks import check_int, check_mode, check_number, require
 from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.milestones import milestones
+from hydro_rasda.schedulers.ranking import rank
 
 
 class Decision(str, Enum):
@@ -27,6 +28,7 @@ class Decision(str, Enum):
 
     CONTINUE = "continue"
     STOP = "stop"
+    WAIT = "wait"
 
 
 class Rung(Mapping[str, float | None]):
@@ -113,6 +115,9 @@ class AsyncSuccessiveHalving:
         reduction_factor: One in so many trials goes on (eta in the paper, rf in RASDA's).
         mode: "min" where a lower score is better, "max" where a higher is.
         spacing: Factor from one milestone to the next; None for `reduction_factor`, as in the paper.
+        wait: How long a trial waits at a milestone for its fellows, at most, over the time that it took to come there
+            (see `Gathering`): 0 as in the paper, inf for synchronous halving. Those that are there are then decided at
+            once, by `decide`.
 
     Raises:
         ValueError: where a number is no integer or out of range, `grace_period` is above `max_t`, or `mode` is unknown.
@@ -123,6 +128,7 @@ class AsyncSuccessiveHalving:
     reduction_factor: int = 4
     mode: Mode = "min"
     spacing: int | None = None
+    wait: float = 0.0
 
     def __post_init__(self) -> None:
         check_int("max_t", self.max_t, at_least=1)
@@ -131,6 +137,7 @@ class AsyncSuccessiveHalving:
         if self.spacing is not None:
             check_int("spacing", self.spacing, at_least=2)
         check_mode(self.mode)
+        check_number("wait", self.wait)
         require(self.grace_period <= self.max_t, "grace_period", self.grace_period, f"<= `max_t` ({self.max_t})")
 
     @cached_property
@@ -160,15 +167,40 @@ class AsyncSuccessiveHalving:
             score: Its metric at `t`.
 
         Returns:
-            The new state and the decision.
+            The new state and the decision; WAIT, and the state as it was, where the trial is to be decided with its
+            fellows. One that diverged need not wait.
         """
         if t >= self.max_t:
             return state, Decision.STOP
         milestone = self.open_rung(state, trial, t)
         if milestone is None:
             return state, Decision.CONTINUE
+        if self.wait and math.isfinite(score):
+            return state, Decision.WAIT
         stops = self._falls_short(state.rung(milestone), score)
         return state.recorded(milestone, trial, score), Decision.STOP if stops else Decision.CONTINUE
+
+    def decide(
+        self, state: AshaState, milestone: int, scores: Mapping[str, float]
+    ) -> tuple[AshaState, dict[str, Decision]]:
+        """Decides the trials that waited for each other at a milestone.
+
+        Each is compared with all that came there, also with those that it is decided with; see `falls_short`.
+
+        Args:
+            state: What came before; left as it is.
+            milestone: Where they are.
+            scores: By trial, in order of arrival.
+
+        Returns:
+            The new state, and what each trial does, the best first.
+        """
+        for trial, score in scores.items():
+            state = state.recorded(milestone, trial, score)
+        trials = list(scores)
+        best_first = [trials[i] for i in rank(list(scores.values()), self.mode)]
+        stops = {trial: self.falls_short(state, trial, milestone) for trial in best_first}
+        return state, {trial: Decision.STOP if stops[trial] else Decision.CONTINUE for trial in best_first}
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
         """Records the last score of a trial that ended, so that later trials are compared with it."""
@@ -183,11 +215,19 @@ class AsyncSuccessiveHalving:
         return None
 
     def falls_short(self, state: AshaState, trial: str, t: int) -> bool:
-        """Whether a trial stops at the milestone `t`, compared with all trials that came there, also after it."""
+        """Whether a trial stops at the milestone `t`, compared with all trials that came there, also after it.
+
+        Where trials wait for each other, the best go on, one in `reduction_factor`, rounded up; those of equal scores
+        all do, or none.
+        """
         rung = state.rung(t)
         if trial not in rung or t >= self.max_t:
             return False
         score = rung[trial]
+        if self.wait and score is not None:
+            scores = rung.finite()
+            better = bisect_left(scores, score) if self.mode == "min" else len(scores) - bisect_right(scores, score)
+            return better * self.reduction_factor >= len(scores)
         return self._falls_short(rung, math.nan if score is None else score)
 
     @cached_property

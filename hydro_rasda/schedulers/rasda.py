@@ -5,6 +5,8 @@ Aach et al., "Resource-Adaptive Successive Doubling for Hyperparameter Optimizat
 At each milestone the worse trials stop, as asynchronous successive halving decides, and the survivors get
 `scaling_factor` times their workers. That factor also spaces the milestones (eqs. 2 and 3): they lie at
 `grace_period * scaling_factor**k`, where plain ASHA's lie at `grace_period * reduction_factor**k`.
+
+`wait=0, grow="due"` is the paper's algorithm. The paper has neither waiting for fellows nor growing by what it brings.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from hydro_rasda.checks import check_int
-from hydro_rasda.config import Mode
+from hydro_rasda.checks import check_int, require
+from hydro_rasda.config import GROW, Grow, Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
+from hydro_rasda.schedulers.growth import Growth, efficient
 
 
 class Verdict(NamedTuple):
@@ -25,7 +28,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         decision: Whether it does.
-        workers: What it is granted where it goes on.
+        workers: What it is due where it goes on.
     """
 
     decision: Decision
@@ -34,7 +37,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class RASDA:
-    """Algorithm 1 of the paper, on top of `AsyncSuccessiveHalving`.
+    """Algorithm 1 of the paper, on top of `AsyncSuccessiveHalving`, and two choices beyond it: `wait` and `grow`.
 
     Attributes:
         max_t: Training iterations after which a trial is done (max_I in the paper).
@@ -44,9 +47,13 @@ class RASDA:
         workers: Workers of a new trial (base_resources).
         max_workers: No trial gets more; None for no limit.
         mode: "min" where a lower score is better, "max" where a higher is.
+        wait: How long a trial waits at a milestone for its fellows, at most, over the time that it took to come there;
+            see `Gathering`. 0 as in the paper.
+        grow: With how many workers a survivor goes on: "due", as in the paper, or "efficient"; see
+            `hydro_rasda.schedulers.growth`.
 
     Raises:
-        ValueError: where a number is no integer or out of range, or `mode` is unknown.
+        ValueError: where a number is no integer or out of range, or `mode` or `grow` is unknown.
     """
 
     max_t: int
@@ -56,19 +63,22 @@ class RASDA:
     workers: int = 1
     max_workers: int | None = None
     mode: Mode = "min"
+    wait: float = 0.0
+    grow: Grow = "due"
 
     def __post_init__(self) -> None:
         check_int("scaling_factor", self.scaling_factor, at_least=2)
         check_int("workers", self.workers, at_least=1)
         if self.max_workers is not None:
             check_int("max_workers", self.max_workers, at_least=self.workers)
+        require(self.grow in GROW, "grow", self.grow, f"one of {GROW}")
         _ = self.halving
 
     @cached_property
     def halving(self) -> AsyncSuccessiveHalving:
         """The half of the rule that stops trials."""
         return AsyncSuccessiveHalving(
-            self.max_t, self.grace_period, self.reduction_factor, self.mode, spacing=self.scaling_factor
+            self.max_t, self.grace_period, self.reduction_factor, self.mode, self.scaling_factor, self.wait
         )
 
     @cached_property
@@ -93,6 +103,10 @@ class RASDA:
         due: int = self.workers * self.scaling_factor ** self.rungs_survived(t)
         return due if self.max_workers is None else min(due, self.max_workers)
 
+    def resize(self, growth: Growth) -> int:
+        """With how many workers a survivor goes on, as `grow` says."""
+        return growth.due if self.grow == "due" else efficient(growth, self.scaling_factor)
+
     def init(self) -> AshaState:
         """The state before the first report."""
         return self.halving.init()
@@ -114,6 +128,14 @@ class RASDA:
         """Decides as `AsyncSuccessiveHalving.report` does, and adds the workers that are due."""
         state, decision = self.halving.report(state, trial, t, score)
         return state, Verdict(decision, self.workers_at(t))
+
+    def decide(
+        self, state: AshaState, milestone: int, scores: Mapping[str, float]
+    ) -> tuple[AshaState, dict[str, Verdict]]:
+        """Decides as `AsyncSuccessiveHalving.decide` does, and adds the workers that are due."""
+        state, decisions = self.halving.decide(state, milestone, scores)
+        due = self.workers_at(milestone)
+        return state, {trial: Verdict(decision, due) for trial, decision in decisions.items()}
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
         """Records the last score of a trial that ended; see `AsyncSuccessiveHalving.complete`."""

@@ -4,14 +4,23 @@ The code that decides which trials go on, and on how many workers, is that of `h
 real runs, too. Only learning curves, the costs of training and the nodes are models.
 """
 
+from hydro_rasda.schedulers import Growth, Resize
 from hydro_rasda.simulator.cluster import Cluster, NodeKind
 from hydro_rasda.simulator.cost import CostModel, Link, Spread, all_reduce, hierarchical_all_reduce
 from hydro_rasda.simulator.engine import simulate
 from hydro_rasda.simulator.lcbench import lcbench, lcbench_folder, lcbench_tasks
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.simulator.past_run import PastRun, read_past_run
-from hydro_rasda.simulator.resize import FillCluster, Growth, Resize, WhilePaying, as_due
-from hydro_rasda.simulator.rules import AnyPlan, FixedWorkers, Plan, Rule, VaryingFactors
+from hydro_rasda.simulator.resize import FillCluster, WhilePaying, as_due
+from hydro_rasda.simulator.rules import (
+    AnyPlan,
+    FixedWorkers,
+    Plan,
+    Rule,
+    VaryingFactors,
+    random_search,
+    synchronous_halving,
+)
 from hydro_rasda.simulator.workload import Workload, power_law
 
 __all__ = [
@@ -41,6 +50,8 @@ __all__ = [
     "lcbench_folder",
     "lcbench_tasks",
     "power_law",
+    "random_search",
     "read_past_run",
     "simulate",
+    "synchronous_halving",
 ]

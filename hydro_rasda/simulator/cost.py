@@ -69,6 +69,8 @@ class CostModel:
         restart_seconds: Time from when a trial is given its workers until its first step.
         checkpoint_seconds: Time of writing a checkpoint, at each milestone.
         dataset_bytes: What an epoch reads from shared storage; 0 where the data stay in memory.
+        noise_scale: The gradient noise scale in batches of one worker; inf where a larger batch teaches as much per
+            example, see `passes`.
 
     Raises:
         ValueError: where one is no finite number or out of range.
@@ -86,17 +88,20 @@ class CostModel:
     restart_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
     dataset_bytes: float = 0.0
+    noise_scale: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("step_seconds", "steps"):
             check_number(name, getattr(self, name), above=0.0)
+        check_number("noise_scale", self.noise_scale, above=0.0)
         for name in ("serial_seconds", "gradient_bytes", "overlap", "jitter", "epoch_noise", "restart_seconds"):
             check_number(name, getattr(self, name))
         for name in ("checkpoint_seconds", "dataset_bytes"):
             check_number(name, getattr(self, name))
         for field in fields(self):
             value = getattr(self, field.name)
-            require(isinstance(value, Link) or math.isfinite(value), field.name, value, "finite")
+            finite = isinstance(value, Link) or field.name == "noise_scale"
+            require(finite or math.isfinite(value), field.name, value, "finite")
 
     def step(self, spread: Spread) -> float:
         """Seconds of one synchronous step."""
@@ -124,6 +129,17 @@ class CostModel:
     def with_reading(self, training: float, storage: float) -> float:
         """Seconds of one epoch, given those of its steps, during which the data are read."""
         return max(training, self.dataset_bytes / storage) + self.serial_seconds
+
+    def passes(self, workers: int) -> float:
+        """Passes over the data that teach as much as one does on one worker, whose global batch is smaller.
+
+        McCandlish et al., "An empirical model of large-batch training" (2018), eq. 2.11: a batch of the size of the
+        noise scale needs twice as many examples as tiny ones.
+
+        >>> CostModel(step_seconds=0.5, steps=100, noise_scale=4.0).passes(16)
+        4.0
+        """
+        return (1 + workers / self.noise_scale) / (1 + 1 / self.noise_scale)
 
     def efficiency(self, spread: Spread) -> float:
         """Speed-up over one worker, divided by the number of workers.

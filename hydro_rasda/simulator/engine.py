@@ -1,8 +1,10 @@
 """The event loop, which simulates a search in virtual time.
 
 An event is the end of an epoch, the failure of a node or its repair; where shared storage is slow, also the begin and
-the end of reading an epoch's data. Rules are asked at milestones alone: by the contract of `Rule.report`, they decide
-nothing between them.
+the end of reading an epoch's data; where trials wait for their fellows, also the end of that. Rules are asked at
+milestones alone: by the contract of `Rule.report`, they decide nothing between them.
+
+An epoch is one's worth of progress. Where a larger batch teaches less per example, it takes more passes over the data.
 """
 
 from __future__ import annotations
@@ -11,20 +13,19 @@ import gc
 import heapq
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.schedulers import Decision, Held, Queue, Waiting, place
-from hydro_rasda.simulator.cluster import Allocation, Cluster, Slots
+from hydro_rasda.schedulers import Decision, Gathering, Growth, Held, Queue, Verdict, Waiting, place
+from hydro_rasda.simulator.cluster import Cluster, Slots
 from hydro_rasda.simulator.cost import CostModel, Spread
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
-from hydro_rasda.simulator.resize import Growth
 from hydro_rasda.simulator.rules import AnyPlan
 from hydro_rasda.simulator.storage import SharedStorage
+from hydro_rasda.simulator.trial import Event, Kind, Trial
 from hydro_rasda.simulator.workload import Workload
 
 LOOKAHEAD = 16
@@ -33,36 +34,6 @@ trials get the same number of workers, and start in order."""
 
 MAX_RESTARTS = 1000
 """Node failures that may hit one trial; after more, the cluster is taken to be too unreliable to ever finish."""
-
-Kind = Literal["epoch", "reading", "failure", "repair"]
-
-Event = tuple[float, int, Kind, int, int]
-"""Time, sequence number, kind, trial or node, and the segment that an epoch belongs to. "reading" is where an epoch's
-data begin to be read; when that ends depends on who else comes and goes, and `SharedStorage` alone knows it."""
-
-
-@dataclass(slots=True)
-class _Trial:
-    name: str
-    scores: list[float]
-    work: float
-    workers: int
-    epoch: int = 0
-    saved: int = 0
-    rung: int = 0
-    segment: int = 0
-    allocation: Allocation = field(default_factory=dict)
-    spread: Spread = field(default_factory=lambda: Spread(1))
-    training: float = 0.0
-    since: float = 0.0
-    started: float = 0.0
-    ended: float = 0.0
-    began: float = 0.0
-    noise: float = 1.0
-    epoch_seconds: float = 0.0
-    waited: float = 0.0
-    restarts: int = 0
-    lost_epochs: int = 0
 
 
 def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostModel, seed: int = 0) -> Outcome:
@@ -119,19 +90,21 @@ class _Simulation:
         self._gpus = cluster.gpus
         self._rule = plan.rule
         self._state: Any = plan.rule.init()
+        self._resize = plan.resize or plan.rule.resize
+        self._gathering = Gathering(plan.rule.wait) if plan.rule.wait else None
         self._milestones = plan.rule.milestones
         self._rungs = {milestone: rung for rung, milestone in enumerate(self._milestones, start=1)}
         self._storage = SharedStorage(cluster.storage) if _reads(cost, cluster) else None
         self._training = cache(cost.training)
         curves = zip(workload.scores[:, : plan.rule.max_t].tolist(), workload.work.tolist())
-        self._trials = [_Trial(str(i), c, w, plan.rule.workers) for i, (c, w) in enumerate(curves)]
+        self._trials = [Trial(str(i), c, w, plan.rule.workers) for i, (c, w) in enumerate(curves)]
         self._mode = workload.mode
         self._queue = Queue()
         self._held = Held()
         self._begun = 0
         self._fresh = 0  # of the queue, those that have never run
         self._alive = len(self._trials)
-        self._running: dict[int, _Trial] = {}
+        self._running: dict[int, Trial] = {}
         self._heap: list[Event] = []
         self._sequence = 0
         self._events = 0
@@ -144,6 +117,8 @@ class _Simulation:
         if math.isfinite(self._cluster.mtbf):
             for node in range(self._slots.nodes):
                 self._push(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)
+        for trial in self._trials:
+            self._expect(trial)
         self._fill()
         while self._alive:
             if self._storage and self._storage.due() <= (self._heap[0][0] if self._heap else math.inf):
@@ -155,16 +130,24 @@ class _Simulation:
             elif kind == "reading":
                 self._begin_reading(subject, segment)
                 continue
+            elif kind == "patience":
+                self._decide_gathered()
+                self._fill()
+                continue
             else:
                 changed = self._fail(subject) if kind == "failure" else self._repair(subject)
             self._events += 1
             if changed:
+                self._decide_gathered()
                 self._fill()
         return self._outcome()
 
     def _push(self, delay: float, kind: Kind, subject: int, segment: int = 0) -> None:
+        self._push_at(self._now + delay, kind, subject, segment)
+
+    def _push_at(self, time: float, kind: Kind, subject: int, segment: int = 0) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (self._now + delay, self._sequence, kind, subject, segment))
+        heapq.heappush(self._heap, (time, self._sequence, kind, subject, segment))
 
     def _fill(self) -> None:
         """Starts the trials that placement chooses."""
@@ -191,15 +174,15 @@ class _Simulation:
             self._begun += 1
             self._fresh += 1
 
-    def _waiting(self, trial: _Trial) -> Waiting:
+    def _waiting(self, trial: Trial) -> Waiting:
         spread = Spread(trial.workers, math.ceil(trial.workers / self._cluster.kinds[0].gpus))
         expected = self._cost.restart_seconds + self._to_milestone(trial, spread)
         return Waiting(trial.name, trial.workers, trial.rung, expected)
 
-    def _to_milestone(self, trial: _Trial, spread: Spread) -> float:
+    def _to_milestone(self, trial: Trial, spread: Spread) -> float:
         """Expected seconds of training until the trial's next milestone."""
         epochs = self._milestones[trial.rung] - trial.epoch
-        return epochs * self._epoch_seconds(self._training(spread) * trial.work)
+        return epochs * self._epoch_seconds(self._training(spread) * trial.work) * self._cost.passes(spread.workers)
 
     def _epoch_seconds(self, training: float) -> float:
         """Expected seconds of an epoch, given those of its steps, while as many trials run as do now."""
@@ -214,6 +197,7 @@ class _Simulation:
         trial.waited += self._now - trial.since
         trial.started = self._now
         self._running[index] = trial
+        self._on_its_way(trial)
         if self._storage:
             self._storage.share(len(self._running), self._now)
         until = self._now + self._cost.restart_seconds + self._to_milestone(trial, trial.spread)
@@ -222,15 +206,16 @@ class _Simulation:
 
     def _next_epoch(self, index: int, delay: float = 0.0) -> None:
         trial = self._trials[index]
+        trial.noise = self._cost.passes(trial.spread.workers)
         if self._cost.epoch_noise:
-            trial.noise = self._rng.lognormvariate(0.0, self._cost.epoch_noise)
+            trial.noise *= self._rng.lognormvariate(0.0, self._cost.epoch_noise)
         if self._storage:
             self._push(delay, "reading", index, trial.segment)
             return
         trial.epoch_seconds = self._cost.with_reading(trial.training, math.inf) * trial.noise
         self._push(delay + trial.epoch_seconds + self._checkpoint(trial), "epoch", index, trial.segment)
 
-    def _checkpoint(self, trial: _Trial) -> float:
+    def _checkpoint(self, trial: Trial) -> float:
         """Seconds of writing a checkpoint after the epoch that the trial trains."""
         return self._cost.checkpoint_seconds if trial.epoch + 1 in self._rungs else 0.0
 
@@ -259,42 +244,101 @@ class _Simulation:
         trial.saved = trial.epoch
         score = trial.scores[trial.epoch - 1]
         self._state, verdict = self._rule.report(self._state, trial.name, trial.epoch, score)
-        if verdict.decision is Decision.STOP:
-            self._end(index, score)
-            return True
+        return self._wait(index, score) if verdict.decision is Decision.WAIT else self._carry_out({index: verdict})
+
+    def _wait(self, index: int, score: float) -> bool:
+        """Has a trial wait at its milestone, without workers, unless it is decided at once."""
+        assert self._gathering is not None
+        trial = self._trials[index]
+        self._gathering.come(trial.name, trial.epoch, score, self._now)
+        self._decide_gathered()
+        if self._gathering.waits(trial.name):
+            self._release(index)
+            trial.since = self._now
+            if (until := self._gathering.until(trial.epoch)) < math.inf:
+                self._push_at(until, "patience", trial.epoch)
+        return True
+
+    def _decide_gathered(self) -> None:
+        """Decides those that have waited long enough, or whose fellows are there."""
+        while self._gathering and (taken := self._gathering.take(self._now)):
+            for milestone, scores in taken.items():
+                self._state, verdicts = self._rule.decide(self._state, milestone, scores)
+                self._carry_out({int(name): verdict for name, verdict in verdicts.items()})
+
+    def _carry_out(self, verdicts: Mapping[int, Verdict]) -> bool:
+        """Does what was decided of trials at a milestone; whether workers were freed."""
+        going_on = {index: v.workers for index, v in verdicts.items() if v.decision is not Decision.STOP}
+        for index in [index for index in verdicts if index not in going_on]:
+            self._end(index)
+        free = self._slots.free + sum(self._trials[i].spread.workers for i in going_on if i in self._running)
+        sharing = len(going_on) + len(self._queue)
+        went_on = [self._go_on(index, due, free, sharing) for index, due in going_on.items()]
+        return len(going_on) < len(verdicts) or not all(went_on)
+
+    def _go_on(self, index: int, due: int, free: int, sharing: int) -> bool:
+        """Has a survivor go on; whether it does so on the workers that it has."""
+        trial = self._trials[index]
         trial.rung = self._rungs[trial.epoch]
-        workers = self._plan.resize(self._growth(trial, verdict.workers))
+        workers = self._resize(self._growth(trial, due, free, sharing))
         if workers < 1:
             raise ValueError(f"`resize` gave {workers}, but must give an integer >= 1")
         trial.workers = min(workers, self._gpus)
         # It may have fewer than it was granted, since when a node was down.
-        if min(trial.workers, self._slots.up) != trial.spread.workers:
+        if index not in self._running or min(trial.workers, self._slots.up) != trial.spread.workers:
             self._requeue(index)
-            return True
+            return False
+        self._on_its_way(trial)
         self._held.expect(trial.name, self._now + self._to_milestone(trial, trial.spread))
         self._next_epoch(index)
-        return False
+        return True
 
-    def _measure(self, trial: _Trial) -> None:
+    def _expect(self, trial: Trial) -> None:
+        if self._gathering:
+            self._gathering.expect(trial.name, self._milestones[trial.rung])
+
+    def _on_its_way(self, trial: Trial) -> None:
+        if self._gathering:
+            self._gathering.begin(trial.name, self._milestones[trial.rung], self._now)
+
+    def _measure(self, trial: Trial) -> None:
         workers = trial.spread.workers
         count = self._tried[workers] = self._tried.get(workers, 0) + 1
         before = self._seconds.get(workers, 0.0)
-        self._seconds[workers] = before + (trial.epoch_seconds / trial.work - before) / count
+        seconds = trial.epoch_seconds / self._cost.passes(workers)
+        self._seconds[workers] = before + (seconds / trial.work - before) / count
+        trial.own_seconds[workers] = seconds
 
-    def _growth(self, trial: _Trial, due: int) -> Growth:
-        return Growth(trial.workers, due, self._rule.workers, self._alive, self._slots.up, self._seconds)
+    def _growth(self, trial: Trial, due: int, free: int, sharing: int) -> Growth:
+        return Growth(
+            held=trial.workers,
+            due=due,
+            base=self._rule.workers,
+            alive=self._alive,
+            capacity=self._slots.up,
+            seconds=self._seconds,
+            free=free,
+            sharing=sharing,
+            own=trial.own_seconds,
+            noise_scale=self._cost.noise_scale,
+        )
 
-    def _end(self, index: int, score: float) -> None:
+    def _end(self, index: int) -> None:
         trial = self._trials[index]
-        self._state = self._rule.complete(self._state, trial.name, trial.epoch, score)
-        self._release(index)
+        self._state = self._rule.complete(self._state, trial.name, trial.epoch, trial.scores[trial.epoch - 1])
+        if index in self._running:
+            self._release(index)
+        if self._gathering:
+            self._gathering.leave(trial.name)
         trial.ended = self._now
         self._alive -= 1
 
     def _requeue(self, index: int) -> None:
-        self._release(index)
         trial = self._trials[index]
-        trial.since = self._now
+        if index in self._running:
+            self._release(index)
+            trial.since = self._now
+        self._expect(trial)
         self._queue.add(self._waiting(trial))
 
     def _release(self, index: int) -> None:

@@ -1,41 +1,17 @@
 """How many workers a trial goes on with that survives a milestone.
 
-In the paper's RASDA it gets all that the rule grants (`as_due`). The other policies are for questions that the paper
-leaves open.
+A rule has its own answer (`Rule.resize`): the paper's RASDA gives all that is due. The policies here are for questions
+that the paper leaves open, and take its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
 from hydro_rasda.checks import check_int, check_number
-
-
-class Growth(NamedTuple):
-    """What the number of workers of a surviving trial may depend on.
-
-    Attributes:
-        held: Workers that the trial has.
-        due: Workers that the rule grants it.
-        base: Workers of a new trial.
-        alive: Trials that run, wait or have not begun, with this one.
-        capacity: Workers on all nodes that are up.
-        seconds: By number of workers, the mean seconds of the epochs so far, each divided by its trial's `work`.
-    """
-
-    held: int
-    due: int
-    base: int
-    alive: int
-    capacity: int
-    seconds: Mapping[int, float]
-
-
-Resize = Callable[[Growth], int]
-"""Decides with how many workers a surviving trial goes on."""
+from hydro_rasda.schedulers import Growth
 
 
 def as_due(growth: Growth) -> int:

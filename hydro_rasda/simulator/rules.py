@@ -1,19 +1,19 @@
 """The rules of `hydro_rasda.schedulers` behind one interface.
 
-At milestones, a `Rule` decides which trials go on and how many workers it grants them; a `Resize` policy, how many of
-these they take.
+At milestones, a `Rule` decides which trials go on and how many workers these are due; a `Resize` policy, its own or the
+plan's, how many of these they take.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from hydro_rasda.checks import check_int, require
-from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Decision, Mode, Verdict
-from hydro_rasda.simulator.resize import Resize, as_due
+from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Decision, Growth, Mode, Resize, Verdict
 
 StateT = TypeVar("StateT")
 
@@ -41,12 +41,30 @@ class Rule(Protocol[StateT]):
         """Whether a lower score is better ("min") or a higher ("max")."""
         ...
 
+    @property
+    def wait(self) -> float:
+        """How long a trial waits for its fellows, at most, over the time that it took to come; see `Gathering`."""
+        ...
+
+    def resize(self, growth: Growth) -> int:
+        """Decides with how many workers a survivor goes on."""
+        ...
+
     def init(self) -> StateT:
         """The state before the first report."""
         ...
 
     def report(self, state: StateT, trial: str, t: int, score: float) -> tuple[StateT, Verdict]:
-        """Decides whether a trial goes on that comes to the milestone `t`, and on how many workers."""
+        """Decides whether a trial goes on that comes to the milestone `t`, and on how many workers.
+
+        Or has it wait, only where `wait` is above 0.
+        """
+        ...
+
+    def decide(
+        self, state: StateT, milestone: int, scores: Mapping[str, float]
+    ) -> tuple[StateT, Mapping[str, Verdict]]:
+        """Decides the trials that waited for each other at a milestone."""
         ...
 
     def complete(self, state: StateT, trial: str, t: int, score: float) -> StateT:
@@ -56,7 +74,7 @@ class Rule(Protocol[StateT]):
 
 @dataclass(frozen=True)
 class FixedWorkers:
-    """Plain ASHA: halving in time alone.
+    """Halving in time alone: plain ASHA; synchronous halving where the halving has `wait=math.inf`.
 
     Attributes:
         halving: Decides which trials go on.
@@ -87,6 +105,15 @@ class FixedWorkers:
         """Whether a lower score is better ("min") or a higher ("max")."""
         return self.halving.mode
 
+    @property
+    def wait(self) -> float:
+        """How long a trial waits for its fellows, at most, over the time that it took to come."""
+        return self.halving.wait
+
+    def resize(self, growth: Growth) -> int:
+        """As many as before."""
+        return growth.due
+
     def init(self) -> AshaState:
         """The state before the first report."""
         return self.halving.init()
@@ -95,6 +122,13 @@ class FixedWorkers:
         """Decides as the halving does."""
         state, decision = self.halving.report(state, trial, t, score)
         return state, Verdict(decision, self.workers)
+
+    def decide(
+        self, state: AshaState, milestone: int, scores: Mapping[str, float]
+    ) -> tuple[AshaState, dict[str, Verdict]]:
+        """Decides as the halving does."""
+        state, decisions = self.halving.decide(state, milestone, scores)
+        return state, {trial: Verdict(decision, self.workers) for trial, decision in decisions.items()}
 
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
         """Records a trial that ended."""
@@ -111,6 +145,7 @@ class VaryingFactors:
         scaling_factors: Likewise: the workers of those that go on grow by it; 1 keeps them.
         workers: Workers of a new trial.
         mode: "min" where a lower score is better, "max" where a higher is.
+        wait: How long a trial waits for its fellows, at most, over the time that it took to come; see `Gathering`.
 
     Raises:
         ValueError: where a number is no integer or out of range, milestones do not increase, or there are not as many
@@ -122,6 +157,7 @@ class VaryingFactors:
     scaling_factors: tuple[int, ...]
     workers: int = 1
     mode: Mode = "min"
+    wait: float = 0.0
     _rungs: tuple[AsyncSuccessiveHalving, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +172,7 @@ class VaryingFactors:
         for factor in self.scaling_factors:
             check_int("scaling_factors", factor, at_least=1)
         deciding = tuple(
-            AsyncSuccessiveHalving(self.max_t, milestone, factor, self.mode)
+            AsyncSuccessiveHalving(self.max_t, milestone, factor, self.mode, wait=self.wait)
             for milestone, factor in zip(self.milestones, self.reduction_factors)
         )
         object.__setattr__(self, "_rungs", deciding)
@@ -145,6 +181,10 @@ class VaryingFactors:
     def max_t(self) -> int:
         """Epochs after which a trial is done."""
         return self.milestones[-1]
+
+    def resize(self, growth: Growth) -> int:
+        """All that are due."""
+        return growth.due
 
     def init(self) -> tuple[AshaState, ...]:
         """The state of each rung before the first report."""
@@ -155,15 +195,38 @@ class VaryingFactors:
     ) -> tuple[tuple[AshaState, ...], Verdict]:
         """Decides at the rung whose milestone is `t`."""
         k = self.milestones.index(t)
-        due = self.workers * math.prod(self.scaling_factors[: k + 1])
         if k == len(self._rungs):
-            return state, Verdict(Decision.STOP, due)
+            return state, Verdict(Decision.STOP, self._due(k))
         rung, decision = self._rungs[k].report(state[k], trial, t, score)
-        return (*state[:k], rung, *state[k + 1 :]), Verdict(decision, due)
+        return (*state[:k], rung, *state[k + 1 :]), Verdict(decision, self._due(k))
+
+    def decide(
+        self, state: tuple[AshaState, ...], milestone: int, scores: Mapping[str, float]
+    ) -> tuple[tuple[AshaState, ...], dict[str, Verdict]]:
+        """Decides as the milestone's rung does."""
+        k = self.milestones.index(milestone)
+        rung, decisions = self._rungs[k].decide(state[k], milestone, scores)
+        verdicts = {trial: Verdict(decision, self._due(k)) for trial, decision in decisions.items()}
+        return (*state[:k], rung, *state[k + 1 :]), verdicts
 
     def complete(self, state: tuple[AshaState, ...], trial: str, t: int, score: float) -> tuple[AshaState, ...]:
         """Changes nothing: each rung already has the scores that it decided by."""
         return state
+
+    def _due(self, k: int) -> int:
+        return self.workers * math.prod(self.scaling_factors[: k + 1])
+
+
+def synchronous_halving(
+    max_t: int, grace_period: int = 1, reduction_factor: int = 4, workers: int = 1, mode: Mode = "min"
+) -> FixedWorkers:
+    """Successive halving that decides a milestone once all of its trials are there."""
+    return FixedWorkers(AsyncSuccessiveHalving(max_t, grace_period, reduction_factor, mode, wait=math.inf), workers)
+
+
+def random_search(max_t: int, workers: int = 1, mode: Mode = "min") -> FixedWorkers:
+    """Every trial trains to the end."""
+    return FixedWorkers(AsyncSuccessiveHalving(max_t, grace_period=max_t, mode=mode), workers)
 
 
 @dataclass(frozen=True)
@@ -172,12 +235,12 @@ class Plan(Generic[StateT]):
 
     Attributes:
         rule: Decides which trials go on.
-        resize: Decides on how many workers.
+        resize: Decides on how many workers; None for what the rule itself decides.
         patience: After so many starts of trials that waited less, the longest waiting one is next; see `place`.
     """
 
     rule: Rule[StateT]
-    resize: Resize = as_due
+    resize: Resize | None = None
     patience: int = 8
 
 

@@ -194,3 +194,50 @@ def test_who_stands_at_a_milestone_is_measured_by_all_that_came_there() -> None:
     assert short == ["a", "d"]
     assert not scheduler.falls_short(state, "a", 3)
     assert not scheduler.falls_short(scheduler.complete(state, "a", 8, 0.9), "a", 8)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+@pytest.mark.parametrize("trials", [1, 2, 3, 7, 8, 9, 64])
+def test_of_those_decided_together_the_best_go_on_one_in_so_many_rounded_up(trials: int, factor: int) -> None:
+    rule = AsyncSuccessiveHalving(9, 1, factor, wait=0.1)
+    scores = {f"t{i}": (i * 37 % 64) / 64 for i in range(trials)}
+    state, decisions = rule.decide(rule.init(), 1, scores)
+    assert list(decisions) == sorted(scores, key=scores.__getitem__)
+    assert [*decisions.values()].count(Decision.CONTINUE) == -(-trials // factor)
+    assert [*decisions.values()] == sorted(decisions.values())  # "continue" before "stop"
+    assert dict(state.rung(1)) == scores
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_equal_scores_that_are_decided_together_share_their_fate(mode: Mode) -> None:
+    rule = AsyncSuccessiveHalving(9, 1, 2, mode, wait=0.1)
+    best, worst = (0.1, 0.9) if mode == "min" else (0.9, 0.1)
+    _, decisions = rule.decide(rule.init(), 1, {"a": 0.5, "b": best, "c": 0.5, "d": worst})
+    assert decisions == dict(zip("bacd", [*[Decision.CONTINUE] * 3, Decision.STOP]))
+    _, decisions = rule.decide(rule.init(), 1, {"a": 0.5, "b": best, "c": 0.5, "d": best})
+    assert decisions == dict(zip("bdac", [*[Decision.CONTINUE] * 2, *[Decision.STOP] * 2]))
+
+
+def test_those_decided_together_are_compared_with_those_before_them_too() -> None:
+    rule = AsyncSuccessiveHalving(9, 1, 2, wait=0.1)
+    before, _ = rule.decide(rule.init(), 1, {"a": 0.1, "b": 0.2, "c": 0.3})
+    state, decisions = rule.decide(before, 1, {"d": 0.15, "e": 0.21})
+    assert decisions == {"d": Decision.CONTINUE, "e": Decision.STOP}
+    assert (list(state.rung(1)), list(before.rung(1))) == (["a", "b", "c", "d", "e"], ["a", "b", "c"])
+
+
+def test_a_trial_that_is_to_wait_is_not_counted_yet_and_a_diverged_one_need_not() -> None:
+    rule = AsyncSuccessiveHalving(4, 1, 2, wait=0.1)
+    start = rule.init()
+    assert rule.report(start, "a", 1, 0.5) == (start, Decision.WAIT)
+    state, decision = rule.report(start, "b", 1, math.nan)
+    assert (decision, list(state.rung(1))) == (Decision.STOP, ["b"])
+    assert rule.report(start, "a", 4, 0.5)[1] is Decision.STOP
+    state, _ = rule.decide(start, 1, {"a": 0.5})
+    assert rule.report(state, "a", 1, 0.5) == (state, Decision.CONTINUE)
+
+
+@pytest.mark.parametrize("wait", [-1, math.nan, None])
+def test_a_wait_that_is_none(wait: float) -> None:
+    with pytest.raises(ValueError, match=r"`wait` is .*, but must be a number >= 0"):
+        AsyncSuccessiveHalving(9, wait=wait)

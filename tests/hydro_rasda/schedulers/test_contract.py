@@ -26,6 +26,17 @@ def asynchronous(mode: Mode, scores: Scores) -> tuple[str, ...]:
     return tuple(promoted)
 
 
+def together(mode: Mode, scores: Scores) -> tuple[str, ...]:
+    scheduler = AsyncSuccessiveHalving(9, 1, 3, mode, wait=0.1)
+    finite = {}
+    state = scheduler.init()
+    for trial, score in scores.items():
+        state, decision = scheduler.report(state, trial, 1, score)
+        if decision is Decision.WAIT:
+            finite[trial] = score
+    return tuple(t for t, decision in scheduler.decide(state, 1, finite)[1].items() if decision is Decision.CONTINUE)
+
+
 def elastic(mode: Mode, scores: Scores) -> tuple[str, ...]:
     scheduler = RASDA(9, 1, 3, mode=mode)
     state, promoted = scheduler.init(), []
@@ -35,7 +46,7 @@ def elastic(mode: Mode, scores: Scores) -> tuple[str, ...]:
     return tuple(promoted)
 
 
-RULES = pytest.mark.parametrize("rule", [synchronous, asynchronous, elastic])
+RULES = pytest.mark.parametrize("rule", [synchronous, asynchronous, together, elastic])
 
 
 def rung(seed: int, size: int = 30) -> Scores:
@@ -80,6 +91,7 @@ def test_order_does_not_matter_where_all_are_decided_at_once(seed: int) -> None:
     shuffled = list(scores.items())
     random.Random(seed).shuffle(shuffled)
     assert synchronous("min", dict(shuffled)) == synchronous("min", scores)
+    assert set(together("min", dict(shuffled))) == set(together("min", scores))
 
 
 @pytest.mark.parametrize("scheduler", [AsyncSuccessiveHalving(9, 1, 3), RASDA(9, 1, 3)])
@@ -99,7 +111,9 @@ def test_public_names() -> None:
         "Bracket",
         "Decision",
         "Drop",
+        "Gathering",
         "GoOn",
+        "Growth",
         "Held",
         "Mode",
         "Move",
@@ -107,6 +121,7 @@ def test_public_names() -> None:
         "Placement",
         "Queue",
         "Race",
+        "Resize",
         "Standing",
         "SuccessiveHalving",
         "SweepRule",
@@ -114,9 +129,11 @@ def test_public_names() -> None:
         "Verdict",
         "Waiting",
         "chances",
+        "efficient",
         "expected_gain",
         "first_milestone",
         "milestones",
+        "parallel_efficiency",
         "place",
         "rank",
         "worker_slots",

@@ -63,6 +63,19 @@ def test_halves_as_asha_and_doubles_survivors() -> None:
     )  # 1 and 2 are behind it: 3 * 2 * 2
 
 
+def test_those_that_waited_are_decided_at_once_and_get_what_they_are_due() -> None:
+    rule = RASDA(max_t=8, workers=3, wait=0.1)
+    state, verdict = rule.report(rule.init(), "a", 2, 0.5)
+    assert verdict == (Decision.WAIT, 12)
+    state, verdicts = rule.decide(state, 2, {"a": 0.5, "b": 0.4})
+    assert verdicts == {"b": (Decision.CONTINUE, 12), "a": (Decision.STOP, 12)}
+    assert state == rule.halving.decide(rule.init(), 2, {"a": 0.5, "b": 0.4})[0]
+
+
+def test_unless_told_otherwise_it_is_the_papers() -> None:
+    assert RASDA(8) == RASDA(8, wait=0, grow="due")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -72,6 +85,8 @@ def test_halves_as_asha_and_doubles_survivors() -> None:
         ({"workers": 4, "max_workers": 2}, "`max_workers` is 2, but must be an integer >= 4"),
         ({"grace_period": 41}, r"`grace_period` is 41, but must be <= `max_t` \(40\)"),
         ({"mode": "up"}, "`mode` is 'up'"),
+        ({"wait": -0.1}, "`wait` is -0.1, but must be a number >= 0"),
+        ({"grow": "fast"}, r"`grow` is 'fast', but must be one of \('due', 'efficient'\)"),
     ],
 )
 def test_bad_input(arguments: dict, message: str) -> None:

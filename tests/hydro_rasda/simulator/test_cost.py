@@ -59,7 +59,15 @@ def test_slowest_is_the_expected_maximum(workers: int) -> None:
     assert slowest(workers, 0.1) == pytest.approx(drawn, abs=0.004)
 
 
+def test_a_batch_of_the_size_of_the_noise_scale_takes_twice_the_examples_of_tiny_ones() -> None:
+    cost = CostModel(step_seconds=1.0, steps=10, noise_scale=1e6)
+    assert cost.passes(10**6) == pytest.approx(2.0, rel=1e-5)
+    assert [CostModel(step_seconds=1.0, steps=10).passes(n) for n in (1, 64)] == [1.0, 1.0]
+
+
 def test_bad_input() -> None:
+    with pytest.raises(ValueError, match=r"`noise_scale` is 0, but must be a number > 0"):
+        CostModel(step_seconds=1.0, steps=1, noise_scale=0)
     with pytest.raises(ValueError, match=r"`steps` is 0, but must be a number > 0"):
         CostModel(step_seconds=1.0, steps=0)
     with pytest.raises(ValueError, match=r"`jitter` is -0.1, but must be a number >= 0"):

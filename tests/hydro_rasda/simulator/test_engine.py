@@ -23,7 +23,9 @@ from hydro_rasda.simulator import (
     Workload,
     engine,
     power_law,
+    random_search,
     simulate,
+    synchronous_halving,
 )
 
 TEN_SECONDS = CostModel(step_seconds=1.0, steps=10)
@@ -41,6 +43,9 @@ PLANS: dict[str, AnyPlan] = {
     "varying": Plan(VaryingFactors((5, 10, 20, 40), (4, 2, 2), (2, 4, 1), 2)),
     "paying": Plan(RASDA(40, 5, workers=2), WhilePaying(0.8)),
     "filling": Plan(RASDA(40, 5, workers=2), FillCluster()),
+    "waiting": Plan(RASDA(40, 5, workers=2, wait=0.1)),
+    "efficient": Plan(RASDA(40, 5, workers=2, wait=0.1, grow="efficient")),
+    "synchronous": Plan(synchronous_halving(40, 5, 2, 2)),
 }
 
 
@@ -263,6 +268,103 @@ def test_a_trial_gets_its_workers_back_once_the_node_is_repaired_by_hand(
     outcome = simulate(asha(8, workers=4), constant(1, epochs=8), fragile, TEN_SECONDS, seed=139)
     held = [(s.start, s.stop, s.workers) for s in outcome.segments]
     assert held == [pytest.approx(segment) for segment in segments]
+
+
+def costing(work: list[float], *scores: float, epochs: int = 2) -> Workload:
+    return replace(constant(*scores, epochs=epochs), work=np.array(work))
+
+
+def test_a_trial_waits_for_its_fellow_and_both_are_decided_at_once_by_hand() -> None:
+    """The worse comes first, at 5 s, and waits without workers until the better is there, at 5.4 s."""
+    waiting: AnyPlan = Plan(RASDA(max_t=2, workers=2, wait=0.1))
+    outcome = simulate(waiting, costing([1.0, 1.08], 2, 1), Cluster.uniform(4), TEN_SECONDS)
+    assert [(s.trial, s.start, s.stop, s.workers) for s in outcome.segments] == [
+        (0, 0, 5, 2),
+        (1, 0, 5.4, 2),
+        (1, 5.4, pytest.approx(8.1), 4),
+    ]
+    assert [(t.ended, t.waited) for t in outcome.trials] == [(5.4, 0), (pytest.approx(8.1), 0)]
+    at_once = simulate(Plan(RASDA(max_t=2, workers=2)), costing([1.0, 1.08], 2, 1), Cluster.uniform(4), TEN_SECONDS)
+    assert [t.epochs for t in at_once.trials] == [2, 2]
+
+
+def test_a_fellow_that_takes_too_long_keeps_nobody_waiting_by_hand() -> None:
+    """It would be there at 10 s; the other one goes on at 5.5 s."""
+    waiting: AnyPlan = Plan(RASDA(max_t=2, workers=2, wait=0.1))
+    outcome = simulate(waiting, costing([1.0, 2.0], 1, 2), Cluster.uniform(8), TEN_SECONDS)
+    assert [(s.trial, s.start, s.stop, s.workers) for s in outcome.segments] == [
+        (0, 0, 5, 2),
+        (0, 5.5, 8, 4),
+        (1, 0, 10, 2),
+    ]
+
+
+def test_a_fellow_whose_node_fails_keeps_nobody_waiting_by_hand() -> None:
+    """One worker a node. The second trial's node fails at 10.5 s, when the first has waited half of its share."""
+    seed = next(s for s in range(10_000) if _fails_between(s, 10.2, 10.9))
+    fragile = replace(Cluster.uniform(2, 1), mtbf=30.0, repair_seconds=1000.0)
+    waiting: AnyPlan = Plan(FixedWorkers(AsyncSuccessiveHalving(2, 1, 2, wait=0.1)))
+    workload = costing([1.0, 1.3], 1, 2)
+    outcome = simulate(waiting, workload, fragile, TEN_SECONDS, seed)
+    failed = next(s.stop for s in outcome.segments if s.trial == 1)
+    assert 10.2 < failed < 10.9
+    assert next(s.start for s in outcome.segments if s.trial == 0 and s.start) == failed
+
+
+def _fails_between(seed: int, low: float, high: float) -> bool:
+    """Whether of two nodes the second fails then, and the first much later."""
+    rng = random.Random(seed)
+    first, second = rng.expovariate(1 / 30.0), rng.expovariate(1 / 30.0)
+    return low < second < high and first > 40
+
+
+def test_growth_that_others_wait_for_is_not_taken_by_hand() -> None:
+    """Four trials of two workers on four: two begin, one survives, and the others take what it would have grown to."""
+    cost = replace(TEN_SECONDS, step_seconds=2.0)
+    rule = RASDA(max_t=2, workers=2, wait=0.1, grow="efficient")
+    outcome = simulate(Plan(rule), constant(1, 2, 3, 4, epochs=2), Cluster.uniform(4), cost)
+    assert [s.workers for s in outcome.segments if s.trial == 0] == [2, 2]
+    alone = simulate(Plan(rule), constant(1, 2, epochs=2), Cluster.uniform(4), cost)
+    assert [s.workers for s in alone.segments if s.trial == 0] == [2, 4]
+
+
+@pytest.mark.parametrize(("noise_scale", "most"), [(4.0, 4), (7.0, 4), (8.0, 8)])
+def test_growth_ends_at_the_noise_scale(noise_scale: float, most: int) -> None:
+    cost = replace(TEN_SECONDS, noise_scale=noise_scale)
+    plan: AnyPlan = Plan(RASDA(max_t=16, grow="efficient"))
+    outcome = simulate(plan, constant(1, epochs=16), Cluster.uniform(64), cost)
+    assert max(s.workers for s in outcome.segments) == most
+
+
+def test_growth_ends_where_half_of_it_is_lost() -> None:
+    """10 s of an epoch are serial, 10 are not: on 2 workers the efficiency is 0.67, on 4 it is 0.4."""
+    cost = replace(TEN_SECONDS, serial_seconds=10.0)
+    plan: AnyPlan = Plan(RASDA(max_t=16, grow="efficient"))
+    outcome = simulate(plan, constant(1, epochs=16), Cluster.uniform(64), cost)
+    assert [s.workers for s in outcome.segments] == [1, 2, 4]
+
+
+def test_larger_batches_take_more_passes_by_hand() -> None:
+    """A noise scale of two workers' batches: 1.5 / 1.5 passes on one worker, 2 / 1.5 on two, 3 / 1.5 on four."""
+    cost = replace(TEN_SECONDS, noise_scale=2.0)
+    outcome = simulate(Plan(RASDA(max_t=4)), constant(1), Cluster.uniform(4), cost)
+    assert outcome.seconds == pytest.approx(10 + 5 * 2 / 1.5 + 2 * 2.5 * 3 / 1.5)
+
+
+def test_synchronous_halving_by_hand() -> None:
+    """Nine trials on two slots: five rounds of 10 s, the last half empty; three best, two rounds of 20 s; one, 60 s."""
+    scores = [5.0, 1.0, 9.0, 4.0, 2.0, 8.0, 7.0, 3.0, 6.0]
+    outcome = simulate(Plan(synchronous_halving(9, 1, 3)), constant(*scores, epochs=9), Cluster.uniform(2), TEN_SECONDS)
+    assert [t.epochs for t in outcome.trials] == [1, 9, 1, 1, 3, 1, 1, 3, 1]
+    assert outcome.seconds == 50 + 40 + 60
+    troubled = simulate(Plan(synchronous_halving(9, 1, 3)), constant(*scores, epochs=9), TROUBLED, TEN_SECONDS)
+    assert [t.epochs for t in troubled.trials] == [t.epochs for t in outcome.trials]
+
+
+def test_random_search_trains_all_to_the_end() -> None:
+    outcome = simulate(Plan(random_search(4)), constant(1, 2, np.nan), Cluster.uniform(1), TEN_SECONDS)
+    assert [t.epochs for t in outcome.trials] == [4, 4, 4]
+    assert (outcome.seconds, outcome.best_trial) == (120, 0)
 
 
 def test_bad_input() -> None:

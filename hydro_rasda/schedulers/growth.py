@@ -1,0 +1,93 @@
+"""With how many workers a survivor of a milestone goes on.
+
+The paper's RASDA gives it all that it is due. That is wasted where more workers make an epoch hardly shorter, where the
+larger batch that comes with them teaches hardly more, and where others wait for the same workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+LEAST_EFFICIENCY = 0.5
+"""Below it, more than half of what a trial was given is lost."""
+
+
+class Growth(NamedTuple):
+    """What the number of workers of a surviving trial may depend on.
+
+    Attributes:
+        held: Workers that the trial has, or had until it paused.
+        due: Workers that the rule grants it.
+        base: Workers of a new trial.
+        alive: Trials that run, wait or have not begun, with this one.
+        capacity: Workers on all nodes that are up.
+        seconds: By number of workers, the mean seconds of all trials' epochs so far, each over its trial's `work`.
+        free: Workers that no trial holds, once the survivors that are decided together have given theirs back.
+        sharing: Trials that could use these: the survivors that are decided together, and those that wait.
+        own: By number of workers, the seconds that an epoch of this trial took.
+        noise_scale: Workers whose batches together are as large as the trial's gradient noise scale (McCandlish et al.,
+            "An empirical model of large-batch training", 2018); inf where it is not known.
+    """
+
+    held: int
+    due: int
+    base: int
+    alive: int
+    capacity: int
+    seconds: Mapping[int, float]
+    free: int = 0
+    sharing: int = 1
+    own: Mapping[int, float] = MappingProxyType({})
+    noise_scale: float = math.inf
+
+
+Resize = Callable[[Growth], int]
+"""Decides with how many workers a surviving trial goes on."""
+
+
+def efficient(growth: Growth, factor: int = 2) -> int:
+    """The smaller of what is due and an even share of what is free, while more workers pay.
+
+    They pay while the trial's own epochs show a parallel efficiency above a half, compared with the fewest workers that
+    it had, and while the grown batch stays within the gradient noise scale, from which on larger batches need almost
+    proportionally more examples. A trial never gets fewer workers than it has. Sizes are `base * factor**k`, or what is
+    due.
+
+    Args:
+        growth: What is known of the trial and of the others.
+        factor: By which workers grow.
+
+    >>> survivor = Growth(held=2, due=8, base=2, alive=8, capacity=64, seconds={}, free=32, sharing=5)
+    >>> efficient(survivor)
+    4
+    >>> efficient(survivor._replace(own={1: 60.0, 2: 60.0}))
+    2
+    """
+    if parallel_efficiency(growth.own, growth.held) <= LEAST_EFFICIENCY:
+        return growth.held
+    most = min(growth.due, growth.free // max(1, growth.sharing), growth.noise_scale)
+    if most == growth.due:
+        return growth.due
+    workers = growth.base
+    while workers * factor <= most:
+        workers *= factor
+    return max(growth.held, workers)
+
+
+def parallel_efficiency(seconds: Mapping[int, float], workers: int) -> float:
+    """Speed-up over the fewest workers that were measured, divided by the growth since; 1 where it is not known.
+
+    Args:
+        seconds: By number of workers, the time of an epoch.
+        workers: Of the efficiency that is asked for.
+
+    >>> parallel_efficiency({2: 80.0, 4: 50.0}, 4)
+    0.8
+    """
+    if workers not in seconds:
+        return 1.0
+    fewest = min(seconds)
+    return seconds[fewest] * fewest / (seconds[workers] * workers)
