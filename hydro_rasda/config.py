@@ -69,6 +69,7 @@ class TuneConfig:
     check_transfer: bool = False
     rasda: RASDAConfig = RASDAConfig()
     keep: Keep = "best"
+    ema: float = 0.03
     checkpoint_every: int | None = None
     loader_workers: int | None = None
     time_budget_s: float | None = None
@@ -91,6 +92,7 @@ class TuneConfig:
         grace = self.rasda.grace_period
         require(grace is None or grace <= self.max_t, "rasda.grace_period", grace, f"<= max_t ({self.max_t})")
         require(self.keep in KEEP, "keep", self.keep, f"one of {KEEP}")
+        require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
         check_int("checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
         check_int("loader_workers", self.loader_workers, at_least=0, optional=True)
         budget = self.time_budget_s

@@ -59,6 +59,7 @@ def tune(
     check_transfer: bool = False,
     rasda: RASDAConfig | None = None,
     keep: Literal["last", "best"] = "best",
+    ema: float = 0.03,
     searcher: Searcher | None = None,
     sweep_rule: SweepRule | None = None,
     backend: Literal["local", "ray"] | Backend = "local",
@@ -120,6 +121,10 @@ def tune(
         keep: Of each full-size training, the weights that count: "best", after the epoch with the best metric, so that
             overfitting is stopped in time; or "last", after its last epoch. "best" returns the best that was found, be
             it of a trial that was stopped; with "last", the winner has trained to the end.
+        ema: Share of a full training's steps over which the full-size models' weights and running statistics are
+            averaged, exponentially, beside training. With `keep="best"`, an epoch counts with the better of its last
+            step's weights and the averaged ones, which costs a second validation; with `keep="last"`, or 0, nothing is
+            averaged.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
         sweep_rule: Decides who goes on in the sweep: an object of your own subclass of `SweepRule`. None is successive
             halving by `grace_period` and `reduction_factor`, which other rules do not look at.
@@ -175,6 +180,7 @@ def tune(
         check_transfer=check_transfer,
         rasda=rasda or RASDAConfig(),
         keep=keep,
+        ema=ema,
         checkpoint_every=checkpoint_every,
         loader_workers=loader_workers,
         time_budget_s=time_budget_s,

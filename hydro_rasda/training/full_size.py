@@ -8,9 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
+from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.loop import remember_best, train_epochs
+from hydro_rasda.training.loop import settle_epoch, train_epochs
+
+
+def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:
+    """A trial's full-size model, to be trained on one rank or several."""
+    settings, model = problem.settings, problem.target(trial)
+    ema = settings.ema if settings.keep == "best" else 0.0
+    return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema)
 
 
 def train_target(
@@ -35,12 +43,12 @@ def train_target(
     history: History = []
     try:
         problem = problem.with_settings(seed=task.seed)
-        learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.settings.max_t)
+        learner = full_size_learner(problem, trial)
         if state is not None:
             learner.load(state)
         numbers = [trial.number]
         for epoch, metrics in train_epochs(learner, problem, task.span, trial.batch_size, numbers, should_stop):
-            remember_best(learner, problem, epoch, metrics)
+            metrics = settle_epoch(learner, problem, epoch, metrics, trial.batch_size)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)
     except Exception:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +21,7 @@ from hydro_rasda.config import Mode
 from hydro_rasda.data import ALONE, Batch, Shard
 from hydro_rasda.objective import Objective
 from hydro_rasda.schedulers import rank
+from hydro_rasda.training.average import Average, trained_tensors
 
 
 class Learner(Protocol):
@@ -53,6 +56,7 @@ class SingleLearner:
         objective: What it does with a batch.
         max_t: Epochs of a full training, the horizon of schedules.
         shard: Which rank this is; the default process group holds as many as there are.
+        ema: Share of a full training's steps over which weights are averaged besides; 0 for none.
     """
 
     def __init__(
@@ -62,12 +66,15 @@ class SingleLearner:
         objective: Objective,
         max_t: int,
         shard: Shard = ALONE,
+        ema: float = 0.0,
     ) -> None:
         self.model, self.shard = model, shard
         self.optimizer = optimizer(model, config)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._config, self._objective, self._max_t = config, objective, max_t
         self._best: dict[str, Any] | None = None
+        self._ema = ema
+        self._average = Average(partial(trained_tensors, model)) if ema else None
         self._joint: nn.Module | None = None
         if shard.world > 1:
             # Which parameters a step uses may differ from step to step, as with stochastic depth.
@@ -111,11 +118,26 @@ class SingleLearner:
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         self.optimizer.step()
+        if self._average is not None:
+            self._average.update(self._ema * steps * self._max_t)
         return _as_vectors(metrics)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
         with torch.no_grad():
             return _as_vectors(self._objective(self.model, batch))
+
+    @property
+    def averages(self) -> bool:
+        """Whether averaged weights are at hand that differ from the last step's."""
+        return self._average is not None and self._average.differs
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Evaluate, and remember, the averaged weights for a while; on all ranks alike."""
+        assert self._average is not None
+        with self._average.in_place():
+            self.train_mode(False)
+            yield
 
     def remember(self, epoch: int, score: float, mode: Mode) -> None:
         """Have `state` hold, as "best", a copy of these weights and buffers until an epoch scores better.
@@ -132,15 +154,20 @@ class SingleLearner:
     def state(self) -> dict[str, Any]:
         """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`.
 
-        Where epochs are remembered, "best" is the best of them: "epoch", "score", "model".
+        Where epochs are remembered, "best" is the best of them: "epoch", "score", "model". Where weights are averaged,
+        "average" is what to go on averaging from.
         """
-        best = {} if self._best is None else {"best": self._best}
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **best}
+        more: dict[str, Any] = {} if self._best is None else {"best": self._best}
+        if self._average is not None:
+            more["average"] = self._average.state()
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **more}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
         self.model.load_state_dict(state["model"])
         self._best = state.get("best")
+        if self._average is not None and "average" in state:
+            self._average.load(state["average"])
         own = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
 

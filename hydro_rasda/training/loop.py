@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import ALONE, Shard, Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, means, summed
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Sums, add_over_ranks, means, summed
 from hydro_rasda.problem import Problem
+from hydro_rasda.schedulers import rank
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.learners import Learner, SingleLearner
 
@@ -98,24 +99,56 @@ def _epochs(
             for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
         )
         learner.train_mode(False)
-        validation = summed(
-            (learner.evaluate(share.batch), share.examples)
-            for share in problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
-        )
+        validation = _validation(learner, problem, batch_size, shard)
         if shard.world > 1:
             add_over_ranks([train, validation])
-        metrics = {f"train_{k}": v for k, v in means(train).items()}
-        metrics |= {f"val_{k}": v for k, v in means(validation).items()}
-        values: EpochMetrics = {name: mean.tolist() for name, mean in metrics.items()}
+        values = {**_named("train", train), **_named("val", validation)}
         yield epoch + 1, values
         if diverged(values):
             return
 
 
-def remember_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: EpochMetrics) -> None:
-    """Keep the weights of the best epoch of a full-size training, where that is what counts."""
-    if problem.settings.keep == "best" and not diverged(metrics):
-        learner.remember(epoch, metrics[problem.settings.metric][0], problem.settings.mode)
+def settle_epoch(
+    learner: SingleLearner, problem: Problem, epoch: int, metrics: EpochMetrics, batch_size: int
+) -> EpochMetrics:
+    """Where the best epoch counts: keep what a full-size training has come to, if nothing before was better.
+
+    An epoch comes to the better of two: its last step's weights, and the averaged ones.
+
+    Args:
+        learner: At the end of the epoch, on each of its ranks.
+        problem: What is tuned.
+        epoch: How many are trained.
+        metrics: Of the last step's weights.
+        batch_size: Examples per step, over all ranks.
+
+    Returns:
+        The metrics of the better ones.
+    """
+    metric, mode = problem.settings.metric, problem.settings.mode
+    if problem.settings.keep != "best" or diverged(metrics):
+        return metrics
+    if learner.averages:
+        with learner.averaged():
+            validation = _validation(learner, problem, batch_size, learner.shard)
+            if learner.shard.world > 1:
+                add_over_ranks([validation])
+            averaged = {**metrics, **_named("val", validation)}
+            if rank([metrics[metric][0], averaged[metric][0]], mode)[0] == 1:
+                learner.remember(epoch, averaged[metric][0], mode)
+                return averaged
+    learner.remember(epoch, metrics[metric][0], mode)
+    return metrics
+
+
+def _validation(learner: Learner, problem: Problem, batch_size: int, shard: Shard) -> Sums:
+    """Of a rank's share of the validation examples."""
+    shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
+    return summed((learner.evaluate(share.batch), share.examples) for share in shares)
+
+
+def _named(part: str, sums: Sums) -> EpochMetrics:
+    return {f"{part}_{name}": mean.tolist() for name, mean in means(sums).items()}
 
 
 def diverged(metrics: EpochMetrics) -> bool:

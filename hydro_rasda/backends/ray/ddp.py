@@ -11,8 +11,8 @@ from hydro_rasda.backends.ray.worker import Worker
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem, Trial
-from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.loop import diverged, remember_best, train_epochs_on_ranks
+from hydro_rasda.training.full_size import full_size_learner
+from hydro_rasda.training.loop import diverged, settle_epoch, train_epochs_on_ranks
 
 EPOCH_SECONDS = "epoch_seconds"
 """In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""
@@ -42,7 +42,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     problem = shared.on(worker.device)
     trial = Trial(worker.config["trial"], worker.config["config"])
     shard = Shard(worker.rank, worker.world_size)
-    learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.settings.max_t, shard)
+    learner = full_size_learner(problem, trial, shard)
     if worker.checkpoint is not None:
         learner.load(worker.checkpoint)
     global_batch_size = max(1, round(trial.batch_size * worker.growth))
@@ -52,7 +52,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     span = Span(worker.iteration, problem.settings.max_t)
     began = time.perf_counter()
     for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, trial.number):
-        remember_best(learner, problem, epoch, metrics)
+        metrics = settle_epoch(learner, problem, epoch, metrics, global_batch_size)
         worker.report(
             {name: values[0] for name, values in metrics.items()}
             | {"epoch": epoch, "global_batch_size": global_batch_size, EPOCH_SECONDS: time.perf_counter() - began},

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hydro_rasda.config import Mode
 from hydro_rasda.contracts import History, Span, TargetOutcome, TargetTask
-from hydro_rasda.data import make_batches
+from hydro_rasda.data import ALONE, make_batches
+from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.schedulers import rank
 from hydro_rasda.training.full_size import train_target
@@ -45,13 +46,39 @@ def test_training_in_spans_is_training_in_one(problem: Problem, optimizer: dict[
     assert second.state is not None
     for name, value in whole.state["model"].items():
         assert torch.equal(second.state["model"][name], value)
+    for name, value in whole.state["average"]["means"].items():
+        assert torch.equal(second.state["average"]["means"][name], value)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_an_epoch_comes_to_the_better_of_its_weights_and_their_average(problem: Problem, mode: Mode) -> None:
+    trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
+    problem = problem.with_settings(mode=mode, metric="val_accuracy")
+    own, better = (trained(problem.with_settings(ema=ema), trial, Span(0, 6)) for ema in (0.0, 0.5))
+    before, after = ([line["val_accuracy"] for _, line in outcome.history] for outcome in (own, better))
+    gains = [(b - a) * (1 if mode == "max" else -1) for a, b in zip(before, after, strict=True)]
+    assert min(gains) == 0 < max(gains), "choose another learning rate"
+    assert [line["train_loss"] for _, line in own.history] == [line["train_loss"] for _, line in better.history]
+    assert own.state is not None
+    assert better.state is not None
+    for name, value in own.state["model"].items():
+        assert torch.equal(better.state["model"][name], value)
+    best = better.state["best"]
+    learner = SingleLearner(problem.target(trial), trial.config, problem.objective, problem.settings.max_t)
+    learner.model.load_state_dict(best["model"])
+    learner.train_mode(False)
+    shares = problem.val_data.shares(1000, None, ALONE)
+    found = mean_metrics((learner.evaluate(share.batch), share.examples) for share in shares)
+    _, line = better.history[best["epoch"] - 1]
+    assert best["score"] == line["val_accuracy"]
+    assert found["loss"].item() == pytest.approx(line["val_loss"])
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: Mode) -> None:
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
     last = trained(problem.with_settings(keep="last"), trial, Span(0, 6))
-    problem = problem.with_settings(mode=mode)
+    problem = problem.with_settings(mode=mode, ema=0)
     scores = [metrics["val_loss"] for _, metrics in last.history]
     best = rank(scores, mode)[0] + 1
     assert 1 < best < 6, "choose another learning rate"

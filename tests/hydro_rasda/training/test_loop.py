@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +15,8 @@ from hydro_rasda.data import Shard, make_batches
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.problem import Problem, Trial
-from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.loop import train_epochs_on_ranks
+from hydro_rasda.training.full_size import full_size_learner
+from hydro_rasda.training.loop import settle_epoch, train_epochs_on_ranks
 from tests.hydro_rasda.ranks import on_ranks
 
 Pair = tuple[Tensor, Tensor]
@@ -85,40 +86,44 @@ MODELS: dict[str, tuple[Any, Objective]] = {
 }
 
 
-def train_on_rank(rank: int, world: int, data: tuple[Pair, Pair], kind: str) -> tuple[Any, Any]:
-    """The trained model, and the metrics of three epochs."""
+def train_on_rank(rank: int, world: int, data: tuple[Pair, Pair], kind: str) -> tuple[Any, Any, Any]:
+    """The trained model, the metrics of three epochs, and the averaged weights."""
     cpu = torch.device("cpu")
     train, val = (make_batches(pair, "data", cpu, 0) for pair in data)
-    problem = Problem(*MODELS[kind], train, val, TuneConfig(surrogate=1, max_t=3), cpu)
+    problem = Problem(*MODELS[kind], train, val, TuneConfig(surrogate=1, max_t=3, ema=0.1), cpu)
     trial = Trial(0, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16})
-    model = problem.target(trial)
-    learner = SingleLearner(model, trial.config, problem.objective, problem.settings.max_t, Shard(rank, world))
-    history = list(train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, 0))
-    return model, history
+    learner = full_size_learner(problem, trial, Shard(rank, world))
+    epochs = train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, 0)
+    history = [(epoch, settle_epoch(learner, problem, epoch, metrics, trial.batch_size)) for epoch, metrics in epochs]
+    assert learner.averages
+    with learner.averaged():
+        averaged = copy.deepcopy(learner.model.state_dict())
+    return learner.model, history, averaged
 
 
 def test_ranks_agree_though_each_draws_for_itself(digits: tuple[Pair, Pair]) -> None:
     """On weights, on BatchNorm's buffers (each rank saw other examples) and on all metrics."""
-    models, histories = zip(*on_ranks(3, train_on_rank, digits, "drawing"), strict=True)
+    models, histories, averaged = zip(*on_ranks(3, train_on_rank, digits, "drawing"), strict=True)
     assert len({tuple(model.drawn) for model in models}) == 3
     assert histories[0] == histories[1] == histories[2]
     for name, value in models[0].state_dict().items():
         assert torch.equal(value, models[1].state_dict()[name]), name
         assert torch.equal(value, models[2].state_dict()[name]), name
+        assert torch.equal(averaged[0][name], averaged[1][name]), name
     assert histories[0][-1][1]["val_loss"][0] < histories[0][0][1]["val_loss"][0]
-    alone, _ = train_on_rank(0, 1, digits, "drawing")
+    alone, *_ = train_on_rank(0, 1, digits, "drawing")
     assert alone.drawn[:7] == models[0].drawn[:7]  # rank 0 draws as one process does
 
 
 def test_a_layer_that_only_a_metric_uses_stays_as_it_was(digits: tuple[Pair, Pair]) -> None:
     """As in one process, where it has no gradient: weight decay leaves it alone."""
-    alone, _ = train_on_rank(0, 1, digits, "watching")
-    for model, _ in on_ranks(2, train_on_rank, digits, "watching"):
+    alone, *_ = train_on_rank(0, 1, digits, "watching")
+    for model, *_ in on_ranks(2, train_on_rank, digits, "watching"):
         assert torch.equal(model.watched.weight, alone.watched.weight)
         assert not torch.equal(model.out.weight, alone.out.weight)  # of another batch size
 
 
 def test_ranks_of_a_model_that_is_used_as_a_whole(digits: tuple[Pair, Pair]) -> None:
-    (_, one), (_, other) = on_ranks(2, train_on_rank, digits, "linear")
+    (_, one, _), (_, other, _) = on_ranks(2, train_on_rank, digits, "linear")
     assert one == other
     assert one[-1][1]["val_loss"][0] < one[0][1]["val_loss"][0]
