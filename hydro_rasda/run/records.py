@@ -99,6 +99,7 @@ class RunRecord(Portable):
     transfer: RankComparison | None
     path: Path
     finished: bool
+    ended: bool
     _checkpoints: Mapping[int, Path]
 
     @property
@@ -114,12 +115,7 @@ class RunRecord(Portable):
         """One row a trial: number, status, scores, epochs, and a column `config/<name>` for each hyperparameter."""
         import pandas as pd
 
-        rows = [
-            {name: getattr(record, name) for name in _COLUMNS}
-            | {f"config/{name}": value for name, value in _flat(record.config).items()}
-            for record in self.trials
-        ]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(map(row, self.trials))
 
     def curves(self) -> pd.DataFrame:
         """One row a trial, stage, epoch and metric: how each trial learned.
@@ -143,11 +139,18 @@ class RunRecord(Portable):
 STAGES = {"surrogate": "sweep", "target": "full size"}
 """What people call the stages of the journal."""
 
-_COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "chance", "kept_epoch")
+COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "chance", "kept_epoch")
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def row(record: TrialRecord) -> dict[str, Any]:
+    """A trial as a row of the table of all: its numbers, and `config/<name>` for each hyperparameter."""
+    config = {f"config/{name}": value for name, value in flat(record.config).items()}
+    return {name: getattr(record, name) for name in COLUMNS} | config
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by one name each: `{"a": {"b": 1}}` is `{"a/b": 1}`."""
+    leaves: dict[str, Any] = {}
     for name, value in config.items():
-        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
+        leaves |= flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return leaves

@@ -14,8 +14,19 @@ from rich.text import Text
 
 from hydro_rasda.run.records import RunRecord, TrialRecord
 
+UNBROKEN = 10_000
+"""Width of lines that nothing breaks."""
+
 SHOWN = 8
 """Trials in the table on a console; a page has all of them."""
+
+
+def make_console(quiet: bool = False) -> Console:
+    """For a terminal, as wide as it is; in a pipe or a log file, lines are not broken."""
+    console = Console(quiet=quiet, highlight=False)
+    if not console.is_terminal and not console.is_jupyter:
+        console.width = UNBROKEN
+    return console
 
 
 def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
@@ -89,6 +100,26 @@ def doubt_line(result: RunRecord) -> list[str]:
     return [line]
 
 
+def rung_lines(result: RunRecord) -> list[str]:
+    """How many trials came to which epoch, a line for each stage; told are the epochs at which one of them stands."""
+    lines = []
+    for stage, epochs in (("surrogates", "surrogate_epochs"), ("full size", "epochs")):
+        reached = [getattr(record, epochs) for record in result.trials if getattr(record, epochs)]
+        rungs = [f"{sum(at >= stop for at in reached)} to epoch {stop}" for stop in sorted(set(reached))]
+        if rungs:
+            lines.append(f"{stage}: {', '.join(rungs)}")
+    return lines
+
+
+def best_line(result: RunRecord) -> str:
+    """The best so far in a few words; empty where no trial has a score."""
+    if math.isfinite(result.best_metric):
+        return f"best {result.metric} {show(result.best_metric, 4)} at full size (trial {result.best_trial})"
+    if result.best_config and math.isfinite(score := result.trials[result.best_trial].surrogate_metric):
+        return f"best {result.metric} {show(score, 4)} on a surrogate (trial {result.best_trial})"
+    return ""
+
+
 def _row(record: TrialRecord) -> tuple[str, ...]:
     return (
         str(record.trial),
@@ -103,12 +134,12 @@ def _epochs(record: TrialRecord) -> str:
     return f"{kept}{record.epochs}"
 
 
-def show(value: Any) -> str:
-    """A value in a few characters."""
+def show(value: Any, digits: int = 3) -> str:
+    """A value in a few characters; of numbers so many digits."""
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return f"{value:.{digits}g}"
     return str(getattr(value, "__name__", value))
 
 

@@ -52,6 +52,7 @@ class TuneResult(RunRecord):
         path: The run directory, absolute.
         finished: Whether the run came to its end; False where the time budget ended it before, and where `load` opened
             a run that still goes on, or that was interrupted.
+        ended: Whether nothing trains any more: it is finished, or its time budget is spent.
     """
 
     _problem: Problem

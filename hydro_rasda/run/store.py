@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 from hydro_rasda.checks import require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.differences import differences
+from hydro_rasda.run.held import LOCK
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +110,7 @@ class Store:
                 raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
             _refuse_what_is_no_run(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / ".lock")
+        lock = FileLock(path / LOCK)
         try:
             lock.acquire(blocking=False)
         except Timeout:
@@ -317,7 +318,7 @@ def _refuse_what_is_no_run(path: Path) -> None:
     """Leave a folder alone that holds something else than what a process left that was killed before its run began."""
     if not path.exists():
         return
-    strange = [p.name for p in path.iterdir() if p.name not in (".lock", "checkpoints") and not p.match(_TEMPORARY)]
+    strange = [p.name for p in path.iterdir() if p.name not in (LOCK, "checkpoints") and not p.match(_TEMPORARY)]
     if strange or any((path / "checkpoints").glob("*")):
         raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
 

@@ -40,6 +40,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         path=run.store.path,
         best_trial=best,
         finished=run_finished(run),
+        ended=over,
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
     )
 

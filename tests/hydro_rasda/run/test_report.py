@@ -42,6 +42,7 @@ RECORD = RunRecord(
     transfer=None,
     path=Path("/runs/a"),
     finished=True,
+    ended=True,
     _checkpoints={},
 )
 

@@ -1,16 +1,14 @@
-"""`hydro-rasda show`: what has a run found? `simulate`: how long would one like it take on N GPUs, in GPU hours?"""
+"""`simulate`: how long would a search like a past run take on N GPUs, in GPU hours?"""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from hydro_rasda.checks import check_int, check_number, require
+from hydro_rasda.cli.output import print_json
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator import (
     AnyPlan,
@@ -69,50 +67,74 @@ class Forecast:
     finished: float
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns its exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        options.function(options)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    return 0
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; where it says nothing of the study, that is as in the past run.
+
+    Attributes:
+        run: Folder of a past run.
+        gpus: GPUs of the cluster.
+        gpus_per_node: GPUs of a node.
+        scheduler: "asha", "rasda" or "both".
+        trials: Configurations to try; those of the run, repeated where it has less.
+        max_t: Epochs of a full training.
+        grace_period: Epochs before the first decision.
+        reduction_factor: The paper's rf.
+        scaling_factor: The paper's sf.
+        workers: GPUs of a new trial.
+        max_workers: Most GPUs of a trial; None: all.
+        seeds: Simulations to take the median of.
+        speed: Of a GPU over the device of the past run.
+        epoch_seconds: Of the full-size model on one GPU, in place of `speed`.
+        steps: Steps of an epoch on one GPU; None: from the run's data.
+        serial: Share of that epoch that more GPUs do not shorten.
+        intra_bandwidth: GB/s of a GPU within its node.
+        inter_bandwidth: GB/s of a node.
+        jitter: Relative standard deviation of step times.
+        restart_seconds: From the grant of GPUs to the first step.
+        mtbf_hours: Mean time between failures of a node; None: never.
+    """
+
+    run: str
+    gpus: int
+    gpus_per_node: int = 4
+    scheduler: str = "both"
+    trials: int | None = None
+    max_t: int | None = None
+    grace_period: int | None = None
+    reduction_factor: int | None = None
+    scaling_factor: int | None = None
+    workers: int = 1
+    max_workers: int | None = None
+    seeds: int = 5
+    speed: float = 1.0
+    epoch_seconds: float | None = None
+    steps: float | None = None
+    serial: float = 0.1
+    intra_bandwidth: float = 300.0
+    inter_bandwidth: float = 25.0
+    jitter: float = 0.02
+    restart_seconds: float = 30.0
+    mtbf_hours: float | None = None
 
 
-def _show(options: argparse.Namespace) -> None:
-    # Imported here, since that takes as long as all of `simulate`.
-    from rich.console import Console
+def print_forecasts(options: Options, as_json: bool) -> None:
+    """Print what the schedulers would take.
 
-    from hydro_rasda.run.load import load
-    from hydro_rasda.run.store import jsonable
-
-    result = load(options.path)
-    if options.json:
-        values = {name: value for name, value in vars(result).items() if not name.startswith("_")}
-        trials = [{name: value for name, value in vars(r).items() if name != "history"} for r in result.trials]
-        transfer = asdict(result.transfer) if result.transfer else None
-        values |= {"path": str(result.path), "trials": trials, "cost": vars(result.cost), "transfer": transfer}
-        print(json.dumps(jsonable(values), indent=2))
-        return
-    console = Console()
-    console.print(result)
-    if not result.finished:
-        console.print("not finished: this is what there is so far")
-
-
-def _simulate(options: argparse.Namespace) -> None:
+    Raises:
+        ValueError: where an option is out of range, or does not fit the past run.
+        FileNotFoundError: where the folder holds no run.
+    """
     check(options)
     run = read_past_run(options.run)
     forecasts = [forecast(name, plan, run, options) for name, plan in plans(run, options).items()]
-    if options.json:
-        print(json.dumps([asdict(f) for f in forecasts], indent=2))
+    if as_json:
+        print_json([asdict(f) for f in forecasts])
     else:
         print(table(run, options, forecasts))
 
 
-def check(options: argparse.Namespace) -> None:
+def check(options: Options) -> None:
     """Refuses what is out of range, by the name under which it was given.
 
     Raises:
@@ -137,7 +159,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def plans(run: PastRun, options: argparse.Namespace) -> dict[str, AnyPlan]:
+def plans(run: PastRun, options: Options) -> dict[str, AnyPlan]:
     """The schedulers to compare; what the command line leaves open is as in the past run.
 
     Raises:
@@ -162,7 +184,7 @@ def _given(option: int | None, otherwise: int) -> int:
     return otherwise if option is None else option
 
 
-def cost_model(run: PastRun, options: argparse.Namespace) -> CostModel:
+def cost_model(run: PastRun, options: Options) -> CostModel:
     """The past run's own epoch time and model size, on the links that the command line names.
 
     Raises:
@@ -189,7 +211,7 @@ def cost_model(run: PastRun, options: argparse.Namespace) -> CostModel:
     )
 
 
-def forecast(name: str, plan: AnyPlan, run: PastRun, options: argparse.Namespace) -> Forecast:
+def forecast(name: str, plan: AnyPlan, run: PastRun, options: Options) -> Forecast:
     """Simulates one scheduler for each seed.
 
     Raises:
@@ -222,7 +244,7 @@ def summary(name: str, outcomes: Sequence[Outcome]) -> Forecast:
     )
 
 
-def table(run: PastRun, options: argparse.Namespace, forecasts: Sequence[Forecast]) -> str:
+def table(run: PastRun, options: Options, forecasts: Sequence[Forecast]) -> str:
     """The forecasts for people, and what they rest on."""
     cost = cost_model(run, options)
     trials = run.workload.trials if options.trials is None else options.trials
@@ -241,64 +263,3 @@ def table(run: PastRun, options: argparse.Namespace, forecasts: Sequence[Forecas
         )
     lines.append("\nreserved: all GPUs from start to end; used: share of it that trials held; full: trials at max_t")
     return "\n".join(lines)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hydro-rasda", description="Hyperparameter tuning for PyTorch.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser(
-        "show",
-        help="print what a run has found",
-        description="Prints the table that ends a run, or that of what there is so far, where it goes on or was "
-        "interrupted.",
-    )
-    command.set_defaults(function=_show)
-    command.add_argument("path", help="folder of a run: storage_path/name")
-    command.add_argument("--json", action="store_true", help="print JSON: all trials, without their curves")
-    command = commands.add_parser(
-        "simulate",
-        help="forecast a study on N GPUs from a past run",
-        description="Runs the library's schedulers in virtual time over the learning curves, epoch times and model "
-        "size of a past run, at full size.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    command.set_defaults(function=_simulate)
-    command.add_argument("run", help="folder of a past run: storage_path/name")
-    command.add_argument("--json", action="store_true", help="print JSON")
-    _study_arguments(command.add_argument_group("study (where none is given, as in the past run)"))
-    _machine_arguments(command.add_argument_group("machine"))
-    return parser
-
-
-def _study_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--scheduler", choices=("asha", "rasda", "both"), default="both", help="which to simulate")
-    group.add_argument("--trials", type=int, help="configurations to try; those of the run, repeated where it has less")
-    group.add_argument("--max-t", type=int, help="epochs of a full training; at most those of the past run")
-    group.add_argument("--grace-period", type=int, help="epochs before the first decision")
-    group.add_argument(
-        "--reduction-factor", type=int, help="rf: one in rf trials survives a milestone; ASHA's milestones lie rf apart"
-    )
-    group.add_argument(
-        "--scaling-factor", type=int, help="sf: a survivor's workers grow by it; RASDA's milestones lie sf apart"
-    )
-    group.add_argument("--workers", type=int, default=1, help="GPUs of a new trial")
-    group.add_argument("--max-workers", type=int, help="most GPUs of a trial; none: all")
-    group.add_argument("--seeds", type=int, default=5, help="simulations to take the median of")
-
-
-def _machine_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--gpus", type=int, required=True, help="GPUs of the cluster")
-    group.add_argument("--gpus-per-node", type=int, default=4, help="GPUs of a node")
-    group.add_argument("--speed", type=float, default=1.0, help="of a GPU over the device of the past run")
-    group.add_argument("--epoch-seconds", type=float, help="of the full-size model on one GPU, in place of --speed")
-    group.add_argument("--steps", type=float, help="steps of an epoch on one GPU; none: from the run's data")
-    group.add_argument("--serial", type=float, default=0.1, help="share of that epoch that more GPUs do not shorten")
-    group.add_argument("--intra-bandwidth", type=float, default=300.0, help="GB/s of a GPU within its node")
-    group.add_argument("--inter-bandwidth", type=float, default=25.0, help="GB/s of a node")
-    group.add_argument("--jitter", type=float, default=0.02, help="relative standard deviation of step times")
-    group.add_argument("--restart-seconds", type=float, default=30.0, help="from the grant of GPUs to the first step")
-    group.add_argument("--mtbf-hours", type=float, help="mean time between failures of a node; none: never")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,45 +1,21 @@
-"""The command line, on a run that was really made."""
+"""Forecasts by the command line, from a run that was really made."""
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from rich.console import Console
-from torch import nn
 
-from hydro_rasda import choice, load, loguniform, tune
-from hydro_rasda.cli import main, plans
+from hydro_rasda.cli import main
+from hydro_rasda.cli.forecast import Options, plans
 from hydro_rasda.simulator import read_past_run
-
-
-def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
-    width = int(32 * width_ratio)
-    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
+from tests.hydro_rasda.cli.conftest import search
 
 
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """12 configurations on random data, 9 epochs; one trains at full size, so that all cost as much as it does."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(256, 8, generator=generator), torch.randint(0, 3, (256,), generator=generator)
-    folder = tmp_path_factory.mktemp("runs")
-    space = {"lr": loguniform(1e-4, 1), "batch_size": choice([32, 64])}
-    tune(
-        model_fn,
-        space,
-        train_data=(x, y),
-        val_data=(x, y),
-        num_samples=12,
-        max_t=9,
-        top_k=1,
-        storage_path=folder,
-        name="past",
-        progress=False,
-    )
-    return str(folder / "past")
+    """One trial trains at full size, so that all cost as much as it does."""
+    return search(tmp_path_factory.mktemp("runs"), "past", top_k=1)
 
 
 def forecast(capsys: pytest.CaptureFixture[str], run: str, options: str) -> dict[str, dict[str, Any]]:
@@ -57,8 +33,8 @@ def test_one_trial_on_one_gpu_in_closed_form(past: str, capsys: pytest.CaptureFi
 
 
 def test_milestones_lie_the_reduction_factor_apart_under_asha_and_the_scaling_factor_under_rasda(past: str) -> None:
-    study = Namespace(max_t=9, grace_period=1, reduction_factor=2, scaling_factor=3, workers=1, max_workers=None)
-    both = plans(read_past_run(past), Namespace(**vars(study), scheduler="both"))
+    options = Options(run=past, gpus=1, max_t=9, grace_period=1, reduction_factor=2, scaling_factor=3)
+    both = plans(read_past_run(past), options)
     assert both["ASHA"].rule.milestones == (1, 2, 4, 8, 9)
     assert both["RASDA"].rule.milestones == (1, 3, 9)
 
@@ -129,39 +105,6 @@ def test_people_get_a_table_and_what_it_rests_on(past: str, capsys: pytest.Captu
 def test_bad_input(past: str, capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
     assert main(["simulate", past, *options.split()]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_run_is_shown_as_it_ended(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", past]) == 0
-    shown = capsys.readouterr().out
-    Console().print(load(past))
-    assert shown == capsys.readouterr().out
-    assert "8 of 12 trials, by val_loss (min)" in shown
-
-
-def test_a_run_is_told_as_json(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", past, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    result = load(past)
-    assert (told["path"], told["best_config"], told["best_metric"]) == (past, result.best_config, result.best_metric)
-    assert [trial["status"] for trial in told["trials"]] == [record.status for record in result.trials]
-    assert told["cost"]["seconds"] == result.cost.seconds
-    assert "history" not in told["trials"][0]
-
-
-def test_what_is_not_finished_is_shown_as_such(past: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("run.json", "journal.jsonl"):
-        lines = (Path(past) / name).read_text().splitlines(keepends=True)
-        (tmp_path / name).write_text("".join(lines if name == "run.json" else lines[: len(lines) // 2]))
-    assert main(["show", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "undecided" in shown
-    assert "not finished: this is what there is so far" in shown
-
-
-def test_a_folder_without_a_run_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(tmp_path)]) == 2
-    assert f"`path` is '{tmp_path}', but must be a run's folder" in capsys.readouterr().err
 
 
 def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,207 @@
+"""The commands, their options, and what their exit statuses say."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import typer
+
+NAME = "hydro-rasda"
+NOTHING, REFUSED, INTERRUPTED = 1, 2, 130
+"""Exit statuses besides 0: there is no answer, or the user said no; bad input; Ctrl-C."""
+
+app = typer.Typer(
+    name=NAME,
+    help="Hyperparameter tuning for PyTorch: see what runs have found. Exit status: 0; 1 where there is no answer, or "
+    "you said no; 2 for bad input.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Run = Annotated[str, typer.Argument(metavar="PATH", help="Folder of a run: storage_path/name.")]
+Style = Literal["yaml", "json", "python"]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit status."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name=NAME)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except BrokenPipeError:
+        return _without_reader()
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        status = REFUSED
+    else:
+        status = 0
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _without_reader()
+    return status
+
+
+def _without_reader() -> int:
+    """Who read the output has gone, such as `head`: end without a word, also where Python flushes at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return NOTHING
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"{NAME} {version(NAME)}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)]
+
+
+@app.callback()
+def _common(version: Version = False) -> None:
+    pass
+
+
+@app.command()
+def runs(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A storage_path.")] = "runs",
+    json: Json = False,
+) -> None:
+    """List the runs in a folder, the last written first."""
+    from hydro_rasda.cli.runs import list_runs
+
+    list_runs(folder, json)
+
+
+@app.command()
+def show(path: Run, json: Json = False) -> None:
+    """Print what a run has found, or has found so far."""
+    from hydro_rasda.cli.runs import show_run
+
+    show_run(path, json)
+
+
+@app.command()
+def trials(
+    path: Run,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where", "-w", metavar="CONDITION", help="Such as 'lr<0.01' or status=stopped; may be repeated."
+        ),
+    ] = None,
+    sort: Annotated[str | None, typer.Option("--sort", "-s", metavar="COLUMN", help="Default: the best first.")] = None,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", "-r", help="Largest first; what is missing stays last.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="Only the first N.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, all columns.")] = False,
+    json: Json = False,
+) -> None:
+    """List a run's trials.
+
+    Columns: trial, status, surrogate_metric, surrogate_epochs, metric, epochs, chance, kept_epoch, and the names of the
+    hyperparameters.
+    """
+    from hydro_rasda.cli.trials import list_trials
+
+    list_trials(path, where or [], sort, reverse, limit, csv, json)
+
+
+@app.command()
+def best(
+    path: Run,
+    style: Annotated[Style, typer.Option("--format", "-f", help="Of what is printed.")] = "yaml",
+    json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+    trial: Annotated[int | None, typer.Option("--trial", metavar="N", help="Another trial than the best.")] = None,
+    export: Annotated[
+        str | None,
+        typer.Option("--export", metavar="DIR", help="Also write model.safetensors and config.json there."),
+    ] = None,
+) -> None:
+    """Print the best configuration, and write the trained model."""
+    from hydro_rasda.cli.best import print_best
+
+    if not print_best(path, "json" if json else style, trial, export):
+        print(f"{NAME}: no trial of the run in {path} has a score yet", file=sys.stderr)
+        raise typer.Exit(NOTHING)
+
+
+@app.command()
+def compare(a: Run, b: Run, json: Json = False) -> None:
+    """Say what two runs were asked, found and cost, where they differ."""
+    from hydro_rasda.cli.compare import compare_runs
+
+    compare_runs(a, b, json)
+
+
+@app.command()
+def clean(
+    path: Run,
+    best_only: Annotated[
+        bool, typer.Option("--best-only", help="Keep the best model alone; the run can then not be extended.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON; without --yes, nothing is removed.")] = False,
+) -> None:
+    """Remove checkpoints that nothing needs, after asking.
+
+    These are what a killed process left behind. Those of finalists stay, since `best_model` and going on need them,
+    unless --best-only is given.
+    """
+    from hydro_rasda.cli.clean import clean_run
+
+    if not clean_run(path, best_only, yes, json):
+        raise typer.Exit(NOTHING)
+
+
+@app.command()
+def simulate(
+    run: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a past run: storage_path/name.")],
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster.")],
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of a node.")] = 4,
+    scheduler: Annotated[Literal["asha", "rasda", "both"], typer.Option(help="Which to simulate.")] = "both",
+    trials: Annotated[int | None, typer.Option(help="Configurations; the run's, repeated where it has less.")] = None,
+    max_t: Annotated[int | None, typer.Option(help="Epochs of a full training; at most the past run's.")] = None,
+    grace_period: Annotated[int | None, typer.Option(help="Epochs before the first decision.")] = None,
+    reduction_factor: Annotated[
+        int | None, typer.Option(help="rf: one in rf survives a milestone; ASHA's milestones lie rf apart.")
+    ] = None,
+    scaling_factor: Annotated[
+        int | None, typer.Option(help="sf: a survivor's workers grow by it; RASDA's milestones lie sf apart.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="GPUs of a new trial.")] = 1,
+    max_workers: Annotated[int | None, typer.Option(help="Most GPUs of a trial; none: all.")] = None,
+    seeds: Annotated[int, typer.Option(help="Simulations to take the median of.")] = 5,
+    speed: Annotated[float, typer.Option(help="Of a GPU over the device of the past run.")] = 1.0,
+    epoch_seconds: Annotated[
+        float | None, typer.Option(help="Of the full-size model on one GPU, in place of --speed.")
+    ] = None,
+    steps: Annotated[float | None, typer.Option(help="Of an epoch on one GPU; none: from the run's data.")] = None,
+    serial: Annotated[float, typer.Option(help="Share of that epoch that more GPUs do not shorten.")] = 0.1,
+    intra_bandwidth: Annotated[float, typer.Option(help="GB/s of a GPU within its node.")] = 300.0,
+    inter_bandwidth: Annotated[float, typer.Option(help="GB/s of a node.")] = 25.0,
+    jitter: Annotated[float, typer.Option(help="Relative standard deviation of step times.")] = 0.02,
+    restart_seconds: Annotated[float, typer.Option(help="From the grant of GPUs to the first step.")] = 30.0,
+    mtbf_hours: Annotated[float | None, typer.Option(help="Mean time between failures of a node; none: never.")] = None,
+    json: Json = False,
+) -> None:
+    """Forecast a study on N GPUs from a past run.
+
+    Runs the library's schedulers in virtual time over the learning curves, epoch times and model size of a past run, at
+    full size. What is not said of the study is as in that run.
+    """
+    given = {name: value for name, value in locals().items() if name != "json"}
+    from hydro_rasda.cli.forecast import Options, print_forecasts
+
+    print_forecasts(Options(**given), json)

@@ -1,0 +1,47 @@
+"""`clean`: what would be freed, the question, and the removal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from hydro_rasda.cli.output import print_json, size
+from hydro_rasda.run.clean import remove_unneeded, unneeded
+
+
+def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
+    """Remove what a run does not need, after asking; False where the user said no."""
+    files = unneeded(path, best_only)
+    sizes = {file: file.stat().st_size for file in files if file.exists()}
+    if as_json:
+        removed = remove_unneeded(path, best_only) if yes else []
+        told = [{"path": str(file), "bytes": count, "removed": file in removed} for file, count in sizes.items()]
+        print_json({"bytes": sum(sizes.values()), "files": told})
+        return True
+    if not files:
+        print(f"nothing to free: {_kept(Path(path))}")
+        return True
+    for file, count in sizes.items():
+        print(f"{size(count):>8}  {file.name}")
+    warning = "; the run can then not be extended, and other finalists' models are gone" if best_only else ""
+    print(f"{_counted(files)}, {size(sum(sizes.values()))}{warning}")
+    if not yes and not typer.confirm("remove them?"):
+        return False
+    removed = remove_unneeded(path, best_only)
+    print(f"freed {size(sum(sizes.get(file, 0) for file in removed))}")
+    return True
+
+
+def _kept(path: Path) -> str:
+    """What the files that are left are for."""
+    left = sorted((path.expanduser() / "checkpoints").glob("*.pt"))
+    if not left:
+        return "there are no checkpoints"
+    total = size(sum(file.stat().st_size for file in left))
+    return f"{_counted(left)} ({total}) hold models that are asked for, or that going on needs; see --best-only"
+
+
+def _counted(files: Sequence[Path]) -> str:
+    return f"{len(files)} file{'' if len(files) == 1 else 's'}"

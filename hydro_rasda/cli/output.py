@@ -1,0 +1,62 @@
+"""What commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from hydro_rasda.run.records import TrialRecord
+from hydro_rasda.run.report import show
+from hydro_rasda.run.store import jsonable
+
+
+def print_json(value: Any) -> None:
+    """Strict JSON: NaN is null."""
+    print(json.dumps(jsonable(value), indent=2))
+
+
+def trial_values(trial: TrialRecord) -> dict[str, Any]:
+    """A trial for JSON: all but its curves."""
+    return {name: value for name, value in vars(trial).items() if name != "history"}
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table: numbers to the right, a line for each row, however wide; other programs can read it, too."""
+    cells = [[*map(_cell, row)] for row in rows]
+    columns = [*zip(*rows, strict=True)] or [() for _ in headings]
+    adjust = [str.rjust if column and all(map(_numeric, column)) else str.ljust for column in columns]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    for i, line in enumerate([headings, *cells]):
+        text = "  ".join(to(cell, width) for to, cell, width in zip(adjust, line, widths, strict=True)).rstrip()
+        typer.echo(text if i else typer.style(text, bold=True))  # without its style where no terminal is
+
+
+def _numeric(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float))
+
+
+def _cell(value: Any) -> str:
+    return "" if value != value else show(value, 4)
+
+
+def duration(seconds: float) -> str:
+    """A time for people, in its two largest units: "12.3 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min {int(seconds % 60)} s"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // (24 * 60)} d {minutes // 60 % 24} h"
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, power in (("GB", 3), ("MB", 2), ("kB", 1)):
+        if count >= 1000**power:
+            return f"{count / 1000**power:.3g} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,89 @@
+"""`runs` and `show`: what runs there are, and what one of them has found."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.checks import require
+from hydro_rasda.cli.output import duration, print_json, print_table, trial_values
+from hydro_rasda.run.held import held
+from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.report import make_console, render
+
+
+def state_of(record: RunRecord) -> str:
+    """ "finished"; "out of time", where its budget ended it; "running" on this machine; or "not finished": where it was
+    interrupted, or goes on elsewhere."""
+    if record.ended:
+        return "finished" if record.finished else "out of time"
+    return "running" if held(record.path) else "not finished"
+
+
+def written(record: RunRecord) -> float:
+    """When a run's journal was written last, in seconds since 1970; before its first line, when the run was made."""
+    journal = record.path / "journal.jsonl"
+    return (journal if journal.exists() else record.path / "run.json").stat().st_mtime
+
+
+def list_runs(folder: str, json: bool) -> None:
+    """Print the runs right below a folder, or the one that it is."""
+    root = Path(folder).expanduser()
+    require(root.is_dir(), "DIR", folder, "a folder: a `storage_path` of `tune`")
+    found = [root] if (root / "run.json").is_file() else [path.parent for path in root.glob("*/run.json")]
+    rows = []
+    for path in found:
+        try:
+            rows.append(_row(read_record(path)))
+        except (ValueError, KeyError, TypeError) as error:  # another program's, or of an older version
+            rows.append({"name": path.name, "state": "not readable", "written": 0.0, "error": str(error)})
+    rows.sort(key=lambda row: -row["written"])
+    if json:
+        print_json(rows)
+    elif not rows:
+        print(f"no run in {folder}")
+    else:
+        names = ("name", "state", "trials", "metric", "best", "seconds", "written")
+        print_table([*names[:5], "took", "written"], [[_told(name, row.get(name)) for name in names] for row in rows])
+
+
+def _row(record: RunRecord) -> dict[str, Any]:
+    return {
+        "name": record.path.name,
+        "state": state_of(record),
+        "trials": len(record.trials),
+        "metric": f"{record.metric} ({record.mode})",
+        "best": record.best_metric,
+        "best_trial": record.best_trial,
+        "seconds": record.cost.seconds,
+        "written": written(record),
+        "path": str(record.path),
+    }
+
+
+def _told(name: str, value: Any) -> Any:
+    if name == "seconds" and value is not None:
+        return duration(value)
+    if name == "written":
+        return f"{duration(max(0.0, time.time() - value))} ago" if value else None
+    return value
+
+
+def show_run(path: str, json: bool) -> None:
+    """Print a run."""
+    record = read_record(path)
+    if json:
+        values = {name: value for name, value in vars(record).items() if not name.startswith("_")}
+        trials = [trial_values(trial) for trial in record.trials]
+        transfer = asdict(record.transfer) if record.transfer else None
+        cost = asdict(record.cost)
+        more = {"path": str(record.path), "state": state_of(record), "trials": trials, "cost": cost}
+        print_json(values | more | {"transfer": transfer})
+        return
+    console = make_console()
+    console.print(render(record))
+    if not record.finished:
+        console.print(f"{state_of(record)}: this is what there is so far")

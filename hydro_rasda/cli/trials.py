@@ -1,0 +1,127 @@
+"""`trials`: those of a run, filtered, sorted, and as a table, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import operator
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hydro_rasda.checks import require
+from hydro_rasda.cli.output import print_json, print_table, trial_values
+from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.records import COLUMNS, row
+from hydro_rasda.run.report import best_first
+from hydro_rasda.run.store import jsonable
+
+Row = Mapping[str, Any]
+
+_PREFIX = "config/"
+_CONDITION = re.compile(r"\s*(?P<name>[^<>=!]+?)\s*(?P<sign><=|>=|!=|==|=|<|>)\s*(?P<value>.*?)\s*")
+_SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+def list_trials(
+    path: str, where: Sequence[str], sort: str | None, reverse: bool, limit: int | None, as_csv: bool, as_json: bool
+) -> None:
+    """Print the trials that meet all conditions."""
+    require(not (as_csv and as_json), "--csv", True, "left out where --json is given")
+    record = read_record(path)
+    ordered = best_first(record)
+    rows = [jsonable(row(trial)) for trial in ordered]
+    columns = list(dict.fromkeys(name for each in rows for name in each)) or [*COLUMNS]
+    rows = filtered(rows, columns, where)
+    if sort is not None:
+        rows = sorted_by(rows, column("--sort", sort, columns), reverse)
+    elif reverse:
+        rows = rows[::-1]
+    rows = rows[:limit]
+    if as_json:
+        by_number = {trial.trial: trial_values(trial) for trial in ordered}
+        print_json([by_number[each["trial"]] for each in rows])
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        _print(rows, columns)
+
+
+def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) -> list[Row]:
+    """The rows that meet all conditions, such as "lr<0.01"; what a row does not have meets none but `!=`.
+
+    Raises:
+        ValueError: for what is no condition, or a name that is no column.
+    """
+    kept = list(rows)
+    for condition in where:
+        found = _CONDITION.fullmatch(condition)
+        if found is None:
+            rule = f"a column, one of {' '.join(_SIGNS)}, and a value"
+            raise ValueError(f"`--where` is {condition!r}, but must be {rule}")
+        name, holds, value = column("--where", found["name"], columns), _SIGNS[found["sign"]], _value(found["value"])
+        kept = [each for each in kept if _meets(each.get(name), holds, value)]
+    return kept
+
+
+def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any) -> bool:
+    try:
+        return holds(own, value)
+    except TypeError:  # an order of what has none: "sgd" < 3, nothing > 1
+        return False
+
+
+def _value(text: str) -> Any:
+    """What JSON makes of it: a number, true, null; else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:
+    """Rows in the order of a column: numbers before words; what is missing last, either way."""
+    there = [each for each in rows if each.get(name) is not None]
+    ordered = sorted(there, key=lambda each: _rank(each[name]), reverse=reverse)
+    return ordered + [each for each in rows if each.get(name) is None]
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    return (0, float(value), "") if isinstance(value, (int, float)) else (1, math.inf, str(value))
+
+
+def column(option: str, name: str, columns: Sequence[str]) -> str:
+    """The column of this name; a hyperparameter's can be named without what it begins with."""
+    found = name if name in columns else _PREFIX + name
+    short = [each.removeprefix(_PREFIX) for each in columns]
+    require(found in columns, option, name, f"one of {short}")
+    return found
+
+
+def _print(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """The numbers of trials, and the hyperparameters in which some of them differ."""
+    varied = [name for name in columns if name.startswith(_PREFIX) and len({repr(each.get(name)) for each in rows}) > 1]
+    headings = {
+        "trial": "trial",
+        "status": "status",
+        "surrogate_metric": "surrogate",
+        "surrogate_epochs": "epochs",
+        "metric": "full size",
+        "epochs": "epochs",
+        **{name: name.removeprefix(_PREFIX) for name in varied},
+    }
+    # No epochs are none, rather than 0.
+    shown = [{name: value for name, value in each.items() if value != 0 or "epochs" not in name} for each in rows]
+    print_table([*headings.values()], [[each.get(name) for name in headings] for each in shown])

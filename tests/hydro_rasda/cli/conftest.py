@@ -1,0 +1,68 @@
+"""Runs that were really made, once for all tests of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from torch import nn
+
+from hydro_rasda import choice, loguniform, tune
+
+
+def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    width = int(32 * width_ratio)
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def search(folder: Path, name: str, **arguments: Any) -> str:
+    """A search of a second: 12 configurations on random data, 9 epochs."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(256, 8, generator=generator), torch.randint(0, 3, (256,), generator=generator)
+    space = {"lr": loguniform(1e-4, 1), "optimizer": choice(["sgd", "adamw"]), "batch_size": choice([32, 64])}
+    defaults: dict[str, Any] = {"num_samples": 12, "max_t": 9, "top_k": 3, "progress": False}
+    tune(
+        model_fn,
+        space,
+        train_data=(x, y),
+        val_data=(x, y),
+        storage_path=folder,
+        name=name,
+        **{**defaults, **arguments},
+    )
+    return str(folder / name)
+
+
+@pytest.fixture(scope="package")
+def past(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run that is over."""
+    return search(tmp_path_factory.mktemp("runs"), "past")
+
+
+@pytest.fixture
+def part(past: str, tmp_path: Path) -> str:
+    """The same, as it stood in the middle of its journal, without checkpoints."""
+    folder = tmp_path / "part"
+    folder.mkdir()
+    for name in ("run.json", "journal.jsonl"):
+        lines = (Path(past) / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(lines if name == "run.json" else lines[: len(lines) // 2]))
+    return str(folder)
+
+
+@pytest.fixture
+def holding() -> Iterator[Callable[[Path], None]]:
+    """Holds runs as the process does that works on them, until the test is over."""
+    locks: list[FileLock] = []
+
+    def hold(folder: Path) -> None:
+        locks.append(FileLock(folder / ".lock"))
+        locks[-1].acquire(blocking=False)
+
+    yield hold
+    for lock in locks:
+        lock.release()

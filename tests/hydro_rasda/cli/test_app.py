@@ -1,0 +1,151 @@
+"""The command line as a whole: exit statuses, pipes, what it imports, and that no run is disturbed by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydro_rasda import Event, RunEnded
+from hydro_rasda.cli import main
+from hydro_rasda.run.store import Store, read_asked
+from tests.hydro_rasda.cli.conftest import search
+from tests.hydro_rasda.run.test_load import contents
+
+LOOKS = ["show {}", "show {} --json", "trials {} --csv", "best {}", "compare {} {}", "runs {}", "clean {} --json"]
+"""All commands that only look, `watch` aside, which has tests of its own."""
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+
+def called(command: str, path: str) -> int:
+    return main([word.format(path) for word in command.split()])
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hydro-rasda {version('hydro-rasda')}\n"
+
+
+def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    for command in ("runs", "show", "trials", "best", "compare", "clean", "simulate"):
+        assert f"\n  {command} " in told
+
+
+@pytest.mark.parametrize("command", ["show {}", "trials {}", "best {}", "compare {} {}", "clean {}"])
+def test_a_folder_without_a_run(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(command, str(tmp_path)) == 2
+    captured = capsys.readouterr()
+    assert f"hydro-rasda: `path` is '{tmp_path}', but must be a run's folder" in captured.err
+    assert captured.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["shwo"], ["show"], ["trials", "x", "--limit", "-1"], ["best", "x", "-f", "toml"]]
+)
+def test_what_is_no_command_of_ours(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "Usage: hydro-rasda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["show {} --json", "trials {} --json", "best {} --json", "compare {} {} --json", "runs {} --json"]
+)
+def test_json_is_strict(command: str, past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(command, past) == 0
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    json.loads(capsys.readouterr().out, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_in_a_pipe_lines_are_plain_and_whole(command: str, past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(command, past) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    if command.startswith("trials"):
+        assert len(told.splitlines()) == 1 + 12
+
+
+@pytest.mark.parametrize("command", ["show {}", "trials {} --csv"])
+def test_where_nobody_reads_it_ends_without_a_word(command: str, past: str) -> None:
+    words = [word.format(past) for word in command.split()]
+    script = f"import sys; from hydro_rasda.cli import main; sys.stdin.readline(); sys.exit(main({words!r}))"
+    pipe, call = subprocess.PIPE, [sys.executable, "-c", script]
+    with subprocess.Popen(call, env=ENVIRONMENT, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as program:
+        assert program.stdout is not None
+        program.stdout.close()
+        assert program.communicate("\n")[1] == ""
+    assert program.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["--version", "runs {}", "show {}", "trials {}", "best {}", "compare {} {}", "clean {}"]
+)
+def test_nobody_waits_for_torch_or_ray(command: str, past: str) -> None:
+    heavy = ["torch", "ray", "numpy", "pandas"]
+    script = (
+        "import sys; from hydro_rasda.cli import main\n"
+        f"status = main({[word.format(past) for word in command.split()]!r})\n"
+        f"print(status, sorted(set({heavy}) & set(sys.modules)))"
+    )
+    command_line = [sys.executable, "-c", script]
+    told = subprocess.run(command_line, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == "0 []"
+
+
+def test_a_run_that_goes_on_is_not_disturbed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At each event of a search, all commands are called; the folder stays as it is, and the search finds the same."""
+    looked: dict[str, set[int]] = {command: set() for command in LOOKS}
+    seen: list[str] = []
+
+    def look(event: Event) -> None:
+        folder = tmp_path / "watched"
+        if isinstance(event, RunEnded) or len(seen) > 60:
+            return
+        seen.append(type(event).__name__)
+        before = contents(folder)
+        command = LOOKS[len(seen) % len(LOOKS)]
+        looked[command].add(called(command, str(folder)))
+        assert called("clean {} --yes --json", str(folder)) == 2
+        assert contents(folder) == before
+
+    search(tmp_path, "watched", callbacks=[look], fusion=1)
+    search(tmp_path, "alone", fusion=1)
+    assert "another process is working on the run in" in capsys.readouterr().err
+    assert {"EpochEnded", "CheckpointSaved", "RungDecided"} <= {*seen}
+    # Before a trial has a score, `best` has no answer.
+    assert looked == {command: {0, 1} if command == "best {}" else {0} for command in LOOKS}
+    watched, alone = (_found(tmp_path / name) for name in ("watched", "alone"))
+    assert watched == alone
+
+
+def _found(folder: Path) -> list[Any]:
+    return sorted(
+        json.dumps(line)
+        for line in map(json.loads, (folder / "journal.jsonl").read_text().splitlines())
+        if line["event"] in ("metrics", "trial")
+    )
+
+
+def test_a_run_that_is_held_says_so(past: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "held"
+    with Store.open(folder, read_asked(Path(past)), "auto"):
+        states = []
+        for _ in range(2):
+            assert main(["runs", str(tmp_path), "--json"]) == 0
+            states.append(json.loads(capsys.readouterr().out)[0]["state"])
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    assert [*states, json.loads(capsys.readouterr().out)[0]["state"]] == ["running", "running", "not finished"]

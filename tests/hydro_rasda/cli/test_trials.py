@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from hydro_rasda import load
+from hydro_rasda.cli import main
+from hydro_rasda.cli.trials import filtered, sorted_by
+
+
+def numbers(capsys: pytest.CaptureFixture[str], past: str, *options: str) -> list[int]:
+    assert main(["trials", past, "--json", *options]) == 0
+    return [row["trial"] for row in json.loads(capsys.readouterr().out)]
+
+
+def test_csv_is_the_dataframe(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trials", past, "--csv", "--sort", "trial"]) == 0
+    read = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    pd.testing.assert_frame_equal(read, load(past).dataframe(), check_dtype=False)
+
+
+def test_json_has_whole_records(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trials", past, "--json", "--sort", "trial"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for row, record in zip(told, load(past).trials, strict=True):
+        assert (row["config"], row["status"]) == (record.config, record.status)
+        assert row["metric"] == (record.metric if math.isfinite(record.metric) else None)
+
+
+def test_filters_and_order_are_those_of_pandas(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = load(past).dataframe()
+    small = frame[(frame["config/lr"] < 0.1) & (frame["config/optimizer"] == "sgd")].sort_values("config/lr")
+    assert len(small) > 1
+    options = ("--where", "lr<0.1", "--where", "optimizer = sgd", "--sort", "lr")
+    assert numbers(capsys, past, *options) == [*small.trial]
+    assert numbers(capsys, past, *options, "--reverse", "--limit", "1") == [*small.trial][::-1][:1]
+    full = frame.sort_values("metric", ascending=False, na_position="last")
+    found = numbers(capsys, past, "--sort", "metric", "--reverse")
+    assert found[: full.metric.notna().sum()] == [*full.trial[full.metric.notna()]]
+    assert numbers(capsys, past)[0] == load(past).best_trial
+    assert numbers(capsys, past, "-w", "metric>=0") == numbers(capsys, past, "-w", "metric!=null")
+
+
+ROWS: list[dict[str, Any]] = [
+    {"trial": 0, "config/a": 1, "config/b": None},
+    {"trial": 1, "config/a": "x", "config/b": True},
+    {"trial": 2, "config/a": 0.5},
+]
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ("a<=1", [0, 2]),
+        ("a=x", [1]),
+        ("a != x", [0, 2]),
+        ("config/a==1", [0]),
+        ("a>0.5", [0]),
+        ("a<x", []),
+        ("b=true", [1]),
+        ("b=null", [0, 2]),
+        ('a="x"', [1]),
+    ],
+)
+def test_conditions(condition: str, kept: list[int]) -> None:
+    assert [row["trial"] for row in filtered(ROWS, ["trial", "config/a", "config/b"], [condition])] == kept
+
+
+def test_numbers_come_before_words_and_what_is_missing_last() -> None:
+    assert [row["trial"] for row in sorted_by(ROWS, "config/a", False)] == [2, 0, 1]
+    assert [row["trial"] for row in sorted_by(ROWS, "config/a", True)] == [1, 0, 2]
+    assert [row["trial"] for row in sorted_by(ROWS, "config/b", True)] == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--where", "lr"], "`--where` is 'lr', but must be a column, one of < <= > >= = == !=, and a value"),
+        (["--where", "rate<1"], "`--where` is 'rate', but must be one of ['trial', 'status',"),
+        (["--sort", "rate"], "`--sort` is 'rate', but must be one of ['trial', 'status',"),
+        (["--csv", "--json"], "`--csv` is True, but must be left out where --json is given"),
+    ],
+)
+def test_bad_input(past: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+    assert main(["trials", past, *options]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_people_see_what_differs(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trials", past, "--where", "optimizer=sgd"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["trial", "status", "surrogate", "epochs", "full", "size", "epochs", "lr", "batch_size"]
+    assert all(line == line.rstrip() for line in lines)
+    assert main(["trials", past, "--where", "lr>10"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
