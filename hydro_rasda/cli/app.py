@@ -166,6 +166,24 @@ def clean(
 
 
 @app.command()
+def watch(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a run, which may be yet to begin.")],
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each change.")] = False,
+) -> None:
+    """Follow a run until it is over, from another terminal.
+
+    It may start before the run, during it or after it, and only reads. Where there is no terminal, it prints a line
+    where there is something new, at most one in a minute.
+    """
+    from hydro_rasda.cli.watch import watch_run
+
+    try:
+        watch_run(path, json)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command()
 def simulate(
     run: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a past run: storage_path/name.")],
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster.")],

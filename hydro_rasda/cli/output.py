@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,11 @@ def duration(seconds: float) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes // (24 * 60)} d {minutes // 60 % 24} h"
+
+
+def age(when: float) -> str:
+    """How long ago a time was, in seconds since 1970."""
+    return f"{duration(max(0, round(time.time() - when)))} ago"
 
 
 def size(count: int) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import duration, print_json, print_table, trial_values
+from hydro_rasda.cli.output import age, duration, print_json, print_table, trial_values
 from hydro_rasda.run.held import held
 from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.records import RunRecord
@@ -37,7 +36,7 @@ def list_runs(folder: str, json: bool) -> None:
     rows = []
     for path in found:
         try:
-            rows.append(_row(read_record(path)))
+            rows.append(row_of(read_record(path)))
         except (ValueError, KeyError, TypeError) as error:  # another program's, or of an older version
             rows.append({"name": path.name, "state": "not readable", "written": 0.0, "error": str(error)})
     rows.sort(key=lambda row: -row["written"])
@@ -50,7 +49,8 @@ def list_runs(folder: str, json: bool) -> None:
         print_table([*names[:5], "took", "written"], [[_told(name, row.get(name)) for name in names] for row in rows])
 
 
-def _row(record: RunRecord) -> dict[str, Any]:
+def row_of(record: RunRecord) -> dict[str, Any]:
+    """A run in a few plain values."""
     return {
         "name": record.path.name,
         "state": state_of(record),
@@ -68,7 +68,7 @@ def _told(name: str, value: Any) -> Any:
     if name == "seconds" and value is not None:
         return duration(value)
     if name == "written":
-        return f"{duration(max(0.0, time.time() - value))} ago" if value else None
+        return age(value) if value else None
     return value
 
 

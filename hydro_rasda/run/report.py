@@ -17,6 +17,9 @@ from hydro_rasda.run.records import RunRecord, TrialRecord
 UNBROKEN = 10_000
 """Width of lines that nothing breaks."""
 
+LINE_SECONDS = 60.0
+"""Where there is no terminal, at least so long lies between two lines that tell how far a run is."""
+
 SHOWN = 8
 """Trials in the table on a console; a page has all of them."""
 
@@ -100,15 +103,22 @@ def doubt_line(result: RunRecord) -> list[str]:
     return [line]
 
 
-def rung_lines(result: RunRecord) -> list[str]:
-    """How many trials came to which epoch, a line for each stage; told are the epochs at which one of them stands."""
-    lines = []
+def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
+    """How many trials came to which epoch, by stage: the epochs at which one of them stands."""
+    found = {}
     for stage, epochs in (("surrogates", "surrogate_epochs"), ("full size", "epochs")):
         reached = [getattr(record, epochs) for record in result.trials if getattr(record, epochs)]
-        rungs = [f"{sum(at >= stop for at in reached)} to epoch {stop}" for stop in sorted(set(reached))]
-        if rungs:
-            lines.append(f"{stage}: {', '.join(rungs)}")
-    return lines
+        if reached:
+            found[stage] = {stop: sum(at >= stop for at in reached) for stop in sorted(set(reached))}
+    return found
+
+
+def rung_lines(result: RunRecord) -> list[str]:
+    """The same in words, a line for each stage."""
+    return [
+        f"{stage}: {', '.join(f'{count} to epoch {stop}' for stop, count in counts.items())}"
+        for stage, counts in rungs(result).items()
+    ]
 
 
 def best_line(result: RunRecord) -> str:

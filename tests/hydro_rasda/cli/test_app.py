@@ -37,7 +37,7 @@ def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[s
     assert main([]) == 2
     assert main(["--help"]) == 0
     told = capsys.readouterr().out
-    for command in ("runs", "show", "trials", "best", "compare", "clean", "simulate"):
+    for command in ("runs", "show", "watch", "trials", "best", "compare", "clean", "simulate"):
         assert f"\n  {command} " in told
 
 

@@ -1,0 +1,134 @@
+"""`watch`: a run while it goes on, seen through its journal alone, from another terminal or machine.
+
+It may start before the run, during it or after it; the run does not know of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from hydro_rasda.checks import require
+from hydro_rasda.cli.output import age
+from hydro_rasda.cli.runs import row_of, state_of, written
+from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.report import LINE_SECONDS, best_line, make_console, render, rung_lines, rungs
+from hydro_rasda.run.store import jsonable
+
+LOOK_SECONDS = 1.0
+"""Between two looks at a journal; more where it takes long to read, so that no core is kept busy with it."""
+
+_SHARE = 10
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What tells the time, and waits."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def watch_run(path: str, as_json: bool, clock: Clock | None = None) -> None:
+    """Show a run until nothing trains any more: on a terminal as a table that changes, else in lines.
+
+    Args:
+        path: Its folder, which need not be there yet.
+        as_json: Whether to print a line of JSON for each change instead.
+        clock: Tells the time.
+
+    Raises:
+        ValueError: where the folder is one of several runs, or of something else.
+    """
+    folder, clock = Path(path).expanduser().absolute(), clock or Clock()
+    several = not (folder / "run.json").exists() and any(folder.glob("*/run.json"))
+    require(not several, "path", path, "the folder of one run: it holds several")
+    console = make_console()
+    looks = _looks(folder, clock)
+    if as_json:
+        _print_json(looks)
+    elif console.is_terminal:
+        _show_live(looks, folder, console)
+    else:
+        _print_lines(looks, folder, console, clock)
+
+
+def _looks(folder: Path, clock: Clock) -> Iterator[RunRecord | None]:
+    """The run again and again, until it is over; None where there is none yet."""
+    record: RunRecord | None = None
+    seen = None
+    while record is None or not record.ended:
+        began = clock.now()
+        if (stamp := _stamp(folder)) != seen:
+            record, seen = read_record(folder), stamp
+        took = clock.now() - began
+        yield record
+        if record is None or not record.ended:
+            clock.sleep(max(LOOK_SECONDS, _SHARE * took))
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Changes where the journal does; None where there is no run."""
+    if not (folder / "run.json").is_file():
+        return None
+    journal = folder / "journal.jsonl"
+    if not journal.exists():
+        return (0, 0)
+    stat = journal.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _print_json(looks: Iterator[RunRecord | None]) -> None:
+    before = None
+    for record in looks:
+        if record is not None and (told := {**row_of(record), "rungs": rungs(record)}) != before:
+            print(json.dumps(jsonable(told)), flush=True)
+            before = told
+
+
+def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Console, clock: Clock) -> None:
+    """Where there is something new, a line, at most one in a minute; in the end the table."""
+    said, at = "", -LINE_SECONDS
+    for record in looks:
+        line = _line(record, folder)
+        if record is not None and record.ended:
+            console.print(render(record))
+        elif line != said and clock.now() - at >= LINE_SECONDS:
+            console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False)
+            said, at = line, clock.now()
+
+
+def _line(record: RunRecord | None, folder: Path) -> str:
+    if record is None:
+        return f"waiting for a run in {folder}"
+    parts = (state_of(record), *rung_lines(record), best_line(record))
+    return "; ".join(part for part in parts if part)
+
+
+def _show_live(looks: Iterator[RunRecord | None], folder: Path, console: Console) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        for record in looks:
+            live.update(_screen(record, folder), refresh=True)
+
+
+def _screen(record: RunRecord | None, folder: Path) -> RenderableType:
+    """What is known now."""
+    if record is None:
+        return Text(f"waiting for a run in {folder} (Ctrl-C ends)")
+    state = state_of(record)
+    lines = [Text(f"{record.path.name}: {state}", style="bold")]
+    if not record.ended:
+        lines[0].append(f", last written {age(written(record))}", style="not bold")
+    if state == "not finished":
+        lines.append(Text("no process of this machine works on it; waiting for it to go on (Ctrl-C ends)"))
+    trained = rung_lines(record)
+    lines += map(Text, (*trained, *filter(None, [best_line(record)])))
+    return Group(*lines, *([render(record)] if trained else []))
