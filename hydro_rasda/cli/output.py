@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from hydro_rasda.run.records import TrialRecord
-from hydro_rasda.run.report import show
+from hydro_rasda.run.report import duration, show
 from hydro_rasda.run.store import jsonable
 
 
@@ -41,18 +41,6 @@ def _numeric(value: Any) -> bool:
 
 def _cell(value: Any) -> str:
     return "" if value != value else show(value, 4)
-
-
-def duration(seconds: float) -> str:
-    """A time for people, in its two largest units: "12.3 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min {int(seconds % 60)} s"
-    if minutes < 24 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // (24 * 60)} d {minutes // 60 % 24} h"
 
 
 def age(when: float) -> str:

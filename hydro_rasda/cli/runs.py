@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import age, duration, print_json, print_table, trial_values
+from hydro_rasda.cli.output import age, print_json, print_table, trial_values
 from hydro_rasda.run.held import held
 from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import make_console, render
+from hydro_rasda.run.report import duration, make_console, render
 
 
 def state_of(record: RunRecord) -> str:

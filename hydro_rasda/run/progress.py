@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a line for each decision and, on a terminal, a live bar."""
+"""What a user sees while a run goes on: a line for each decision, and a bar on a terminal, else a line a minute."""
 
 from __future__ import annotations
 
@@ -12,42 +12,90 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 
-from hydro_rasda.run.events import EpochsTrained, Event, MessageSaid, StageBegan, StageEnded
+from hydro_rasda.run.events import EpochEnded, EpochsTrained, Event, MessageSaid, RunBegan, StageBegan, StageEnded
+from hydro_rasda.run.report import LINE_SECONDS, duration, make_console, show
 
 
 class Progress:
-    """The callback that shows a run on a console; a silent one prints nothing."""
+    """The callback that shows a run on a console; a silent one prints nothing.
+
+    On a terminal there is a bar. Elsewhere, as in the logs of batch systems, a line says how far the run is where none
+    has been printed for a minute.
+    """
 
     def __init__(self, console: Console | None = None, silent: bool = False) -> None:
-        self.console = console or Console(quiet=silent, highlight=False)
+        self.console = console or make_console(quiet=silent)
         self._bars = rich.progress.Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("epochs"),
             TimeElapsedColumn(),
+            TextColumn("[dim]left"),
+            TimeRemainingColumn(),
             TextColumn("[dim]{task.fields[note]}"),
             console=self.console,
             transient=True,
             disable=silent or not self.console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._said: float | None = None
+        self._asked: RunBegan | None = None
+        self._best: dict[str, tuple[float, int]] = {}
 
     def on_event(self, event: Event) -> None:
         """Show what is for a person to follow: stages, epochs and messages."""
         if isinstance(event, MessageSaid):
-            # A line that stays, as it is: paths are not broken, brackets no markup.
-            self.console.print(event.text, markup=False, soft_wrap=True)
+            self._say(event.text, event.seconds)
         elif isinstance(event, EpochsTrained):
-            if self._task is not None:
-                self._bars.update(self._task, advance=event.epochs, note=event.note)
+            self._advance(event)
+        elif isinstance(event, EpochEnded):
+            self._compare(event)
+        elif isinstance(event, RunBegan):
+            self._asked = event
         elif isinstance(event, StageBegan):
             self._end()
-            self._task = self._bars.add_task(event.title, total=event.epochs, note="")
+            self._task = self._bars.add_task(event.title, total=event.epochs, note=self._best_so_far())
         elif isinstance(event, StageEnded):
             self._end()
+
+    def _advance(self, event: EpochsTrained) -> None:
+        if self._task is None:
+            return
+        best = self._best_so_far() or event.note
+        self._bars.update(self._task, advance=event.epochs, note=best)
+        if self._said is None:
+            self._said = event.seconds
+        if not self.console.is_terminal and event.seconds - self._said >= LINE_SECONDS:
+            (task,) = (task for task in self._bars.tasks if task.id == self._task)
+            note = f", {best}" if best else ""
+            done = f"{task.completed:.0f} of {task.total:.0f} epochs after {duration(event.seconds)}"
+            self._say(f"{task.description}: {done}{note}", event.seconds)
+
+    def _compare(self, event: EpochEnded) -> None:
+        """Take in a trial's score after an epoch; where its training loss is not finite, it has none."""
+        if self._asked is None or event.metrics.get("train_loss") is None:
+            return
+        value = event.metrics.get(self._asked.metric)
+        before = self._best.get(event.stage)
+        sign = 1 if self._asked.mode == "min" else -1
+        if value is not None and (before is None or sign * value < sign * before[0]):
+            self._best[event.stage] = value, event.trial
+
+    def _best_so_far(self) -> str:
+        """At full size, or on surrogates where nothing has trained there."""
+        best = self._best.get("target") or self._best.get("surrogate")
+        if self._asked is None or best is None:
+            return ""
+        return f"best {self._asked.metric} {show(best[0], 4)} (trial {best[1]})"
+
+    def _say(self, text: str, seconds: float) -> None:
+        """A line that stays, as it is: paths are not broken, brackets no markup."""
+        self.console.print(text, markup=False, soft_wrap=True)
+        self._said = seconds
 
     def _end(self) -> None:
         if self._task is not None:

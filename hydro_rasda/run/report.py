@@ -153,6 +153,18 @@ def show(value: Any, digits: int = 3) -> str:
     return str(getattr(value, "__name__", value))
 
 
+def duration(seconds: float) -> str:
+    """A time for people, in its two largest units: "12.3 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min {int(seconds % 60)} s"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // (24 * 60)} d {minutes // 60 % 24} h"
+
+
 def write_report(result: RunRecord, path: Path) -> Path:
     """Write a result as an HTML page."""
     console = Console(record=True, width=160, file=io.StringIO(), highlight=False)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.console import Console
 
-from hydro_rasda import MessageSaid, TuneResult, loguniform
+from hydro_rasda import EpochEnded, EpochsTrained, MessageSaid, RunBegan, StageBegan, StageEnded, TuneResult, loguniform
 from hydro_rasda.run.progress import Progress
 
 
@@ -28,3 +31,69 @@ def test_a_message_is_shown_as_it_is() -> None:
     with progress.console.capture() as captured:
         progress.on_event(MessageSaid(seconds=0.0, text="going on with [/red] in a folder of a long name"))
     assert captured.get() == "going on with [/red] in a folder of a long name\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -> None:
+    file = io.StringIO()
+    progress = Progress(Console(file=file, force_terminal=terminal, highlight=False))
+    progress.on_event(StageBegan(seconds=1000.0, title="surrogates", epochs=500))
+    for i in range(500):
+        if i == 100:
+            progress.on_event(MessageSaid(seconds=1100.5, text="7 of 9 go on"))
+        progress.on_event(EpochsTrained(seconds=1001.0 + i, epochs=1, note="val_loss 0.5" if i < 200 else ""))
+    progress.on_event(StageEnded(seconds=1501.0))
+    progress.on_event(EpochsTrained(seconds=9999.0, epochs=1))
+    lines = file.getvalue().splitlines()
+    if terminal:
+        assert lines == ["7 of 9 go on"]
+        return
+    assert lines[:4] == [
+        "surrogates: 61 of 500 epochs after 17 min 41 s, val_loss 0.5",
+        "7 of 9 go on",
+        "surrogates: 161 of 500 epochs after 19 min 21 s, val_loss 0.5",
+        "surrogates: 221 of 500 epochs after 20 min 21 s",
+    ]
+    assert len(lines) == 2 + (500 - 101) // 60
+
+
+def test_no_line_of_a_log_is_broken(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:
+    result = quick(progress=True, num_samples=4, max_t=2)
+    names = " ".join(f"{name}=" for name in result.best_config)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(all(name in line for name in names.split()) for line in lines) == 4
+    assert "training one more would be expected to gain" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "surrogate", "target"),
+    [("min", "0.2 (trial 1)", "0.6 (trial 0)"), ("max", "0.7 (trial 2)", "0.8 (trial 0)")],
+)
+def test_it_tells_the_best_so_far(mode: Literal["min", "max"], surrogate: str, target: str) -> None:
+    file = io.StringIO()
+    progress = Progress(Console(file=file, highlight=False))
+    progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode=mode, settings={}))
+
+    def trained(
+        stage: Literal["surrogate", "target"], trial: int, value: float | None, loss: float | None = 1.0
+    ) -> None:
+        metrics = {"train_loss": loss, "val_loss": value}
+        progress.on_event(EpochEnded(seconds=0.0, stage=stage, trial=trial, epoch=1, metrics=metrics))
+
+    for title, at in (("surrogates", 0.0), ("full size", 100.0)):
+        progress.on_event(StageBegan(seconds=at, title=title, epochs=9))
+        progress.on_event(EpochsTrained(seconds=at, epochs=1))
+        if title == "surrogates":
+            for trial, value in enumerate((0.5, 0.2, 0.7)):
+                trained("surrogate", trial, value)
+            trained("surrogate", 3, None)
+            trained("surrogate", 4, {"min": 0.1, "max": 0.9}[mode], loss=None)
+        else:
+            trained("target", 0, {"min": 0.6, "max": 0.8}[mode])
+            trained("target", 1, {"min": 0.65, "max": 0.75}[mode])
+        progress.on_event(EpochsTrained(seconds=at + 70, epochs=1))
+        progress.on_event(StageEnded(seconds=at + 70))
+    assert file.getvalue().splitlines() == [
+        f"surrogates: 2 of 9 epochs after 1 min 10 s, best val_loss {surrogate}",
+        f"full size: 2 of 9 epochs after 2 min 50 s, best val_loss {target}",
+    ]

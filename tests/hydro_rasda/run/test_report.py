@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 
 from hydro_rasda.run.records import Cost, RunRecord, Status, TrialRecord
-from hydro_rasda.run.report import best_first, render, show, write_report
+from hydro_rasda.run.report import best_first, duration, render, rungs, show, write_report
 
 
 def trial(
@@ -101,3 +101,13 @@ def test_the_table_has_the_best_few_a_page_all_trials(tmp_path: Path) -> None:
 
 def test_values_are_shown_short() -> None:
     assert [show(v) for v in (0.123456, 1e-7, 3, "sgd", None, nn.ReLU)] == ["0.123", "1e-07", "3", "sgd", "", "ReLU"]
+
+
+def test_times_in_words() -> None:
+    seconds = (0.1234, 59, 61, 3600, 2 * 3600 + 300, 100 * 3600)
+    assert [*map(duration, seconds)] == ["0.123 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 5 min", "4 d 4 h"]
+
+
+def test_rungs_count_who_came_so_far() -> None:
+    assert rungs(RECORD) == {"surrogates": {1: 6, 2: 4, 4: 3}, "full size": {2: 2, 4: 1}}
+    assert rungs(replace(RECORD, trials=())) == {}
