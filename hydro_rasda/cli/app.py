@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 NAME = "hydro-rasda"
-NOTHING, REFUSED, INTERRUPTED = 1, 2, 130
-"""Exit statuses besides 0: there is no answer, or the user said no; bad input; Ctrl-C."""
+NOTHING, REFUSED = 1, 2
+"""Exit statuses besides 0: there is no answer, or the user said no; bad input. Ctrl-C is 130."""
 
 app = typer.Typer(
     name=NAME,
@@ -34,8 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(args=None if arguments is None else list(arguments), prog_name=NAME)
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except KeyboardInterrupt:
-        status = INTERRUPTED
     except BrokenPipeError:
         return _without_reader()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
@@ -177,10 +175,7 @@ def watch(
     """
     from hydro_rasda.cli.watch import watch_run
 
-    try:
-        watch_run(path, json)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    watch_run(path, json)
 
 
 @app.command()

@@ -42,7 +42,7 @@ def _found(record: RunRecord) -> dict[str, Any]:
     return {
         "state": state_of(record),
         f"best {record.metric}": record.best_metric,
-        "best trial": record.best_trial,
+        "best trial": record.best_trial if record.trials else None,
         "trials": len(record.trials),
         "failed or diverged": sum(trial.status in ("failed", "diverged") for trial in record.trials),
         "epochs of surrogates": cost.surrogate_epochs,

@@ -57,7 +57,7 @@ def row_of(record: RunRecord) -> dict[str, Any]:
         "trials": len(record.trials),
         "metric": f"{record.metric} ({record.mode})",
         "best": record.best_metric,
-        "best_trial": record.best_trial,
+        "best_trial": record.best_trial if record.trials else None,
         "seconds": record.cost.seconds,
         "written": written(record),
         "path": str(record.path),
@@ -84,6 +84,6 @@ def show_run(path: str, json: bool) -> None:
         print_json(values | more | {"transfer": transfer})
         return
     console = make_console()
-    console.print(render(record))
+    console.print(render(record) if record.trials else "no trial has begun")
     if not record.finished:
         console.print(f"{state_of(record)}: this is what there is so far")

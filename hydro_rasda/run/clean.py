@@ -7,7 +7,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hydro_rasda.checks import require
-from hydro_rasda.run.held import LOCK, held
+from hydro_rasda.run.held import LOCK
 from hydro_rasda.run.reading import read_record
 
 
@@ -45,8 +45,6 @@ def remove_unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     unneeded(path, best_only)  # what is no run is refused before anything is made in it
     folder = Path(path).expanduser().absolute()
     try:
-        if held(folder):
-            raise Timeout(str(folder))
         with FileLock(folder / LOCK, timeout=0):
             # Only now: before, another process may have been at work.
             files = unneeded(path, best_only)

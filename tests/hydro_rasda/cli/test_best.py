@@ -56,3 +56,5 @@ def test_before_any_trial_has_a_score(part: str, capsys: pytest.CaptureFixture[s
     captured = capsys.readouterr()
     assert captured.err == f"hydro-rasda: no trial of the run in {part} has a score yet\n"
     assert captured.out == ""
+    assert main(["show", part]) == 0
+    assert capsys.readouterr().out == "no trial has begun\nnot finished: this is what there is so far\n"

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from hydro_rasda import load
 from hydro_rasda.cli import main
-from hydro_rasda.cli.output import size
+from hydro_rasda.cli.output import print_table, size
+from tests.hydro_rasda.cli.conftest import search
 
 
 def test_a_run_is_shown_as_it_ended(past: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +60,19 @@ def test_runs_are_listed_the_last_written_first(
     assert [line.split()[0] for line in lines] == ["name", "whole", "part", "strange"]
     assert main(["runs", part]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("part ")
+
+
+def test_a_run_that_its_time_budget_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = search(tmp_path, "short", time_budget_s=1e-3)
+    assert main(["show", path]) == 0
+    assert "out of time: this is what there is so far" in capsys.readouterr().out
+
+
+def test_a_table_is_aligned_and_has_no_ends_of_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name", "n", "x"], [["a", 1, 0.5], ["long", 12, None], ["b", 3, float("nan")]])
+    assert capsys.readouterr().out == "name   n    x\na      1  0.5\nlong  12\nb      3\n"
+    print_table(["name", "n"], [["a", "one"], ["b", 12]])
+    assert capsys.readouterr().out == "name  n\na     one\nb     12\n"
 
 
 def test_a_folder_of_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
