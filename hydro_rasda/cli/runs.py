@@ -15,8 +15,7 @@ from hydro_rasda.run.report import duration, make_console, render
 
 
 def state_of(record: RunRecord) -> str:
-    """ "finished"; "out of time", where its budget ended it; "running" on this machine; or "not finished": where it was
-    interrupted, or goes on elsewhere."""
+    """A word for where a run stands; "not finished" is one that was interrupted, or that goes on on another machine."""
     if record.ended:
         return "finished" if record.finished else "out of time"
     return "running" if held(record.path) else "not finished"
