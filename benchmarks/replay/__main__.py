@@ -6,6 +6,7 @@
     python -m benchmarks.replay policies    # what policies find, and what they cost
     python -m benchmarks.replay frontier    # which of many policies are best for a budget
     python -m benchmarks.replay foresight   # how much surrogates and early epochs say of the end
+    python -m benchmarks.replay horizons    # over how many steps weights should be averaged, by training again
     python -m benchmarks.replay write       # all of it, to results/replay.md and replay.png
 
     from benchmarks.replay.table import load
@@ -53,13 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for command in asking:
         command.add_argument("--keep", choices=["last", "best"], default="last", help="which epoch's weights count")
     writing = commands.add_parser("write", help="all of it, to a page and a figure beside the tables")
-    for command in (recording, showing, writing, *asking):
+    averaging = commands.add_parser("horizons", help="over how many steps weights should be averaged: trains again")
+    averaging.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
+    for command in (recording, showing, writing, averaging, *asking):
         command.add_argument("--folder", type=Path, default=FOLDER, help="of the tables")
     given = parser.parse_args(arguments)
     if given.command == "record":
         from benchmarks.replay.record import record
 
         record(load_task(given.task, given.data), given.widths, given.seeds, given.folder)
+    elif given.command == "horizons":
+        from benchmarks.replay import horizons
+
+        print(horizons.write(recorded(given.folder), given.data, given.folder))
     elif given.command == "write":
         print(write(given.folder))
     elif given.command == "show":

@@ -22,6 +22,7 @@ ABLATIONS: dict[str, Policy] = {
     "four to the end (`full_trainings=4`)": Tune(full_trainings=4),
     "no race: the sweep's best two to the end": swept(2),
 }
+UNAVERAGED = "no averaged weights at full size (`ema=0`)"
 
 
 def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
@@ -29,15 +30,19 @@ def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
     ready = comparable(tables)
     if not ready:
         return ""
-    best, last = (
-        [compared(table, ABLATIONS, keep, resamples) for table in ready.values()] for keep in ("best", "last")
-    )
+    best = [
+        compared(table, ABLATIONS, "best", resamples) | compared(table, {UNAVERAGED: today}, "own", resamples)
+        for table in ready.values()
+    ]
+    # Where the last epoch's weights count, nothing is averaged.
+    policies: dict[str, Policy] = {**ABLATIONS, UNAVERAGED: today}
+    last = [compared(table, policies, "last", resamples) for table in ready.values()]
     head = ["changed"]
     for keep in ("best", "last"):
         head += [f'`keep="{keep}"`: cost', "regret", "reaches ASHA's"]
     lines = [f"Means over {len(ready)} tasks: {', '.join(ready)}.", ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for name in ABLATIONS:
+    for name in policies:
         cells = []
         for rows in (best, last):
             cost, regret, _, _, reaches = np.mean([row[name] for row in rows], 0)

@@ -14,7 +14,10 @@ from benchmarks.replay.table import FOLDER, Table, recorded
 from benchmarks.replay.truth import Keep
 
 NOTES = "replay_notes.md"
-ENDS: dict[Keep, str] = {"last": "The last epoch's weights count", "best": "The best epoch's weights count"}
+ENDS: dict[Keep, str] = {
+    "last": "The last epoch's weights count",
+    "best": "The best epoch's weights count, at full width the averaged ones where they validate better",
+}
 ANYTIME = (
     'If a search were stopped: regret, as under "Policies", of the configuration that validated best of those in '
     "training at full width, as far as each has come; every method keeps its best epoch. As long as nothing has been "

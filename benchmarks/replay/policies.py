@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks.replay.table import Table
-from benchmarks.replay.truth import Floats, Keep, goodness
+from benchmarks.replay.truth import Floats, Keep, after_each_epoch, goodness
 from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision, Race, first_milestone, milestones
 
 TOP_K = 4
@@ -28,7 +28,7 @@ class Tables:
         table: The table.
         keep: Which epoch's weights count.
         curves: Goodness by width and whether weights are averaged: [seed, config, epoch].
-        latest: Likewise, of each epoch's own weights, whichever are kept.
+        latest: Likewise, of each epoch for itself, whichever is kept.
         costs: Of an epoch by width, in full trainings.
     """
 
@@ -43,8 +43,7 @@ class Tables:
         widths = [width for width, there in zip(about.widths, self.table.recorded) if there.any()]
         which = [(width, ema) for width in widths for ema in (False, True)]
         self.curves = {(w, ema): goodness(self.table, w, ema=ema, keep=self.keep) for w, ema in which}
-        last = self.keep == "last"
-        self.latest = self.curves if last else {(w, ema): goodness(self.table, w, ema=ema) for w, ema in which}
+        self.latest = {(w, ema): after_each_epoch(self.table, w, ema=ema, keep=self.keep) for w, ema in which}
         self.costs = {width: self.table.cost(width) / about.max_t for width in widths}
 
 
@@ -150,7 +149,7 @@ class Tune:
         full_trainings: That the race may cost; without any, it halves to one.
         prior: Whether the race expects of finalists what their surrogates' scores changed by.
         stop_unlikely: Whether those stop at its milestones that are unlikely to be the best.
-        ema: Whether averaged weights rank the sweep, or all that is looked at and handed over are averages.
+        ema: Whether averaged weights rank the sweep, or, also at full size, are all that is looked at and handed over.
     """
 
     grace_period: int = 1
@@ -259,7 +258,8 @@ def race(
     Without a prior nothing is known of what finalists have left, so that all of them may be.
     """
     left, max_t = list(finalists), search.max_t
-    rule = Race(max_t, "max", search.tables.keep, 2, full_trainings)
+    last = search.tables.keep == "last"
+    rule = Race(max_t, "max", "last" if last else "best", 2, full_trainings)
     swept_to = max((search.reached(n, 1 / 8) for n in left), default=0)
     first = first_milestone(max(1, max_t // 4), max_t, 2, search.warmup)
     for stop in milestones(first, max_t, 2):
@@ -273,7 +273,7 @@ def race(
             ends = rule.outlooks(dict.fromkeys(full, stop), full, narrow)
             foreseen = {n: end.expected("max") for n, end in ends.items()}
             left = best_of(foreseen, max(len(left) // 2, rule.affordable(stop, trained)))
-    if search.tables.keep == "last":
+    if last:
         return left[0]
     return best_of({n: search.look(1.0, n, search.reached(n)) for n in finalists}, 1)[0]
 

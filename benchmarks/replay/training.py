@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.replay.table import METRICS, SPLITS
+from benchmarks.replay.table import SPLITS
 from benchmarks.tasks.task import Batch, Config, Task, objective
 from benchmarks.vs_asha.search import seeds
 from benchmarks.vs_asha.training import EVAL_BATCH_FACTOR
 from fusion import OPTIMIZERS, FusedModel, fuse, fused_optimizer, lr_factor, plan_fusion
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.training.average import Average
 from surrogate import lr_multipliers, make_surrogate, weight_decay_multipliers
 
-AVERAGED_SHARE = 0.01
-"""Of all steps, over how many weights are averaged."""
+JUDGED = 2 * len(SPLITS)
+"""A score and a loss for each split."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Curves:
     """What training a group gave.
 
     Attributes:
-        scores: [config, epoch, metric] of `METRICS`; NaN from the epoch on in which the training loss was not finite.
+        scores: [config, epoch, metric] of `METRICS`, its last six for each share of steps over which weights are
+            averaged; NaN from the epoch on in which the training loss was not finite.
         seconds: CPU seconds of one member's training with one evaluation after each epoch.
     """
 
@@ -74,7 +76,13 @@ def fastest_group(task: Task, configs: Mapping[int, Config], width: float) -> in
     return plan.width
 
 
-def train(task: Task, configs: Mapping[int, Config], width: float, seed: int) -> Curves:
+def train(
+    task: Task,
+    configs: Mapping[int, Config],
+    width: float,
+    seed: int,
+    shares: Sequence[float] = (TuneConfig.ema,),
+) -> Curves:
     """Train configurations of one batch size to the end, as one model.
 
     Args:
@@ -82,6 +90,7 @@ def train(task: Task, configs: Mapping[int, Config], width: float, seed: int) ->
         configs: By their numbers.
         width: As a share of the full one.
         seed: Of the run: initial weights and the order of examples follow from it.
+        shares: Of all steps, over which weights are averaged besides.
     """
     modules = [build(task, number, config, width, seed) for number, config in configs.items()]
     fused = fuse(modules)
@@ -89,8 +98,8 @@ def train(task: Task, configs: Mapping[int, Config], width: float, seed: int) ->
     measure, examples = objective(task.kind), _judged_examples(task)
     size = next(iter(configs.values()))["batch_size"]
     steps = math.ceil(len(task.train[0]) / size)
-    average = Average(fused, max(1.0, AVERAGED_SHARE * steps * task.max_t))
-    scores = np.full((len(configs), task.max_t, len(METRICS)), np.nan, np.float32)
+    averages = [Average(lambda: _averaged_tensors(fused)) for _ in shares]
+    scores = np.full((len(configs), task.max_t, 1 + JUDGED * (1 + len(shares))), np.nan, np.float32)
     seconds = 0.0
     for epoch, shuffle in enumerate(seeds(task, min(configs), seed).shuffles):
         began = time.process_time()
@@ -103,58 +112,25 @@ def train(task: Task, configs: Mapping[int, Config], width: float, seed: int) ->
             update.zero_grad()
             losses.sum().backward()
             update.step()
-            average.update()
+            for share, average in zip(shares, averages):
+                average.update(share * steps * task.max_t)
             total += losses.detach().double() * len(chunk)
-        raw = judge(task, fused, examples, size)
+        judged = [judge(task, fused, examples, size)]
         seconds += time.process_time() - began
-        with average.in_place():
-            averaged = judge(task, fused, examples, size)
+        for average in averages:
+            with average.in_place():
+                judged.append(judge(task, fused, examples, size))
         going = total.isfinite()
         if not going.any():
             break
-        row = torch.cat([total[:, None] / len(order), raw, averaged], 1)
+        row = torch.cat([total[:, None] / len(order), *judged], 1)
         scores[:, epoch] = torch.where(going[:, None], row, math.nan).numpy()
     return Curves(scores, seconds / len(configs))
 
 
-class Average:
-    """Weights and running statistics of a fused model, averaged over its last steps.
-
-    An exponential average that forgets a step after `horizon` steps; the first steps are averaged evenly, so that
-    initial weights count for nothing.
-    """
-
-    def __init__(self, fused: FusedModel, horizon: float) -> None:
-        self._fused, self._horizon, self._steps = fused, horizon, 0
-        self._mean = {name: value.detach().clone() for name, value in self._tensors().items()}
-
-    def update(self) -> None:
-        """Take in the weights after a step."""
-        self._steps += 1
-        current = self._tensors()
-        weight = max(1 / self._steps, 1 / self._horizon)
-        with torch.no_grad():
-            torch._foreach_lerp_(list(self._mean.values()), [current[name] for name in self._mean], weight)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Have the model hold the averages, for a while."""
-        current = self._tensors()
-        kept = {name: value.detach().clone() for name, value in current.items()}
-        self._write(self._mean)
-        try:
-            yield
-        finally:
-            self._write(kept)
-
-    def _write(self, values: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in self._tensors().items():
-                value.copy_(values[name])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {**self._fused.stacked, **self._fused.stacked_buffers}
-        return {name: value for name, value in tensors.items() if value.is_floating_point()}
+def _averaged_tensors(fused: FusedModel) -> dict[str, Tensor]:
+    tensors = {**fused.stacked, **fused.stacked_buffers}
+    return {name: value for name, value in tensors.items() if value.is_floating_point()}
 
 
 def judge(task: Task, fused: FusedModel, examples: Batch, batch_size: int) -> Tensor:
@@ -171,7 +147,7 @@ def judge(task: Task, fused: FusedModel, examples: Batch, batch_size: int) -> Te
         scores = (output.argmax(-1) == target).to(losses.dtype) if task.kind == "class" else losses
         return torch.cat([part @ weights for part in (scores, losses)])
 
-    total = torch.zeros(fused.K, 2 * len(SPLITS), dtype=torch.float64)
+    total = torch.zeros(fused.K, JUDGED, dtype=torch.float64)
     fused.eval()
     with torch.no_grad():
         for batch in zip(*(part.split(EVAL_BATCH_FACTOR * batch_size) for part in examples)):

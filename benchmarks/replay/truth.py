@@ -17,8 +17,9 @@ from benchmarks.replay.table import Split, Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Keep = Literal["last", "best"]
-"""Whether the last epoch's weights count, or those of the epoch that validated best, as `tune(keep=...)` has it."""
+Keep = Literal["last", "best", "own"]
+"""Which weights count, as `tune` has it: "last", those after the last epoch; "best", at full width, those after the
+epoch that validated best, be they averaged or not; "own", likewise but never averaged (`tune(ema=0)`)."""
 
 
 def goodness(
@@ -32,15 +33,35 @@ def goodness(
 ) -> Floats:
     """Learning curves [S, C, E]: higher is better, -inf where diverged.
 
-    With `keep="best"`, at each epoch those of the epoch up to there whose weights validated best.
+    With another `keep` than "last", at each epoch those of the epoch up to there whose weights validated best.
     """
-    sign = -1.0 if loss or table.about.mode == "min" else 1.0
-    curves = sign * table.curves(width, split, ema=ema, loss=loss).astype(np.float64)
-    curves = np.where(np.isnan(curves), -np.inf, curves)
+    curves = after_each_epoch(table, width, split, ema=ema, loss=loss, keep=keep)
     if keep == "last":
         return curves
-    of_validation = curves if split == "validation" else goodness(table, width, ema=ema, loss=loss)
-    return np.take_along_axis(curves, _best_so_far(of_validation), -1)
+    validated = after_each_epoch(table, width, ema=ema, loss=loss, keep=keep)
+    return np.take_along_axis(curves, _best_so_far(validated), -1)
+
+
+def after_each_epoch(
+    table: Table,
+    width: float,
+    split: Split = "validation",
+    *,
+    ema: bool = False,
+    loss: bool = False,
+    keep: Keep = "last",
+) -> Floats:
+    """The same of each epoch for itself, whichever is kept; with "best" at full width, of its better weights."""
+
+    def curves(of: Split, averaged: bool) -> Floats:
+        found = table.curves(width, of, ema=averaged, loss=loss).astype(np.float64)
+        return np.where(np.isnan(found), -np.inf, found if table.about.mode == "max" and not loss else -found)
+
+    own = curves(split, ema)
+    if keep != "best" or width < 1 or ema:
+        return own
+    better = curves("validation", True) > curves("validation", False)
+    return np.where(better, curves(split, True), own)
 
 
 def _best_so_far(curves: Floats) -> Ints:

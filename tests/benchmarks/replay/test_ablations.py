@@ -7,6 +7,7 @@ from benchmarks.replay.ablations import ABLATIONS, page
 from benchmarks.replay.policies import Tune, today
 from benchmarks.replay.study import compared, replay
 from benchmarks.replay.table import Table
+from benchmarks.replay.truth import Keep
 from tests.benchmarks.replay.tables import parallel, search, table_of
 
 
@@ -56,18 +57,19 @@ def test_what_is_judged_is_what_is_handed_over() -> None:
 
 def test_a_row_has_the_means_over_tasks() -> None:
     table = table_of(parallel(16))
-    table.scores[...] += np.random.default_rng(0).normal(size=(*table.scores.shape[:-1], 1))
+    table.scores[...] += np.random.default_rng(0).normal(size=table.scores.shape)
     other = table_of(parallel(16))
     other.scores[1, 1] += 0.5
     rows = page({"one": table, "other": other}, resamples=5).splitlines()
-    assert len(rows) == 4 + len(ABLATIONS)
-    cells = [cell.strip() for cell in rows[4].split("|")[2:-1]]
-    expected = []
-    for keep in ("best", "last"):
-        found = [compared(each, {"today": today}, keep, 5)["today"] for each in (table, other)]
-        cost, regret, _, _, reaches = np.mean(found, 0)
-        expected += [f"{cost:.2f}", f"{regret:.2f}", f"{reaches:.0%}"]
-    assert cells == expected
+    assert len(rows) == 4 + len(ABLATIONS) + 1
+    asked: list[tuple[str, list[Keep]]] = [(rows[4], ["best", "last"]), (rows[-1], ["own", "last"])]
+    for row, keeps in asked:
+        expected = []
+        for keep in keeps:
+            found = [compared(each, {"today": today}, keep, 5)["today"] for each in (table, other)]
+            cost, regret, _, _, reaches = np.mean(found, 0)
+            expected += [f"{cost:.2f}", f"{regret:.2f}", f"{reaches:.0%}"]
+        assert [cell.strip() for cell in row.split("|")[2:-1]] == expected
 
 
 def test_tables_of_one_seed_have_no_rows() -> None:

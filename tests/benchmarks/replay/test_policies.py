@@ -28,7 +28,7 @@ from benchmarks.replay.recall import losses, recall, spearman
 from benchmarks.replay.record import record
 from benchmarks.replay.study import POLICIES, replay
 from benchmarks.replay.table import load, save, widened
-from benchmarks.replay.truth import Keep, goodness, seed_spread, truth
+from benchmarks.replay.truth import Keep, after_each_epoch, goodness, seed_spread, truth
 from benchmarks.tasks.load import load_task
 from benchmarks.vs_asha.methods import asha as live_asha
 from benchmarks.vs_asha.methods import hydro_rasda
@@ -208,6 +208,21 @@ def test_the_best_epoch_so_far_is_that_of_validation() -> None:
     assert goodness(table, 1.0, "test", keep="best")[0, 0].tolist() == [-7.0, -8.0, -8.0, -8.0]
     assert goodness(table, 1.0, "test")[0, 0].tolist() == [-7.0, -8.0, -5.0, -6.0]
     assert (goodness(table, 1.0, keep="best")[0, 1] == -np.inf).all()
+
+
+def test_averaged_weights_count_at_full_width_where_they_validate_better() -> None:
+    """Losses; whichever of an epoch's two count, their test score does."""
+    table = table_of(np.array([[3.0, 2.0, 4.0]]), max_t=3, seeds=1)
+    places = {name: i for i, name in enumerate(table.about.metrics)}
+    for width in (0, 1):
+        table.scores[width, 0, 0, :, places["validation_score_ema"]] = [2.5, 2.0, 1.0]
+        table.scores[width, 0, 0, :, places["test_score"]] = [7.0, 6.0, 8.0]
+        table.scores[width, 0, 0, :, places["test_score_ema"]] = [5.0, 9.0, 4.0]
+    assert after_each_epoch(table, 1.0, keep="best")[0, 0].tolist() == [-2.5, -2.0, -1.0]
+    assert goodness(table, 1.0, "test", keep="best")[0, 0].tolist() == [-5.0, -6.0, -4.0]
+    assert goodness(table, 1.0, keep="own")[0, 0].tolist() == [-3.0, -2.0, -2.0]
+    assert goodness(table, 1 / 8, keep="best")[0, 0].tolist() == [-3.0, -2.0, -2.0]
+    assert goodness(table, 1.0, keep="last")[0, 0].tolist() == [-3.0, -2.0, -4.0]
 
 
 def test_no_rung_of_todays_rule_lies_before_a_warm_up_is_over() -> None:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.replay.__main__ import main
 from benchmarks.replay.page import overview
 from benchmarks.replay.record import SAMPLED_WITH, opened, record
 from benchmarks.replay.table import About, Table, empty, load, recorded, save, widened
-from benchmarks.replay.training import Average
 from benchmarks.replay.training import train as train_group
 from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Task
@@ -19,7 +17,6 @@ from benchmarks.vs_asha.methods import hydro_rasda
 from benchmarks.vs_asha.search import configurations, seeds
 from benchmarks.vs_asha.training import build as build_plain
 from benchmarks.vs_asha.training import train
-from fusion import fuse
 
 NOWHERE = Path("/nowhere")
 
@@ -90,21 +87,6 @@ def test_a_diverged_training_has_no_scores_from_there_on() -> None:
     assert np.isfinite(curves.scores[0]).all()
     assert np.isnan(curves.scores[1, -1]).all()
     assert np.isnan(train_group(task, {1: {**calm, "lr": 1e6}}, 1 / 8, 0).scores[:, -1]).all()
-
-
-def test_averaged_weights_are_the_exponential_mean_of_those_after_each_step() -> None:
-    """Over n <= horizon steps the even mean; after that, a step moves it by 1 / horizon of the way."""
-    fused = fuse([torch.nn.BatchNorm1d(1) for _ in range(2)])
-    average = Average(fused, horizon=2.0)
-    for value in (2.0, 4.0, 9.0):
-        with torch.no_grad():
-            fused.stacked["weight"].fill_(value)
-            fused.stacked_buffers["running_mean"].fill_(-value)
-        average.update()
-    with average.in_place():
-        assert fused.stacked["weight"].tolist() == [[6.0], [6.0]]
-        assert fused.stacked_buffers["running_mean"].tolist() == [[-6.0], [-6.0]]
-    assert fused.stacked["weight"].tolist() == [[9.0], [9.0]]
 
 
 def test_a_table_is_read_as_it_was_written_but_for_its_last_bits(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -150,7 +151,8 @@ def test_one_that_raises_is_left_out_and_changes_nothing(quick: Quick) -> None:
     with pytest.warns(UserWarning, match=r"(?s)breaks.* raised at EpochEnded.*Traceback.*ArithmeticError: full disk"):
         result = quick(name="raises", callbacks=[breaks, others.append], **SMALL)
     assert len(of(EpochEnded, raised)) == 1
-    assert [type(event) for event in others] == [type(event) for event in told]
+    # Groups train beside each other: whose epoch ends first may differ.
+    assert Counter(map(type, others)) == Counter(map(type, told))
     assert result.trials == plain.trials
     assert result.best_metric == plain.best_metric
     for name, weights in result.best_model().state_dict().items():
