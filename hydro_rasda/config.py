@@ -33,6 +33,12 @@ class RASDAConfig:
         max_workers: No trial gets more; None for as many as the cluster holds.
         lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
             (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" linear for SGD, sqrt for Adam.
+        wait: On Ray, how long a trial waits at a milestone for those that began with it, at most, over the time that it
+            took to come there; those that are there are then decided at once. 0: each is decided when it comes, by
+            those before it, as in the paper.
+        grow: On Ray, with how many workers a survivor goes on: "due", all that it is due, as in the paper;
+            "efficient", the smaller of that and an even share of what is free, while its parallel efficiency is above
+            a half.
     """
 
     grace_period: int | None = None
@@ -41,6 +47,8 @@ class RASDAConfig:
     workers: int = 1
     max_workers: int | None = None
     lr_rule: Literal["auto", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
+    wait: float = 0.0
+    grow: Grow = "due"
 
     def __post_init__(self) -> None:
         check_int("rasda.grace_period", self.grace_period, at_least=1, optional=True)
@@ -50,6 +58,8 @@ class RASDAConfig:
         check_int("rasda.max_workers", self.max_workers, at_least=self.workers, optional=True)
         rule = self.lr_rule
         require(callable(rule) or rule in LR_RULES, "rasda.lr_rule", rule, f"one of {LR_RULES}, or a function")
+        require(is_number(self.wait) and 0 <= self.wait < math.inf, "rasda.wait", self.wait, "a finite number >= 0")
+        require(self.grow in GROW, "rasda.grow", self.grow, f"one of {GROW}")
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ class Gathering:
         self._place(trial, milestone).under_way[trial] = now
 
     def come(self, trial: str, milestone: int, score: float, now: float) -> None:
-        """A trial that began has come to a milestone, and waits."""
-        since = self._milestones[self._at[trial]].under_way[trial]
+        """A trial has come to a milestone, and waits; not at all, where it was not seen to begin."""
+        since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
         most = math.inf if self._wait == math.inf else self._wait * (now - since)
         there = self._place(trial, milestone)
         there.bounds[trial] = bound = _Bound(now + most, since + most)

@@ -63,6 +63,10 @@ def test_each_argument_has_a_rule(argument: str, value: Any) -> None:
         ("workers", 0),
         ("max_workers", 0),
         ("lr_rule", "cubic"),
+        ("wait", -0.1),
+        ("wait", math.inf),
+        ("wait", True),
+        ("grow", "fast"),
     ],
 )
 def test_rasda_has_rules_too(argument: str, value: Any) -> None:

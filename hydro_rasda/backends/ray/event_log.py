@@ -15,7 +15,7 @@ from typing import Any
 from ray import cloudpickle, tune
 from ray.tune.experiment import Trial
 
-from hydro_rasda.backends.ray.ddp import EPOCH_SECONDS
+from hydro_rasda.backends.ray.measured import EPOCH_SECONDS
 from hydro_rasda.backends.ray.trial_feed import number_of
 from hydro_rasda.run.store import JournalLine
 

@@ -15,19 +15,20 @@ from ray.tune.experiment import Trial
 class WaitingQueue:
     """The trials of an experiment that wait, in order of arrival, and the clock of those that hold workers.
 
-    What a decision costs does not grow with the number of paused trials: of those of one rung, which are all due the
-    same, only the first to come is looked at.
+    What a decision costs does not grow with the number of paused trials: of those that are alike, only the first to
+    come is looked at.
 
     Args:
-        rung_of: The milestones that a trial survived, by the checkpoint that it would go on from.
+        kind_of: The milestones that a trial survived, by the checkpoint that it would go on from, and the workers that
+            it is due; who has both in common is alike.
     """
 
-    def __init__(self, rung_of: Callable[[Trial], int]) -> None:
+    def __init__(self, kind_of: Callable[[Trial], tuple[int, int]]) -> None:
         self.overtaken = 0
-        self._rung_of = rung_of
+        self._kind_of = kind_of
         self._places: dict[str, int] = {}
         self._arriving: dict[str, Trial] = {}  # new, or still saving the checkpoint that it is to go on from
-        self._paused: defaultdict[int, list[tuple[int, str, Trial]]] = defaultdict(list)  # heaps, by rung
+        self._paused: defaultdict[tuple[int, int], list[tuple[int, str, Trial]]] = defaultdict(list)  # heaps, by kind
         self._holding: dict[str, Trial] = {}
         self._started: dict[str, tuple[float, int]] = {}
         self._took: defaultdict[int, list[float]] = defaultdict(list)  # by rung, rising
@@ -66,13 +67,17 @@ class WaitingQueue:
         return given + [trial for trial in self._arriving.values() if trial.status == Trial.RUNNING]
 
     def waiting(self) -> list[Trial]:
-        """Trials that could be next, in order of arrival: all new ones, and of the others the first of each rung."""
+        """Trials that could be next, in order of arrival: all new ones, and of the others the first of each kind."""
         for trial in [trial for trial in self._arriving.values() if trial.status == Trial.PAUSED]:
             del self._arriving[trial.trial_id]
-            heappush(self._paused[self._rung_of(trial)], (self._places[trial.trial_id], trial.trial_id, trial))
+            heappush(self._paused[self._kind_of(trial)], (self._places[trial.trial_id], trial.trial_id, trial))
         new = [trial for trial in self._arriving.values() if trial.status == Trial.PENDING]
         firsts = [first for heap in self._paused.values() if (first := self._first(heap)) is not None]
         return sorted(new + firsts, key=lambda trial: self._places[trial.trial_id])
+
+    def idle(self) -> int:
+        """How many trials wait."""
+        return len(self._places) - len(self._holding)
 
     def usual_seconds(self, rung: int) -> float:
         """Median time that trials of a rung held their workers; inf before the first gave them back."""
@@ -99,7 +104,7 @@ class WaitingQueue:
         return found
 
     def _first(self, heap: list[tuple[int, str, Trial]]) -> Trial | None:
-        """The first trial of a rung that still waits; those before it are dropped, for they started or are over."""
+        """The first trial of a kind that still waits; those before it are dropped, for they started or are over."""
         while heap:
             place, name, trial = heap[0]
             if self._places.get(name) == place and name not in self._holding and trial.status == Trial.PAUSED:

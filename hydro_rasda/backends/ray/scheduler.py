@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,14 @@ from ray.tune.experiment import Trial
 from ray.tune.result import DEFAULT_METRIC
 from ray.tune.schedulers import TrialScheduler
 
+from hydro_rasda.backends.ray.fellows import Fellows
+from hydro_rasda.backends.ray.grants import Grants
 from hydro_rasda.backends.ray.journal import Journal, JournalEntry, replay
 from hydro_rasda.backends.ray.queue import WaitingQueue
 from hydro_rasda.backends.ray.sizes import Sizes
 from hydro_rasda.backends.ray.staging import ControllerStage
-from hydro_rasda.checks import check_int
+from hydro_rasda.checks import check_int, require
+from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
     RASDA,
     AshaState,
@@ -46,6 +49,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     Promoted trials start before new ones, deepest rung first, see `hydro_rasda.schedulers.place`. The rungs and all
     reports are kept in `rasda.jsonl` in the experiment's folder, from which `Tuner.restore` goes on.
 
+    `wait=0, grow="due"` is the paper's algorithm. A trial that waits is paused, and others use its workers meanwhile.
+
     Args:
         max_t: Iterations after which a trial is done (`max_I` in the paper).
         grace_period: First milestone (`min_I`).
@@ -60,11 +65,17 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         mode: "min" or "max"; None to take `TuneConfig`'s.
         time_attr: What counts iterations in a report; a whole number that grows.
         patience: Starts out of turn before the longest waiting trial comes first.
+        wait: How long a trial waits at a milestone for those that began with it, at most, over the time that it took to
+            come there; see `hydro_rasda.schedulers.Gathering`. Those that are there are then decided at once.
+        grow: With how many workers a survivor goes on: "due", or "efficient", see
+            `hydro_rasda.schedulers.growth.efficient`. Efficiency is measured by what trials report as "epoch_seconds",
+            or Ray as the time of an iteration; the noise scale is what they report as "gradient_noise_scale", in
+            examples, beside "global_batch_size".
 
     Raises:
-        ValueError: where a number is out of range, or `mode` is unknown. `Tuner.fit` raises it where no worker fits on
-            any node, a new trial does not fit on the cluster, or `reuse_actors` is set for a class that cannot be
-            reset.
+        ValueError: where a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it where no
+            worker fits on any node, a new trial does not fit on the cluster, or `reuse_actors` is set for a class that
+            cannot be reset.
     """
 
     # Reports handed over in bulk could pass a milestone before it is decided.
@@ -83,10 +94,13 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         mode: Mode | None = None,
         time_attr: str = "training_iteration",
         patience: int = 8,
+        wait: float = 0.0,
+        grow: Grow = "due",
     ) -> None:
         super().__init__()
         numbers = (max_t, grace_period, reduction_factor, scaling_factor, workers, max_workers)
-        self._rule = RASDA(*numbers, mode="min" if mode is None else mode)
+        self._rule = RASDA(*numbers, mode="min" if mode is None else mode, wait=wait, grow=grow)
+        require(wait < math.inf, "wait", wait, "finite")
         self._mode = mode
         self._metric: Any = metric
         self._time_attr = time_attr
@@ -97,12 +111,15 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._journal: Journal | None = None
         self._before: set[str] = set()
         self._stopped_before: dict[str, int] = {}
+        self._undecided_before: dict[str, JournalEntry] = {}
         self._state: AshaState | None = None
         self._earlier = AshaState()
         self._known: set[str] = set()
         self._rung_now: dict[str, int] = {}
-        self._queue = WaitingQueue(self._rung)
+        self._queue = WaitingQueue(self._kind)
         self._elsewhere = 0
+        self._fellows = Fellows(wait)
+        self._grants = Grants(self._rule)
 
     def hold(self, workers: int) -> None:
         """Counts so many of the cluster's workers as held by others than this scheduler's trials, until told otherwise.
@@ -144,8 +161,9 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             return
         # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
         trial.init_local_path()
-        self._queue.join(trial)
-        self._sizes.resize(trial, self._sizes.fitting(self._rule.workers_at(self._restart_t(trial))))
+        self._sizes.resize(trial, self._sizes.fitting(self._due(trial)))
+        if not self._waits_still(trial):
+            self._queue.join(trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Stops a trial, lets it go on, or pauses it until it can go on with more workers."""
@@ -153,22 +171,32 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             return str(TrialScheduler.CONTINUE)
         t, score = result[self._time_attr], float(result[self._metric])
         self._rung_now[trial.trial_id] = self._rule.rungs_survived(t)
+        self._grants.note(trial, self._sizes.of(trial), result)
         decision, milestone = self._decide(trial, t, score)
+        if decision is Decision.WAIT:
+            decision, milestone = self._gather(trial, result)
+        elif decision is Decision.CONTINUE and milestone is not None:
+            self._grant([trial], [trial], milestone)
         self._record(trial, result, milestone, decision)
         result["hyperband_info"] = {} if milestone is None else {"budget": milestone}
         if decision is Decision.STOP:
             # Ray tells the searcher of a stopped trial's end only; BOHB learns from milestones.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
             return str(TrialScheduler.STOP)
-        grows = self._sizes.fitting(self._rule.workers_at(t)) > self._sizes.of(trial)
+        if decision is Decision.WAIT:
+            self._queue.leave(trial)
+            return str(TrialScheduler.PAUSE)
+        grows = self._sizes.fitting(self._due(trial, t)) > self._sizes.of(trial)
         if not grows or not self._sizes.can_pause(trial, result, t):
+            if milestone is not None:
+                self._fellows.begin(trial, self._milestone_after(t))
             return str(TrialScheduler.CONTINUE)
         self._queue.join(trial)
         return str(TrialScheduler.PAUSE)
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         """Keeps the last score of a trial, by which later ones are measured."""
-        self._queue.leave(trial)
+        self._leave(trial)
         if self._time_attr not in result or self._metric not in result:
             return
         before, t = self._rungs(), result[self._time_attr]
@@ -179,18 +207,20 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         """Frees the trial's place; Ray adds the trial again where it may be repeated."""
-        self._queue.leave(trial)
+        self._leave(trial)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
         """Frees the trial's place."""
-        self._queue.leave(trial)
+        self._leave(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The trial that starts next; None where all have to wait."""
+        self._decide_gathered()
+        self._fellows.end_stopped(tune_controller)
         stage = ControllerStage(tune_controller)
         stage.clear(self._queue)
         stage.call_back(self._queue, self._sizes)
-        waiting, holding = self._queue.waiting(), self._queue.holding()
+        waiting, holding = self._queue.waiting(), self._holding()
         held = {trial.trial_id: self._sizes.of(trial) for trial in holding}
         free = max(0, self._sizes.slots.count() - sum(held.values()) - self._elsewhere)
         placement = self._place(waiting, holding, held, free)
@@ -220,6 +250,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         # A killed run may have decided more than Ray had saved: what a restored trial repeats is not
         # decided anew.
         self._before = {entry.trial for entry in self._journal.entries}
+        last = {entry.trial: entry for entry in self._journal.entries}
+        self._undecided_before = {n: entry for n, entry in last.items() if entry.decision == Decision.WAIT}
         self._stopped_before = {
             entry.trial: entry.milestone
             for entry in self._journal.entries
@@ -246,19 +278,102 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._state, verdict = self._rule.report(before, trial.trial_id, t, score)
         return verdict.decision, milestone
 
+    def _gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
+        """Has a trial wait at its milestone, unless it is decided at once; what was decided, and where."""
+        t, score = result[self._time_attr], float(result[self._metric])
+        milestone = self._rule.halving.open_rung(self._rungs(), trial.trial_id, t)
+        assert milestone is not None
+        if not self._sizes.can_pause(trial, result, t):
+            return self._carry_out(milestone, {trial.trial_id: score}, [trial])[trial.trial_id], milestone
+        self._fellows.come(trial, milestone, score, self._entry(trial, result, None, Decision.WAIT))
+        decided = self._decide_gathered(reporting=trial)
+        return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
+
+    def _decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
+        """Decides those that have waited long enough, or whose fellows are there.
+
+        Args:
+            reporting: What becomes of it is left to the caller.
+        """
+        decided: dict[str, Decision] = {}
+        for milestone, (scores, undecided) in self._fellows.take().items():
+            decided |= self._carry_out(milestone, scores, [entry.trial for entry in undecided.values()])
+            for name, entry in undecided.items():
+                if entry.trial is not reporting:
+                    self._append(replace(entry.report, milestone=milestone, decision=decided[name].value))
+                    self._release(entry.trial, milestone, decided[name])
+        return decided
+
+    def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
+        """Decides trials at a milestone, and with how many workers the survivors go on."""
+        self._state, verdicts = self._rule.decide(self._rungs(), milestone, scores)
+        self._grant([t for t in trials if verdicts[t.trial_id].decision is Decision.CONTINUE], trials, milestone)
+        return {name: verdict.decision for name, verdict in verdicts.items()}
+
+    def _release(self, trial: Trial, milestone: int, decision: Decision) -> None:
+        """A trial waits no longer for its fellows, but for workers, or for its end."""
+        if decision is Decision.CONTINUE:
+            self._queue.join(trial)
+        else:
+            self._stopped_before[trial.trial_id] = milestone
+            self._fellows.stop(trial)
+
+    def _grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
+        """Settles with how many workers those go on that survived a milestone, of the trials decided together."""
+        if self._rule.grow == "due":
+            return
+        names, slots = {trial.trial_id for trial in decided}, self._sizes.slots.count()
+        held = sum(self._sizes.of(trial) for trial in self._holding() if trial.trial_id not in names)
+        free, idle = max(0, slots - held - self._elsewhere), self._queue.idle()
+        self._grants.give([(trial, self._sizes.of(trial)) for trial in survivors], milestone, slots, free, idle)
+
+    def _due(self, trial: Trial, t: int | None = None) -> int:
+        """Workers that a trial is to go on with after iteration `t`; by default that of its checkpoint."""
+        if self._rule.grow == "due":
+            return self._rule.workers_at(self._restart_t(trial) if t is None else t)
+        return self._grants.of(trial)
+
+    def _milestone_after(self, t: int) -> int:
+        return self._rule.milestones[self._rule.rungs_survived(t)]
+
+    def _waits_still(self, trial: Trial) -> bool:
+        """Whether a restored trial had come to a milestone and was not decided there; it then is, as soon as may be."""
+        report, t = self._undecided_before.pop(trial.trial_id, None), self._restart_t(trial)
+        if report is None or report.t != t or report.score is None:
+            return False
+        milestone = self._rule.halving.open_rung(self._rungs(), trial.trial_id, t)
+        if milestone is None:
+            return False
+        self._fellows.come(trial, milestone, report.score, report)
+        return True
+
+    def _holding(self) -> list[Trial]:
+        """Trials that hold workers, also those that are still to save their checkpoint before they wait."""
+        return self._queue.holding() + self._fellows.saving()
+
+    def _leave(self, trial: Trial) -> None:
+        self._queue.leave(trial)
+        self._fellows.leave(trial)
+
     def _record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
+        self._append(self._entry(trial, result, milestone, decision))
+
+    def _append(self, entry: JournalEntry) -> None:
         assert self._journal is not None
+        self._journal.append(entry)
+
+    def _entry(
+        self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision
+    ) -> JournalEntry:
         score = float(result[self._metric])
-        self._journal.append(
-            JournalEntry(
-                trial=trial.trial_id,
-                t=result[self._time_attr],
-                score=score if math.isfinite(score) else None,
-                workers=self._sizes.of(trial),
-                milestone=milestone,
-                decision=decision.value,
-                global_batch_size=result.get("global_batch_size"),
-            )
+        return JournalEntry(
+            trial=trial.trial_id,
+            t=result[self._time_attr],
+            score=score if math.isfinite(score) else None,
+            workers=self._sizes.of(trial),
+            milestone=milestone,
+            decision=decision.value,
+            global_batch_size=result.get("global_batch_size"),
         )
 
     def _restart_t(self, trial: Trial) -> int:
@@ -277,13 +392,12 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._queue.overtaken = queue.overtaken
         return placement
 
-    def _rung(self, trial: Trial) -> int:
-        return self._rule.rungs_survived(self._restart_t(trial))
+    def _kind(self, trial: Trial) -> tuple[int, int]:
+        return self._rule.rungs_survived(self._restart_t(trial)), self._due(trial)
 
     def _waiting(self, trial: Trial) -> Waiting:
-        t = self._restart_t(trial)
-        rung = self._rule.rungs_survived(t)
-        return Waiting(trial.trial_id, self._rule.workers_at(t), rung, self._queue.usual_seconds(rung))
+        rung, workers = self._kind(trial)
+        return Waiting(trial.trial_id, workers, rung, self._queue.usual_seconds(rung))
 
     def _start(self, trial: Trial, workers: int) -> None:
         due = self._waiting(trial)
@@ -291,3 +405,4 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._sizes.resize(trial, workers)
         self._queue.start(trial, due.rung)
         self._rung_now[trial.trial_id] = due.rung
+        self._fellows.begin(trial, self._rule.milestones[due.rung])

@@ -55,6 +55,8 @@ def _rasda(settings: TuneConfig, worker: Mapping[str, float], space: Mapping[str
         resources_per_worker=worker,
         max_workers=rasda.max_workers,
         time_attr=_TIME,
+        wait=rasda.wait,
+        grow=rasda.grow,
     )
 
 

@@ -39,6 +39,16 @@ def lingering(config: dict[str, Any]) -> None:
         time.sleep(2)
 
 
+def held_up(config: dict[str, Any]) -> None:
+    """As `curve` of `config["of"]`, but begins only once the file "until" is there, or dies then."""
+    of = config["of"]
+    while "until" in of and not Path(of["until"]).exists():
+        time.sleep(0.05)
+    if of.get("dies"):
+        os._exit(1)
+    curve(of)
+
+
 class Unresettable(tune.Trainable):  # type: ignore[misc]
     def step(self) -> dict[str, float]:
         return {"loss": 0.0}
@@ -161,3 +171,27 @@ class Watch(tune.Callback):  # type: ignore[misc]
                 waiting.remove(trial)
                 longest = max(longest, count)
         return longest
+
+
+class Opens(Watch):
+    """A watch that makes a file once trials have started, reported or ended so often."""
+
+    def __init__(self, path: Path, event: str, times: int) -> None:
+        super().__init__()
+        self._path, self._event, self._left = str(path), event, times
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        super().on_trial_start(iteration, trials, trial, **info)
+        self._saw("start")
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+        super().on_trial_result(iteration, trials, trial, result, **info)
+        self._saw("result")
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._saw("end")
+
+    def _saw(self, event: str) -> None:
+        self._left -= event == self._event
+        if self._left <= 0:
+            Path(self._path).touch()

@@ -95,6 +95,24 @@ def test_other_schedulers_run_to_their_end(ray8: None, open_run: Open, scheduler
 
 
 @pytest.mark.slow
+def test_rasda_that_waits_and_grows_by_what_it_brings_runs_to_its_end(ray8: None, open_run: Open) -> None:
+    """One fails while the others wait for it."""
+    settings = RASDAConfig(grace_period=1, wait=1e6, grow="efficient")
+    configs = [{"lr": lr, "seconds": 0.5, "fails_at": 2 if lr == LRS[0] else 0} for lr in LRS[:5]]
+    run = open_run(configs, max_t=4, rasda=settings)
+    full = stage(run)
+    full.offer(sorted(run.trials))
+    full.finish(sorted(run.trials))
+    assert all(seen == list(range(1, len(seen) + 1)) for seen in epochs(run).values())
+    assert max(run.epochs("target", number) for number in run.trials) == 4
+    assert set(run.failures) <= {0}
+    entries = read_journal(str(run.store.path / "ray"))
+    waited = {(e.trial, e.t) for e in entries if e.decision == "wait"}
+    assert waited
+    assert waited <= {(e.trial, e.milestone) for e in entries if e.milestone is not None}
+
+
+@pytest.mark.slow
 def test_a_trial_of_hyperband_fails_alone(ray8: None, open_run: Open) -> None:
     """It fails when the others of its bracket are paused and wait for it."""
     run = open_run([{"lr": lr, "fails_at": 3 if lr == 0.5 else 0} for lr in (0.1, 0.2, 0.3, 0.4, 0.5)], max_t=4)
@@ -259,6 +277,15 @@ def test_rungs_lie_on_ray_where_they_lie_locally() -> None:
     assert scheduler.rule.milestones == (2, 6, 18, 27)
     assert scheduler.rule.milestones == milestones(settings.full_grace_period, 27, settings.rasda.scaling_factor)
     assert make_scheduler("asha", settings, {"CPU": 1}, SPACE)._reduction_factor == 2
+
+
+def test_waiting_and_growth_are_those_of_the_settings() -> None:
+    chosen = make_scheduler("rasda", TuneConfig(rasda=RASDAConfig(wait=0.1, grow="efficient")), {"CPU": 1}, SPACE)
+    papers = make_scheduler("rasda", TuneConfig(rasda=RASDAConfig()), {"CPU": 1}, SPACE)
+    assert isinstance(chosen, RASDAScheduler)
+    assert isinstance(papers, RASDAScheduler)
+    assert (chosen.rule.wait, chosen.rule.grow) == (0.1, "efficient")
+    assert (papers.rule.wait, papers.rule.grow) == (0, "due")
 
 
 def test_better_offers_go_first_and_none_twice(tmp_path: Path) -> None:

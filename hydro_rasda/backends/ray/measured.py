@@ -1,0 +1,10 @@
+"""What reports tell about growth that pays, and the names that they tell it by."""
+
+EPOCH_SECONDS = "epoch_seconds"
+"""In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""
+
+NOISE_SCALE = "gradient_noise_scale"
+"""In a report, the trial's gradient noise scale, in examples; `GLOBAL_BATCH` must be beside it."""
+
+GLOBAL_BATCH = "global_batch_size"
+"""In a report, the examples of a step over all workers."""
