@@ -114,7 +114,8 @@ Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time o
 start-up*: Ray's time until its first trial began is taken off. *To Ray's score*: seconds until a full-size model's
 validation score was first as good as what Ray's winner ended with, and in how many runs it was. *Floors*: wall time
 over one full-size training of the winner, on all threads. *Seed spread*: standard deviation of the test score between
-two trainings of the same winner from other weights. A test score below Ray's by more than that is marked as a loss."""
+two trainings of the same winner from other weights, the second without averages. A test score below Ray's by more than
+that is marked as a loss."""
 
 _COLUMNS = (
     "method",
