@@ -123,8 +123,8 @@ def tune(
             it of a trial that was stopped; with "last", the winner has trained to the end.
         ema: Share of a full training's steps over which the full-size models' weights and running statistics are
             averaged, exponentially, beside training. With `keep="best"`, an epoch counts with the better of its last
-            step's weights and the averaged ones, which costs a second validation; with `keep="last"`, or 0, nothing is
-            averaged.
+            step's weights and the averaged ones, which costs a second validation and memory for another copy of the
+            weights; with `keep="last"`, or 0, nothing is averaged.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
         sweep_rule: Decides who goes on in the sweep: an object of your own subclass of `SweepRule`. None is successive
             halving by `grace_period` and `reduction_factor`, which other rules do not look at.

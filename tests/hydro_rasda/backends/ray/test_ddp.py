@@ -23,8 +23,8 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
 from hydro_rasda.problem import Problem, Trial
-from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.loop import train_epochs
+from hydro_rasda.training.full_size import full_size_learner
+from hydro_rasda.training.loop import settle_epoch, train_epochs
 from tests.hydro_rasda.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -133,12 +133,13 @@ def one_process(
     for span, growth in sizes:
         batch_size = config["batch_size"] * growth
         trial = Trial(5, config)
-        learner = SingleLearner(what.target(trial), config, what.objective, what.settings.max_t)
+        learner = full_size_learner(what, trial)
         if state is not None:
             learner.load(state)
         steps = round(warmup * (what.train_data.steps(batch_size) or 0))
         rescaled = RescaledLR(learner.optimizer, growth, "auto", steps, rescaled.state_dict() if rescaled else None)
-        for _, metrics in train_epochs(learner, what, span, batch_size, [5]):
+        for epoch, metrics in train_epochs(learner, what, span, batch_size, [5]):
+            metrics = settle_epoch(learner, what, epoch, metrics, batch_size)
             history.append({name: values[0] for name, values in metrics.items()})
         state = learner.state()
     return history, state["model"]
