@@ -57,7 +57,8 @@ def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
             break
         if racing > 1 or stop == stops[-1]:
             kept = f"{len(left)} of {racing} go on" if stop < stops[-1] else "done"
-            best = f"best {settings.metric} {run.score_at('target', left[0], stop):.4g} (trial {left[0]})"
+            _, score = run.best.get(left[0], (stop, run.score_at("target", left[0], stop)))
+            best = f"best {settings.metric} {score:.4g} (trial {left[0]})"
             run.say(f"full size at epoch {stop}: {kept}, {best}")
     end_targets(run, finalists)
 

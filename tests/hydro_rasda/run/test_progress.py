@@ -26,6 +26,17 @@ def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], qui
     assert captured.out + captured.err == ""
 
 
+def test_the_best_score_told_is_that_of_the_epoch_that_is_kept(
+    capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]
+) -> None:
+    """Here more is better, and losses fall: the first epoch is kept."""
+    result = quick(progress=True, mode="max", space={"lr": loguniform(1e-3, 0.3)}, num_samples=1, max_t=4)
+    (record,) = result.trials
+    assert record.kept_epoch < record.epochs == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"full size at epoch 4: done, best val_loss {result.best_metric:.4g} (trial 0)" in said
+
+
 def test_a_message_is_shown_as_it_is() -> None:
     progress = Progress(Console(width=20))
     with progress.console.capture() as captured:
