@@ -38,7 +38,9 @@ def goodness(
     curves = after_each_epoch(table, width, split, ema=ema, loss=loss, keep=keep)
     if keep == "last":
         return curves
-    validated = after_each_epoch(table, width, ema=ema, loss=loss, keep=keep)
+    validated = curves
+    if split != "validation":
+        validated = after_each_epoch(table, width, ema=ema, loss=loss, keep=keep)
     return np.take_along_axis(curves, _best_so_far(validated), -1)
 
 
