@@ -48,6 +48,10 @@ def _smoothed(
     K: int, label_smoothing: float | Member, logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Tensor:
     """Loss of each row. It is affine in the smoothing: a smoothing per member mixes the losses at 0 and at 1."""
+    if logits.dim() > 2 and logits.stride(1) == 1:
+        # Tokens, as `logits.movedim(-1, 1)` hands them in: torch copies them to take a softmax across memory.
+        rows = logits.movedim(1, -1).flatten(0, -2), target.flatten()
+        return _smoothed(K, label_smoothing, *rows, weight, ignore_index).view(target.shape)
 
     def at(smoothing: float) -> Tensor:
         return F.cross_entropy(

@@ -24,6 +24,8 @@ def test_cross_entropy(smoothing: float, weighted: bool, reduction: str) -> None
     assert_folds(op, member(6, 5), target, dims=(0, None))
     assert_folds(op, member(6, 5, 2), torch.randint(0, 5, (K, 6, 2)), dims=(0, 0))
     assert_folds(op, torch.randn(6, 5), torch.randint(0, 5, (K, 6)), dims=(None, 0))
+    classes_last = member(6, 2, 5).movedim(-1, 2)
+    assert_folds(op, classes_last, torch.randint(0, 5, (K, 6, 2)), dims=(0, 0))
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -39,6 +41,16 @@ def test_cross_entropy_with_a_label_smoothing_per_member(weighted: bool) -> None
         loss_K = torch.func.vmap(op)(x, smoothing)
     loop = [F.cross_entropy(x[k], target, weight, label_smoothing=float(smoothing[k])) for k in range(K)]
     torch.testing.assert_close(loss_K, torch.stack(loop))
+
+
+def test_classes_that_lie_side_by_side_are_not_copied() -> None:
+    logits = member(6, 2, 5).movedim(-1, 2)
+    target = torch.randint(0, 5, (K, 6, 2))
+    with torch.profiler.profile() as seen, folded(Streams(K, range(K))):
+        torch.func.vmap(lambda x, t: F.cross_entropy(x, t, reduction="sum"))(logits, target)
+    operators = {event.key for event in seen.key_averages()}
+    assert "aten::_log_softmax" in operators
+    assert "aten::copy_" not in operators
 
 
 def test_cross_entropy_of_one_sample_and_with_probabilities() -> None:
