@@ -29,6 +29,7 @@ from ray import cloudpickle
 
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
 from hydro_rasda.data.tensors import from_bytes, to_bytes
+from hydro_rasda.run.files import load_checkpoint
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.forks import Notify, depend_on, ending, receive, send
 from hydro_rasda.training.fused import Load
@@ -98,8 +99,7 @@ class LocalProcesses(DevicePool):
 
 
 def _loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
-    state: Mapping[str, Any] = torch.load(files[key], map_location="cpu", weights_only=True)
-    return state
+    return load_checkpoint(files[key], "cpu")
 
 
 class _Answer:

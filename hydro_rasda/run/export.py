@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.checks import require
+from hydro_rasda.run.files import load_checkpoint, write_atomically
 from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.store import jsonable, write_atomically
+from hydro_rasda.run.store import jsonable
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -34,16 +35,14 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
 
 def weights_of(checkpoint: Path, device: Any = "cpu") -> dict[str, Any]:
     """The state dict in a finalist's checkpoint: of its best epoch where that is kept; nothing in it can run code."""
-    import torch  # here, as who lists a run's trials need not wait for it
-
-    state = torch.load(checkpoint, map_location=device, weights_only=True)
+    state = load_checkpoint(checkpoint, device)
     weights: dict[str, Any] = state.get("best", state)["model"]
     return weights
 
 
 def save_model(record: RunRecord, path: str | Path, trial: int | None = None) -> Path:
     """Write a finalist's trained model into a folder: see `TuneResult.save_model`."""
-    import torch
+    import torch  # here, as who lists a run's trials need not wait for it
     from safetensors.torch import save_file
 
     number, checkpoint = checkpoint_of(record, trial)

@@ -97,6 +97,7 @@ class TuneResult(RunRecord):
         Raises:
             ValueError: where that trial was not trained at full size, or the model function is not there.
             FileNotFoundError: where the run has gone on since it was loaded, and its checkpoint is another one now.
+            RuntimeError: where the checkpoint is not what was written.
         """
         number, checkpoint = checkpoint_of(self, trial)
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
@@ -120,6 +121,7 @@ class TuneResult(RunRecord):
         Raises:
             ValueError: where that trial was not trained at full size, or its state holds more than tensors.
             FileNotFoundError: where its checkpoint is gone.
+            RuntimeError: where it is not what was written.
         """
         return save_model(self, path, trial)
 

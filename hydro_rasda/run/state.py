@@ -69,6 +69,7 @@ class Run:
     best: dict[int, tuple[int, float]] = field(default_factory=dict)
     transfer: RankComparison | None = None
     space: Mapping[str, Any] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
 
     @property
     def settings(self) -> TuneConfig:
@@ -170,6 +171,15 @@ class Run:
     def advance(self, epochs: int, note: str = "") -> None:
         """Tell of epochs that were trained just now, before the journal has them."""
         self.notify(EpochsTrained, epochs=epochs, note=note)
+
+    def can_load(self, key: str) -> bool:
+        """Whether a checkpoint is there, as it was written; one that is not is named once, and what follows is said."""
+        if not self.store.has(key):
+            return False
+        if (damage := self.store.damage(key)) and key not in self._told:
+            self._told.add(key)
+            self.say(f"{damage}: what it held trains again")
+        return not damage
 
     def go_on_from(self, key: str, members: Iterable[int], failed: Collection[int]) -> None:
         """Have trials of the sweep go on from a checkpoint, now that it is recorded; all but those that failed."""

@@ -19,19 +19,26 @@ import contextlib
 import json
 import math
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from hydro_rasda.checks import require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.differences import differences
+from hydro_rasda.run.files import (
+    TEMPORARY,
+    DamagedCheckpoint,
+    load_checkpoint,
+    save_checkpoint,
+    sync_folder,
+    write_atomically,
+)
 from hydro_rasda.run.held import LOCK
 
 if TYPE_CHECKING:
@@ -87,6 +94,7 @@ class Store:
         self._opened = monotonic()
         self._sweeps_since: float | None = None
         self._recorded = len(units)
+        self._damage: dict[str, str] = {}
 
     @classmethod
     def open(cls, path: Path, asked: Mapping[str, Any], resume: str) -> Store:
@@ -121,13 +129,15 @@ class Store:
             changes = _refuse_other(path, found, asked, resume) if found is not None else []
             if found != asked:
                 write_atomically(spec, (json.dumps(asked, indent=2) + "\n").encode())
-            for left in (*path.glob(_TEMPORARY), *(path / "checkpoints").glob(_TEMPORARY)):
+            for left in (*path.glob(TEMPORARY), *(path / "checkpoints").glob(TEMPORARY)):
                 left.unlink()
             journal = path / "journal.jsonl"
             units, whole = _read_units(journal)
             if journal.exists() and whole < journal.stat().st_size:
                 os.truncate(journal, whole)
-            return cls(path, units, lock, changes)
+            store = cls(path, units, lock, changes)
+            sync_folder(path)
+            return store
         except BaseException:
             lock.release()
             raise
@@ -205,18 +215,27 @@ class Store:
 
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint: it is there whole, or not at all."""
-        import torch  # here, as who reads a journal alone need not wait for it
-
         assert self._lock is not None, "this run was opened to be read"
-        with _replacing(self.file(name)) as file:
-            torch.save(dict(payload), file)
+        save_checkpoint(self.file(name), payload)
+        self._damage[name] = ""
 
     def load(self, name: str, device: torch.device | None = None) -> dict[str, Any]:
-        """Read a checkpoint back; nothing in it can run code."""
-        import torch
+        """Read a checkpoint back; nothing in it can run code.
 
-        loaded: dict[str, Any] = torch.load(self.file(name), map_location=device, weights_only=True)
-        return loaded
+        Raises:
+            DamagedCheckpoint: where it cannot be read, or is not what was written.
+        """
+        return load_checkpoint(self.file(name), device)
+
+    def damage(self, name: str) -> str:
+        """What keeps a checkpoint of an earlier process from being loaded, in words; looked for once."""
+        if name not in self._damage:
+            try:
+                load_checkpoint(self.file(name), "cpu")
+                self._damage[name] = ""
+            except DamagedCheckpoint as damage:
+                self._damage[name] = str(damage)
+        return self._damage[name]
 
     def has(self, name: str) -> bool:
         """Whether there is such a checkpoint."""
@@ -227,6 +246,7 @@ class Store:
         assert self._lock is not None, "this run was opened to be read"
         for name in names:
             self.file(name).unlink(missing_ok=True)
+            self._damage.pop(name, None)
 
     def file(self, name: str) -> Path:
         """Where a checkpoint lies."""
@@ -311,37 +331,13 @@ def _read_units(journal: Path) -> tuple[dict[str, Unit], int]:
     return units, kept
 
 
-_TEMPORARY = ".*.tmp"
-
-
 def _refuse_what_is_no_run(path: Path) -> None:
     """Leave a folder alone that holds something else than what a process left that was killed before its run began."""
     if not path.exists():
         return
-    strange = [p.name for p in path.iterdir() if p.name not in (LOCK, "checkpoints") and not p.match(_TEMPORARY)]
+    strange = [p.name for p in path.iterdir() if p.name not in (LOCK, "checkpoints") and not p.match(TEMPORARY)]
     if strange or any((path / "checkpoints").glob("*")):
         raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file: it is there whole, or as it was, also where several processes write it at once."""
-    with _replacing(path) as file:
-        file.write(content)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file of a name of its own, which takes the place of `path` once it is written."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _rounded_up(seconds: float) -> float:

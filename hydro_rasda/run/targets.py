@@ -113,6 +113,18 @@ def forget_unsaved(run: Run) -> None:
             run.metrics |= {(stage, number): kept} if kept else {}
 
 
+def source_of(run: Run, number: int) -> str | None:
+    """The checkpoint that a full-size trial goes on from; None where it begins anew, as after damage, which is said."""
+    name = run.checkpoints.get(number)
+    if name is not None and (damage := run.store.damage(name)):
+        run.say(f"{damage}: trial {number} trains again")
+        del run.checkpoints[number]
+        run.best.pop(number, None)
+        run.metrics.pop(("target", number), None)
+        return None
+    return name
+
+
 def saved_epochs(run: Run, number: int) -> int:
     """Epochs after which a trial's last checkpoint was taken; 0 where it has none."""
     name = _UNIT.fullmatch(run.checkpoints.get(number, ""))

@@ -40,7 +40,7 @@ class Dispatcher:
         """Have a trial begin as soon as a device takes it: from its last checkpoint, or anew where it has none."""
         run = self._run
         source = run.sources.get(number)
-        there = source is not None and run.store.has(source)
+        there = source is not None and run.can_load(source)
         self._spans[number] = span = Span(self._reached(number) if there else 0, stop)
         insort(self._queues.setdefault(span, {}).setdefault(self.kinds[number], []), self._place(number))
 

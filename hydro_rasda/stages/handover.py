@@ -30,11 +30,7 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
 
 def _goes_on(run: Run, number: int) -> bool:
     curve = run.curve("surrogate", number)
-    if (
-        number not in run.sources
-        or not run.store.has(run.sources[number])
-        or recorded_epochs(run, number) >= max(curve)
-    ):
+    if number not in run.sources or not run.can_load(run.sources[number]) or recorded_epochs(run, number) >= max(curve):
         return False
     # The sweep kept the last weights alone: where earlier ones are the best, and wanted, they are trained once more.
     best = list(curve)[rank(list(curve.values()), run.settings.mode)[0]]

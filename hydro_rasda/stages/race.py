@@ -16,6 +16,7 @@ from hydro_rasda.run.targets import (
     record_epochs,
     record_failure,
     settle_configs,
+    source_of,
     targets_over,
     tried_targets,
 )
@@ -100,10 +101,11 @@ def _goes_on(run: Run, number: int, stop: int) -> bool:
 
 def _next_task(run: Run, number: int, stop: int, beside: int) -> TargetTask:
     """What is left to do for a finalist before the milestone."""
+    source = source_of(run, number)
     start, every = run.epochs("target", number), run.settings.checkpoint_every or stop
     span = Span(start, min(stop, start - start % every + every))
     key = f"target/trial-{number}/to-{span.stop}"
-    return TargetTask(key, number, span, run.checkpoints.get(number), run.settings.seed, beside)
+    return TargetTask(key, number, span, source, run.settings.seed, beside)
 
 
 def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:

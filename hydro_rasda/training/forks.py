@@ -26,6 +26,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from hydro_rasda.run.files import DamagedCheckpoint
+
 Notify = Callable[..., None]
 """Takes whatever a piece of work reports while it runs."""
 
@@ -92,6 +94,9 @@ def imap_forked(pieces: Sequence[Piece], threads: int, notify: Notify) -> Iterat
     Yields:
         As they are done, a piece's position and what it returned, or that it `Died`. Pieces that still run when the
         caller takes no more are ended.
+
+    Raises:
+        DamagedCheckpoint: where a piece did, which is no fault of what it trains.
     """
     # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
     import torch._dynamo  # noqa: F401
@@ -118,6 +123,8 @@ def imap_forked(pieces: Sequence[Piece], threads: int, notify: Notify) -> Iterat
                 del running[connection]
                 connection.close()
                 _, status = os.waitpid(pid, 0)
+                if kind == "damage":
+                    raise DamagedCheckpoint(content)
                 yield i, content if kind == "done" else Died(content or ending(status))
     finally:
         for connection, (_, pid) in running.items():
@@ -219,6 +226,8 @@ def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> 
                 result = piece(lambda *content: send(connection, "notified", content))
             send(connection, "warned", caught)
             send(connection, "done", result)
+        except DamagedCheckpoint as damage:
+            send(connection, "damage", str(damage))
         except BaseException:
             send(connection, "died", traceback.format_exc())
 

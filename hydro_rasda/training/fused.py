@@ -30,6 +30,7 @@ from fusion.width.microbatch import backward, can_be_split, evaluate, split
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
 from hydro_rasda.data import Batch
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.training.loop import train_epochs
 from surrogate import lr_multipliers, weight_decay_multipliers
 
@@ -155,6 +156,9 @@ def train_group(
         load: Gives an earlier task's checkpoint by its key.
         should_stop: Asked after each epoch.
         on_epoch: Told of each epoch.
+
+    Raises:
+        DamagedCheckpoint: where an earlier task's cannot be read.
     """
 
     def train(part: GroupTask) -> GroupOutcome:
@@ -162,6 +166,8 @@ def train_group(
         members = group.members
         try:
             return _train(problem, trials, part, load, should_stop, on_epoch)
+        except DamagedCheckpoint:
+            raise  # whoever goes on from it is not to blame
         except Exception as error:
             if is_out_of_memory(error) and can_be_smaller(part):
                 raise

@@ -31,7 +31,7 @@ from hydro_rasda.contracts import Widths
 from hydro_rasda.data import Batch
 from hydro_rasda.problem import Problem, Trial, outline
 from hydro_rasda.run.content import content, digest
-from hydro_rasda.run.store import write_atomically
+from hydro_rasda.run.files import write_atomically
 from hydro_rasda.training.forks import Died, map_forked
 from hydro_rasda.training.fused import multipliers
 

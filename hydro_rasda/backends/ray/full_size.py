@@ -42,6 +42,7 @@ from hydro_rasda.run.targets import (
     record_end,
     saved_epochs,
     settle_configs,
+    source_of,
     trained_config,
 )
 
@@ -271,10 +272,11 @@ class FullSize:
 
 def offer_of(run: Run, number: int, folder: Path) -> Offer:
     """A trial as Tune gets it: it goes on from its last checkpoint, of which a copy is put in this folder."""
+    name = source_of(run, number)
     origin, config = trained_config(run, number)
-    if (epoch := saved_epochs(run, number)) == 0:
+    epoch = saved_epochs(run, number)
+    if name is None or epoch == 0:
         return Offer(origin, config)
-    name = run.checkpoints[number]
     saved = {
         "state": run.store.load(name, torch.device("cpu")),
         "iteration": epoch,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from hydro_rasda.backends.ray.event_log import EventLog
 from hydro_rasda.backends.ray.worker import CHECKPOINT_FILE
+from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import JournalLine
 from hydro_rasda.run.targets import record_end, record_epochs, record_failure, saved_epochs
@@ -58,10 +57,9 @@ class RunRecorder:
 
     def _take_checkpoint(self, event: JournalLine) -> None:
         try:
-            path = os.path.join(event["path"], CHECKPOINT_FILE)
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-        except FileNotFoundError:
-            return  # Tune has a newer one, which is next
+            saved = load_checkpoint(Path(event["path"], CHECKPOINT_FILE), "cpu")
+        except DamagedCheckpoint:
+            return  # Tune has a newer one, which is next, or was killed while it wrote this one
         number, epoch = event["trial"], saved["iteration"]
         if epoch > saved_epochs(self._run, number):
             more = self._changed(event)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hydro_rasda import AllTrialsFailed, RASDAConfig, TuneResult, choice, load, loguniform, uniform
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.run.result import make_result
 from hydro_rasda.run.state import FINALISTS, Run, Stage, metric_lines
 from hydro_rasda.run.store import JournalLine, Store, Unit
@@ -261,7 +262,7 @@ def test_nothing_in_the_folder_runs_code(quick: Quick) -> None:
     found = load(made.path)
     (checkpoint,) = found._checkpoints.values()
     torch.save({"model": Runs()}, checkpoint)
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(DamagedCheckpoint, match=f"{re.escape(str(checkpoint))} cannot be read: it .* may run code"):
         found.best_model(model_fn=mlp)
 
 

@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from hydro_rasda import Event, RungDecided, TuneResult
 
 
 def start(storage_path: Path, name: str, threads: int = 1) -> subprocess.Popen[str]:
@@ -85,3 +89,35 @@ def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, thread
     assert len(keys(broken)) == len(set(keys(broken)))
     in_order = sorted if threads > 1 else list
     assert in_order(timeless(broken)) == in_order(timeless(whole))
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(("stage", "surrogate"), [("surrogate", 0.5), ("target", 0.5), ("target", 1)])
+def test_what_a_disk_has_changed_is_trained_again(
+    quick: Callable[..., TuneResult],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+    surrogate: float,
+) -> None:
+    """A run is interrupted after a rung, and its checkpoints get wrong bytes before it goes on."""
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, RungDecided) and event.stage == stage:
+            raise KeyboardInterrupt
+
+    arguments: dict[str, Any] = {"num_samples": 8, "fusion": 1, "surrogate": surrogate, "ema": 0}
+    whole = quick(name="whole", **arguments)
+    with pytest.raises(KeyboardInterrupt):
+        quick(name="broken", callbacks=[interrupt], **arguments)
+    for checkpoint in (tmp_path / "broken" / "checkpoints").iterdir():
+        content = bytearray(checkpoint.read_bytes())
+        content[::50] = bytes(byte ^ 1 for byte in content[::50])
+        checkpoint.write_bytes(content)
+    capsys.readouterr()
+    broken = quick(name="broken", progress=True, **arguments)
+    assert f"checkpoint {tmp_path / 'broken' / 'checkpoints' / stage}" in capsys.readouterr().out
+    assert [t.status for t in broken.trials] == [t.status for t in whole.trials]
+    assert [t.history for t in broken.trials] == [t.history for t in whole.trials]
+    for name, value in whole.best_model().state_dict().items():
+        assert torch.equal(broken.best_model().state_dict()[name], value)

@@ -24,6 +24,7 @@ import torch
 
 from hydro_rasda.contracts import evenly
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint
 from hydro_rasda.training import forks
 from hydro_rasda.training.device import usable_cores
 from hydro_rasda.training.forks import Died, Notify, can_be_pickled, cores, imap_forked, map_forked
@@ -99,6 +100,15 @@ def test_a_piece_that_dies_or_raises_leaves_the_others_alone() -> None:
     assert found[0] == Died("SIGKILL, as where memory runs out")
     assert "ArithmeticError: this cannot be done" in found[1].how
     assert "SystemExit: enough" in found[2].how
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_death(tmp_path: Path) -> None:
+    """Whoever was to go on from it would be taken for the cause."""
+    pieces = [without_reports(partial(load_checkpoint, tmp_path / "gone.pt")), without_reports(partial(time.sleep, 60))]
+    with pytest.raises(DamagedCheckpoint, match=r"gone\.pt cannot be read: FileNotFoundError"):
+        list(imap_forked(pieces, 1, IGNORE))
+    with pytest.raises(ChildProcessError):
+        os.wait()
 
 
 def test_warnings_reach_the_caller_once() -> None:

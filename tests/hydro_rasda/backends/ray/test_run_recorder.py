@@ -80,6 +80,20 @@ def test_a_unit_ends_where_a_checkpoint_was_taken(run: Run, log: EventLog, tell:
     assert run.checkpoints == {0: name}
 
 
+def test_a_checkpoint_that_tune_left_half_written_counts_for_nothing(
+    run: Run, log: EventLog, tell: Tell, tmp_path: Path
+) -> None:
+    """As after a kill: what it held waits for the next, or trains again."""
+    tell(1, 2)
+    (tmp_path / "checkpoint-2" / "worker.pt").write_bytes(b"half")
+    recorder = RunRecorder(run, log)
+    recorder.record_new()
+    assert units(run) == {}
+    tell(3)
+    recorder.record_new()
+    assert list(units(run)) == ["target/trial-0/to-3"]
+
+
 def test_a_log_that_was_read_before_changes_nothing(run: Run, log: EventLog, tell: Tell, tmp_path: Path) -> None:
     """As after a kill: epochs that no checkpoint held yet still wait."""
     tell(1, 2)

@@ -1,0 +1,90 @@
+"""Files that are there whole, or as they were, also where the power fails; and checkpoints that a disk has not changed.
+
+Torch writes checkpoints as zip archives, with a checksum of each part, but does not look at it when it reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import uuid
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+TEMPORARY = ".*.tmp"
+"""Names of files that are being written, or were when their process was killed."""
+
+
+class DamagedCheckpoint(RuntimeError):
+    """A checkpoint is gone, or is not what was written; says which file, and what is wrong with it."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file: it is there whole, or as it was, also where several processes write it at once."""
+    with _replacing(path) as file:
+        file.write(content)
+
+
+def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
+    """Write tensors and plain values: they are there whole, or as they were."""
+    import torch  # here, as who reads a journal alone need not wait for it
+
+    with _replacing(path) as file:
+        torch.save(dict(payload), file)
+
+
+def load_checkpoint(path: Path, device: str | torch.device | None = None) -> dict[str, Any]:
+    """Read a checkpoint back; nothing in it can run code.
+
+    Raises:
+        DamagedCheckpoint: where it cannot be read, or is not what was written.
+    """
+    import torch
+
+    from fusion.backoff import is_out_of_memory
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (part := archive.testzip()) is not None:
+                raise zipfile.BadZipFile(f"the checksum of its part {part!r} is not that of what was written")
+        loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        told = f"the checkpoint {path} cannot be read: it holds more than tensors and plain values, and may run code"
+        raise DamagedCheckpoint(told) from error
+    except Exception as error:  # what a flipped bit makes of an archive is read in many ways
+        if is_out_of_memory(error):
+            raise
+        raise DamagedCheckpoint(f"the checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+    return loaded
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file of a name of its own, which takes the place of `path` once it is written."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder outlast a loss of power: a file that is synced may else have none afterwards."""
+    with contextlib.suppress(OSError):  # some systems have no way to do so
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
