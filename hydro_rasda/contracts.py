@@ -167,6 +167,7 @@ class TargetOutcome:
         history: Epochs trained, with the metrics after each.
         error: Traceback, where it failed.
         seconds: Wall time that it took.
+        died: Whether it failed by the end of its process, so often that it is not to be tried again.
     """
 
     task: TargetTask
@@ -174,6 +175,7 @@ class TargetOutcome:
     history: History
     error: str | None
     seconds: float
+    died: bool = False
 
 
 @dataclass(frozen=True)

@@ -151,12 +151,15 @@ class Problem:
     def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
         """Call the model function, with a copy of the configuration that is its own to change."""
         own = copy.deepcopy(dict(config))
-        if not self._takes_width:
-            model = self.model_fn(own)
-        elif "width_ratio" in inspect.signature(self.model_fn).parameters:
-            model = self.model_fn(own, width_ratio=width_ratio)
-        else:
-            model = self.model_fn(own, width_ratio)
+        try:
+            if not self._takes_width:
+                model = self.model_fn(own)
+            elif "width_ratio" in inspect.signature(self.model_fn).parameters:
+                model = self.model_fn(own, width_ratio=width_ratio)
+            else:
+                model = self.model_fn(own, width_ratio)
+        except SystemExit as end:
+            raise RuntimeError(f"`model_fn` would end the script: {end!r}") from end
         return copy.deepcopy(model) if self.copied else model
 
 
@@ -306,7 +309,7 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
             # Torch broadcasts one against the other, and only warns of it.
             warnings.filterwarnings("error", "Using a target size")
             metrics = checked(problem.objective)(model, batch)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = f"a batch {outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
         if outputs:
             told = f"`loss_fn` (or `objective`) cannot take the model's output {outline(outputs[-1])} with {told}"
@@ -325,7 +328,7 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
     return metrics
 
 
-def _misfit(told: str, cause: Exception) -> _Misfit:
+def _misfit(told: str, cause: BaseException) -> _Misfit:
     refusal = ValueError(told)
     refusal.__cause__ = cause
     return _Misfit(refusal)

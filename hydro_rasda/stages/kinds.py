@@ -17,6 +17,7 @@ from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.reads import Notes, Reads, all_of
 from hydro_rasda.run.store import JournalLine, Unit
 from hydro_rasda.stages.unread import Unread, build_noting, unread_of
+from hydro_rasda.training.deaths import Deaths, failure
 from hydro_rasda.training.forks import Died, map_forked
 from hydro_rasda.training.fused import multipliers
 
@@ -28,15 +29,7 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
         A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
         digest can train as one model. Its lines say which keys of each configuration nothing reads.
     """
-    parts = evenly(trials, cores)
-    found: dict[int, _Kind] = {}
-    for part, given in zip(parts, map_forked([partial(_kinds_of, problem, part) for part in parts], cores)):
-        if isinstance(given, Died):
-            found |= {trial.number: _Kind(error=given.how) for trial in part}
-        else:
-            kinds, plans = given
-            found |= kinds
-            problem.plans.update(plans)
+    found = _found(problem, evenly(trials, cores), cores, Deaths())
     lines: list[JournalLine] = []
     for trial in trials:
         unread = found[trial.number].unread
@@ -44,6 +37,23 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
         if (error := found[trial.number].error) is not None:
             lines.append({"event": "failed", "trial": trial.number, "error": error})
     return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
+
+
+def _found(problem: Problem, parts: Sequence[Sequence[Trial]], cores: int, deaths: Deaths) -> dict[int, _Kind]:
+    """By trial, its kind. A part whose process dies is built once more, then in halves: so the culprit fails alone."""
+    found: dict[int, _Kind] = {}
+    for part, given in zip(parts, map_forked([partial(_kinds_of, problem, part) for part in parts], cores)):
+        if not isinstance(given, Died):
+            kinds, plans = given
+            found |= kinds
+            problem.plans.update(plans)
+        elif deaths.again(tuple(trial.number for trial in part)):
+            found |= _found(problem, [part], cores, deaths)
+        elif len(part) > 1:
+            found |= _found(problem, evenly(part, 2), cores, deaths)
+        else:
+            found[part[0].number] = _Kind(error=failure(given.how, "built"))
+    return found
 
 
 ALIKE = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from hydro_rasda.contracts import Span, TargetOutcome, TargetTask, TargetTrainer
@@ -21,6 +22,7 @@ from hydro_rasda.run.targets import (
     tried_targets,
 )
 from hydro_rasda.schedulers import milestones
+from hydro_rasda.training.deaths import RETRIES
 
 
 def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> list[int]:
@@ -43,10 +45,10 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
 def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
     settings = run.settings
     stops = milestones(settings.full_grace_period, settings.max_t, settings.rasda.scaling_factor)
-    left = list(finalists)
+    left, raised = list(finalists), Counter[int]()
     for stop in stops:
         run.begin_stage("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))
-        _train_to(stop, run, left, devices)
+        _train_to(stop, run, left, devices, raised)
         run.end_stage()
         if any(_goes_on(run, n, stop) for n in left):
             run.end_by_time("target")
@@ -81,7 +83,7 @@ def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> lis
     return kept
 
 
-def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: TargetTrainer) -> None:
+def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: TargetTrainer, raised: Counter[int]) -> None:
     """Train finalists to a milestone, in spans that end where a checkpoint is due, or as far as time goes."""
     while tasks := [_next_task(run, n, stop, len(numbers)) for n in numbers if _goes_on(run, n, stop)]:
         began = False
@@ -89,7 +91,7 @@ def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: TargetTraine
         tasks.sort(key=lambda task: task.span.start)
         for outcome in devices.train_each(_in_time(run, tasks)):
             began = True
-            _record(run, outcome)
+            _record(run, outcome, raised)
         if not began:
             return
 
@@ -118,11 +120,16 @@ def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
         yield task
 
 
-def _record(run: Run, outcome: TargetOutcome) -> None:
+def _record(run: Run, outcome: TargetOutcome, raised: Counter[int]) -> None:
+    """Keep what a full-size training gave; one that raised is tried again before it fails, as on Ray."""
     number = outcome.task.number
-    if outcome.error is not None:
-        record_failure(run, number, outcome.error, outcome.seconds)
-    else:
+    if outcome.error is None:
         assert outcome.state is not None
         lines = metric_lines("target", number, outcome.history)
         record_epochs(run, number, lines, outcome.state, outcome.seconds)
+    elif outcome.died or raised[number] == RETRIES:
+        record_failure(run, number, outcome.error, outcome.seconds)
+    else:
+        raised[number] += 1
+        again = f"trial {number} is tried again at full size ({raised[number]} of {RETRIES}), as it raised"
+        run.say(f"{again} {outcome.error.strip().splitlines()[-1]}")

@@ -9,6 +9,9 @@ from hydro_rasda.contracts import GroupOutcome, GroupTask, TargetOutcome, Target
 DEATHS = 2
 """So often a process dies of a task before the task is taken to be the cause."""
 
+RETRIES = 2
+"""So often a full-size trial is tried again, from its last checkpoint, that raised."""
+
 
 class Deaths:
     """Counts deaths by task, and says what to do next.
@@ -31,20 +34,22 @@ class Deaths:
             The tasks to train in its place, which the task itself may be; or the outcome of a trial that has failed.
         """
         members = task.members
-        if self._again((task.span, members)):
+        if self.again((task.span, members)):
             return [task]
         if len(members) > 1:
             return task.smaller()
-        return GroupOutcome([], {members[0]: []}, {members[0]: _failure(how)})
+        return GroupOutcome([], {members[0]: []}, {members[0]: failure(how)})
 
     def of_target(self, task: TargetTask, how: str) -> TargetTask | TargetOutcome:
         """After a death of the process that trained a full-size model: the task again, or its outcome at last."""
-        return task if self._again(task) else TargetOutcome(task, None, [], _failure(how), 0.0)
+        return task if self.again(task) else TargetOutcome(task, None, [], failure(how), 0.0, died=True)
 
-    def _again(self, task: object) -> bool:
+    def again(self, task: object) -> bool:
+        """After a death of the process that did anything: whether to do it once more, as it was."""
         self._counts[task] += 1
         return self._counts[task] < DEATHS
 
 
-def _failure(how: str) -> str:
-    return f"the process that trained it died {DEATHS} times: {how}"
+def failure(how: str, did: str = "trained") -> str:
+    """Of what no process has survived, in words."""
+    return f"the process that {did} it died {DEATHS} times: {how}"

@@ -70,13 +70,14 @@ class Device:
             torch.set_num_threads(threads)
 
     def train_groups(self, task: GroupTask, work: Work) -> GroupOutcome:
-        """Train groups to their milestone, each in one process."""
-        tasks = task.parts()
-        if len(tasks) == 1:
+        """Train groups to their milestone, each in one process; on a single core, in this one."""
+        if self.cores == 1:
             return self._train_part(task, work, work.notify)
-        outcomes = dict(self._forked(self._train_part, tasks, work, self.cores // len(tasks)))
-        deaths = Deaths()
-        return joined(self._settled(part, outcomes[i], work, deaths) for i, part in enumerate(tasks))
+        tasks = task.parts()
+        # With as many threads, what is trained again comes out the same to the last digit.
+        forked = partial(self._forked, self._train_part, work=work, threads=self.cores // len(tasks))
+        outcomes, deaths = dict(forked(tasks)), Deaths()
+        return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
     def _train_part(self, task: GroupTask, work: Work, notify: Notify) -> GroupOutcome:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
@@ -84,16 +85,14 @@ class Device:
 
         return train_group(self._problem, work.trials, task, work.load, work.should_stop, on_epoch)
 
-    def _settled(self, task: GroupTask, outcome: GroupOutcome | Died, work: Work, deaths: Deaths) -> GroupOutcome:
+    def _settled(self, task: GroupTask, outcome: GroupOutcome | Died, forked: _Forked, deaths: Deaths) -> GroupOutcome:
         """What a part gave; where its process died, what it gives with the device to itself."""
         if isinstance(outcome, GroupOutcome):
             return outcome
         following = deaths.of_group(task, outcome.how)
         if isinstance(following, GroupOutcome):
             return following
-        return joined(
-            self._settled(part, self._alone(self._train_part, part, work), work, deaths) for part in following
-        )
+        return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
 
     def train_targets(self, tasks: Sequence[TargetTask], work: Work, devices: int = 1) -> Iterator[TargetOutcome]:
         """Train at most `cores` full-size models at the same time, on the more threads the fewer they are.
@@ -106,12 +105,13 @@ class Device:
         Yields:
             What each gave, as they are done. Of wall time that they share, each counts its part.
         """
-        threads = max(1, self.cores // -(-tasks[0].beside // devices))
-        if threads == self.cores:
+        if self.cores == 1:
             yield from (self._train_target(task, work, work.notify) for task in tasks)
             return
+        threads = max(1, self.cores // -(-tasks[0].beside // devices))
+        forked = partial(self._forked, self._train_target, work=work, threads=threads)
         died = []
-        for i, outcome in self._forked(self._train_target, tasks, work, threads):
+        for i, outcome in forked(tasks):
             if isinstance(outcome, Died):
                 died.append((tasks[i], outcome))
             else:
@@ -121,7 +121,7 @@ class Device:
             while isinstance(outcome, Died):
                 following = deaths.of_target(task, outcome.how)
                 if isinstance(following, TargetTask):
-                    following = self._alone(self._train_target, task, work)
+                    following = _alone(forked, task)
                 outcome = following
             yield outcome
 
@@ -137,9 +137,13 @@ class Device:
     ) -> Iterator[tuple[int, Any]]:
         return imap_forked([partial(train, task, work) for task in tasks], threads, work.notify)
 
-    def _alone(self, train: Callable[..., Any], task: Any, work: Work) -> Any:
-        """In a process of its own all the same: what ends it must not end this one."""
-        return next(outcome for _, outcome in self._forked(train, [task], work, self.cores))
+
+_Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
+"""Trains tasks at the same time, in a process each: what ends one of them does not end this one."""
+
+
+def _alone(forked: _Forked, task: Any) -> Any:
+    return next(outcome for _, outcome in forked([task]))
 
 
 def usable_cores(problem: Problem) -> int:

@@ -136,12 +136,12 @@ def imap_forked(pieces: Sequence[Piece], threads: int, notify: Notify) -> Iterat
 def map_forked(pieces: Sequence[Callable[[], Any]], cores: int) -> list[Any]:
     """Do pieces of work on one thread each, as many at the same time as there are cores.
 
-    A single piece, and all of them where there is one core, are done in this process.
+    Where there is one core, they are done in this process.
 
     Returns:
         What each returned, or that it `Died`, in the order of the pieces.
     """
-    if cores == 1 or len(pieces) == 1:
+    if cores == 1:
         return [piece() for piece in pieces]
     results: dict[int, Any] = {}
     for first in range(0, len(pieces), cores):

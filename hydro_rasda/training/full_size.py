@@ -51,6 +51,6 @@ def train_target(
             metrics = settle_epoch(learner, problem, epoch, metrics, trial.batch_size)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)
-    except Exception:
+    except (Exception, SystemExit):
         return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
     return TargetOutcome(task, learner.state(), history, None, time.perf_counter() - started)

@@ -168,7 +168,7 @@ def train_group(
             return _train(problem, trials, part, load, should_stop, on_epoch)
         except DamagedCheckpoint:
             raise  # whoever goes on from it is not to blame
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the latter would end a script, and look like success
             if is_out_of_memory(error) and can_be_smaller(part):
                 raise
             if len(members) == 1:

@@ -155,7 +155,7 @@ def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, cores: int
                 seconds=SECONDS_PER_WIDTH,
                 multipliers=multipliers(surrogates[0], problem.settings.surrogate),
             )
-    except Exception:
+    except (Exception, SystemExit):
         return None
     throughput = {str(width): rate for width, rate in plan.throughput.items()}
     return {"width": plan.width, "throughput": throughput, "obstacle": plan.obstacle}

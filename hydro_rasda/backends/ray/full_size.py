@@ -45,15 +45,13 @@ from hydro_rasda.run.targets import (
     source_of,
     trained_config,
 )
+from hydro_rasda.training.deaths import RETRIES
 
 FOLDER = "ray"
 """Tune's own folder in the run's."""
 
 EVENTS = "events.jsonl"
 """What Tune said, in its folder."""
-
-MAX_FAILURES = 2
-"""How often a trial goes on from its last checkpoint after it failed."""
 
 _LOOK_S = 0.1
 _BRIEF_S = 0.01
@@ -110,7 +108,7 @@ class FullSize:
             checkpoint_config=tune.CheckpointConfig(
                 num_to_keep=3 if isinstance(self._scheduler, PopulationBasedTraining) else 1
             ),
-            max_failures=MAX_FAILURES,
+            max_failures=RETRIES,
         )
         grows = isinstance(self._scheduler, RASDAScheduler)
         self._size = None if grows else PlacementGroupFactory([dict(worker)] * run.settings.rasda.workers)

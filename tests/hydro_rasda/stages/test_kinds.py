@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,3 +134,24 @@ def test_models_that_are_alike_are_not_all_built(problem: Problem) -> None:
     assert len(built) == ALIKE
     assert len(set(unit.value.values())) == 1
     assert [line["unread"] for line in unit.lines] == [{"colour": None}] * 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked on Linux alone")
+@pytest.mark.parametrize("times", [1, 1000])
+def test_only_the_trial_whose_model_kills_each_process_fails(problem: Problem, tmp_path: Path, times: int) -> None:
+    """One that is killed once, as where memory runs out, is built again; the others of its process are, too."""
+    here = os.getpid()
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        if "deadly" in config and os.getpid() != here and len(list(tmp_path.iterdir())) < times:
+            (tmp_path / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return mlp(config, width_ratio)
+
+    given = trials({}, {}, {"deadly": True}, {}, {}, {})
+    unit = find_kinds(replace(problem, model_fn=model_fn), given, cores=2)
+    failed = {line["trial"]: line["error"] for line in unit.lines if line["event"] == "failed"}
+    assert set(unit.value) == {0, 1, 2, 3, 4, 5} - set(failed)
+    told = "the process that built it died 2 times: SIGKILL, as where memory runs out"
+    assert failed == ({} if times == 1 else {2: told})
+    assert len(set(unit.value.values())) == 1

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from hydro_rasda import RASDAConfig
+from hydro_rasda.contracts import TargetOutcome, TargetTask
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.targets import (
     decided_targets,
@@ -22,7 +25,7 @@ from hydro_rasda.run.targets import (
     settle_configs,
 )
 from hydro_rasda.stages.race import train_targets
-from tests.hydro_rasda.scripted import Scripted, curves, open_run
+from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.
 RACE: dict[str, Any] = {"max_t": 4, "rasda": RASDAConfig(grace_period=1)}
@@ -220,6 +223,39 @@ def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race:
     train_targets(again, [0, 1, 2], device := Scripted({}))
     assert device.trained == []
     assert again.store.done("target/done")
+
+
+class Stumbling(Scripted):
+    """Raises the first few times, or dies."""
+
+    def __init__(self, scores: Scores, times: int, died: bool = False) -> None:
+        super().__init__(scores)
+        self.times, self.died = times, died
+
+    def _train(self, task: TargetTask) -> TargetOutcome:
+        if self.times == 0:
+            return super()._train(task)
+        self.times -= 1
+        return TargetOutcome(task, None, [], "Traceback\nOSError: the network is down\n", 1.0, self.died)
+
+
+@pytest.mark.parametrize(("times", "fails"), [(1, False), (2, False), (3, True)])
+def test_who_raises_has_two_more_tries_each_of_which_is_told(
+    open_race: Callable[..., Run], times: int, fails: bool
+) -> None:
+    run, said = open_race(1), []
+    run.callbacks = Callbacks([lambda event: said.append(event.text) if isinstance(event, MessageSaid) else None])
+    train_targets(run, [0], Stumbling(SCORES, times))
+    assert epochs(run) == ({} if fails else {0: [1, 2, 3, 4]})
+    assert (0 in run.failures) == fails
+    again = "trial 0 is tried again at full size ({} of 2), as it raised OSError: the network is down"
+    assert said[:2] == [again.format(n) for n in (1, 2)][: min(times, 2)] + said[min(times, 2) : 2]
+
+
+def test_who_died_has_had_its_second_chance(open_race: Callable[..., Run]) -> None:
+    run = open_race(1)
+    train_targets(run, [0], Stumbling(SCORES, 1, died=True))
+    assert 0 in run.failures
 
 
 def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..., Run]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem, Trial, dry_run
 from hydro_rasda.training.device import Device, Work
 from tests.hydro_rasda.models import Config, mlp
 
@@ -77,11 +77,62 @@ def test_groups_beside_each_other_are_the_groups_one_after_another(problem: Prob
 
 
 def test_a_process_that_died_once_costs_time_alone(problem: Problem, tmp_path: Path) -> None:
+    """On as many threads as it had, so that sums are added up in the same order: what it gives is the same."""
     trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
-    dying = Device(deadly(problem, tmp_path / "deaths", times=1))
-    outcome = dying.train_groups(groups(EVEN, ODD), work(trials=trials))
+    unbroken = Device(problem).train_groups(groups(EVEN, ODD), work(trials=trials))
+    folder = tmp_path / "deaths"
+    outcome = Device(deadly(problem, folder, times=1)).train_groups(groups(EVEN, ODD), work(trials=trials))
+    assert len(list(folder.iterdir())) == 1
     assert not outcome.failures
-    assert {n: len(history) for n, history in outcome.history.items()} == dict.fromkeys(range(6), 2)
+    assert outcome.history == unbroken.history
+    for part, whole in zip(outcome.checkpoint, unbroken.checkpoint, strict=True):
+        for name, value in whole["state"]["model"].items():
+            assert torch.equal(part["state"]["model"][name], value)
+
+
+def test_what_is_trained_again_has_the_threads_that_it_had(problem: Problem, tmp_path: Path) -> None:
+    seen = tmp_path / "threads"
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        with seen.open("a") as file:
+            file.write(str(torch.get_num_threads()))
+        os.kill(os.getpid(), signal.SIGKILL)
+        return mlp(config, width_ratio)
+
+    device = Device(replace(problem, model_fn=model_fn))
+    assert device.train_groups(groups(Group("even", (0,), True), Group("odd", (1,), True)), work()).failures
+    list(device.train_targets(tasks(0, 1), work()))
+    assert seen.read_text() == "1" * 8
+
+
+def test_what_kills_its_process_fails_alone_where_nothing_trains_beside_it(problem: Problem, tmp_path: Path) -> None:
+    trials = {**TRIALS, 0: Trial(0, {**TRIALS[0].config, "deadly": True})}
+    dying = Device(deadly(problem, tmp_path / "deaths", times=1000))
+    assert dying.train_groups(groups(Group("even", (0,), True)), work(trials=trials)).failures.keys() == {0}
+    (outcome,) = dying.train_targets(tasks(0), work(trials=trials))
+    assert outcome.error is not None
+    assert outcome.died
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_code_that_would_end_the_script_fails_its_trial(problem: Problem, threads: int) -> None:
+    torch.set_num_threads(threads)
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        sys.exit(0)
+
+    def objective(model: nn.Module, batch: Any) -> Any:
+        sys.exit(0)
+
+    for broken in (replace(problem, model_fn=model_fn), replace(problem, objective=objective)):
+        device = Device(broken)
+        assert "SystemExit" in device.train_groups(groups(Group("even", (0,), True)), work()).failures[0]
+        (outcome,) = device.train_targets(tasks(0), work())
+        assert outcome.error is not None
+        assert "SystemExit" in outcome.error
+        assert not outcome.died
+        with pytest.raises(ValueError, match="SystemExit"):
+            dry_run(broken, [TRIALS[0]])
 
 
 def test_only_the_trial_that_kills_its_process_fails(problem: Problem, tmp_path: Path) -> None:
