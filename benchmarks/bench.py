@@ -48,6 +48,7 @@ STEPS = (
     Step("fusion_throughput --trials 32 --seconds 5 --out {out}"),
     Step("transfer_quality digits --configs 12 --ratios 0.125 --seeds 3 --out {out}"),
     Step("rasda_paper --quick --out {out}", "lcbench/model.onnx"),
+    Step("packing --quick --out {out}"),
     Step("scale traces dispatch scheduler simulator events examples_read --out {out}"),
 )
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import rasda_beyond, scale
+from benchmarks import packing, rasda_beyond, scale
 from benchmarks.fusion_cases import CASES
+from benchmarks.packing_page import PAPERS_DECISIONS
 from benchmarks.rasda_paper import TOLERANCE
 from benchmarks.rasda_report import RESULTS
 from benchmarks.rasda_settings import APPLICATIONS
@@ -50,7 +51,7 @@ class Claim(NamedTuple):
 
 def claims(folder: Path) -> list[Claim]:
     """What the result files of a folder say; a benchmark without a file says nothing."""
-    parts = (_vs_asha, _fusion, _cuda, _transfer, _paper, _beyond, _ray, _scale)
+    parts = (_vs_asha, _fusion, _cuda, _transfer, _paper, _beyond, _ray, _scale, _packing)
     return [claim for part in parts for claim in part(folder)]
 
 
@@ -312,6 +313,62 @@ def _scale(folder: Path) -> list[Claim]:
         where = f"{result['environment']['cores']} cores; {now['date']}; load {now['load']}"
         found.append(Claim(row.what, measured, target, row.met(now["number"]), where, "scale.md"))
     return found
+
+
+def _packing(folder: Path) -> list[Claim]:
+    result = _read(folder / packing.FILE)
+    if result is None:
+        return []
+    return [*_packing_decisions(result.get("decisions")), *_packing_makespans(result.get("makespan"))]
+
+
+def _packing_decisions(part: Any) -> list[Claim]:
+    found = []
+    for row in part["rows"] if part else []:
+        jobs, gpus, measured = row["jobs"], row["GPUs"], row["policies"]
+        where = f"{_machine(part['environment'])}; load {part['environment']['load']}"
+        papers = PAPERS_DECISIONS.get((jobs, gpus), {}).get(packing.PAPERS)
+        unknown, known = measured[packing.BLIND], measured[packing.OURS]
+        seconds, share = (papers[0] / 2000, papers[1]) if papers else (1.0, 0.0)
+        target = f"{share:.0%} in {seconds * 1000:.3g} ms" if papers else f"below {seconds:g} s"
+        shown = [
+            f"{name} {row['occupancy']:.1%} in {row['seconds'] * 1000:.3g} ms"
+            for name, row in (("", unknown), ("with interference", known), *measured.items())
+            if name in ("", "with interference", packing.PAPERS, "HiGHS")
+        ]
+        met = unknown["seconds"] < seconds and round(unknown["occupancy"], 2) >= share
+        name = f"Packing, a decision of ours: {jobs:,} jobs on {gpus:,} GPUs, by shares alone"
+        found.append(Claim(name, "; ".join(shown).strip(), target, met, where, "packing.md"))
+    return found
+
+
+def _packing_makespans(part: Any) -> list[Claim]:
+    rows = [row for row in part["rows"] if row["system"] in packing.TARGETS] if part else []
+    stated = [row for row in rows if row["neighbour"] == packing.STATED]
+    if not stated:
+        return []
+    where = f"{_machine(part['environment'])}; {stated[0]['seeds']} seeds"
+    systems = ", ".join(row["system"] for row in stated)
+    shorter = [row["shorter"][packing.PAPERS] for row in stated]
+    over = [row["ours_over_WFD"][1] for row in stated]
+    return [
+        Claim(
+            f"Packing in virtual time, HyperSack's WFD over one job a GPU: {systems}",
+            ", ".join(f"{ratio:.2f}x" for ratio in shorter),
+            ", ".join(f"{row['paper']:g}x" for row in stated) + ", each within 10 %",
+            all(abs(ratio / row["paper"] - 1) <= 0.1 for ratio, row in zip(shorter, stated)),
+            where,
+            "packing.md",
+        ),
+        Claim(
+            "... ours over WFD",
+            ", ".join(f"{ratio:.3f}x" for ratio in over),
+            "1.1x",
+            min(over) >= 1.1,
+            where,
+            "packing.md",
+        ),
+    ]
 
 
 def _machine(environment: dict[str, Any]) -> str:

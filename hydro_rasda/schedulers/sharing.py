@@ -8,10 +8,10 @@ nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from operator import itemgetter
 
 from hydro_rasda.checks import require
 from hydro_rasda.schedulers.packing import SLACK, Job, Placed, Room, longest_first
@@ -21,8 +21,6 @@ LOOK = 8
 
 LEAST = 0.02
 """Devices with a smaller share left get no further job."""
-
-_MEMORY = itemgetter(Job._fields.index("memory"))
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class FastestTogether:
         heap = [(-room.compute, i) for i, room in enumerate(rooms)]
         heapify(heap)
         together = [_Together(self.interference, room) for room in rooms]
-        too_little = min(map(_MEMORY, waiting), default=0.0) - 2 * SLACK
+        too_little = -math.inf
         placed = []
         while heap and waiting:
             used, at = heap[0]
@@ -122,11 +120,12 @@ class _Together:
         work: That they do there in a second, in what a reference device does.
     """
 
-    __slots__ = ("_beside", "_load", "_members", "_otherwise", "memory", "rate", "work")
+    __slots__ = ("_beside", "_by_shares_alone", "_load", "_members", "_otherwise", "memory", "rate", "work")
 
     def __init__(self, interference: Interference, room: Room) -> None:
         self.rate, self.memory = room.rate, room.memory + SLACK
         self._beside, self._otherwise = interference.beside, interference.otherwise
+        self._by_shares_alone = not self._beside and self._otherwise == 1
         self._load = self.work = 0.0
         self._members: list[tuple[float, str, float]] = []  # compute, kind, by how much the others slow it
         for job in room.jobs:
@@ -137,8 +136,7 @@ class _Together:
 
         Where none of them has the memory, it is the last that has. None where no job has it.
         """
-        by_shares_alone = not self._beside and self._otherwise == 1
-        free, load, rate = self.memory, self._load, self.rate
+        by_shares_alone, free, load, rate = self._by_shares_alone, self.memory, self._load, self.rate
         most, at, end = -1.0, None, len(waiting)
         for i in range(end - 1, max(-1, end - 1 - LOOK), -1):
             _, memory, compute, _, kind = waiting[i]
@@ -160,16 +158,20 @@ class _Together:
         self._join(job, work)
 
     def _join(self, job: Job, work: float) -> None:
+        self._load += job.compute
+        self.work = work
+        if self._by_shares_alone:
+            return
         get, otherwise = self._beside.get, self._otherwise
         slower = 1.0
         for i, (compute, kind, factor) in enumerate(self._members):
             slower *= get((job.kind, kind), otherwise)
             self._members[i] = compute, kind, factor * get((kind, job.kind), otherwise)
         self._members.append((job.compute, job.kind, slower))
-        self._load += job.compute
-        self.work = work
 
     def _work_with(self, compute: float, kind: str) -> float:
+        if self._by_shares_alone:
+            return min(self.rate, self._load + compute)
         get, otherwise = self._beside.get, self._otherwise
         slower, work = 1.0, 0.0
         for of_member, other, factor in self._members:

@@ -10,6 +10,7 @@ from hydro_rasda.simulator.cost import CostModel, Link, Spread, all_reduce, hier
 from hydro_rasda.simulator.engine import simulate
 from hydro_rasda.simulator.lcbench import lcbench, lcbench_folder, lcbench_tasks
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
+from hydro_rasda.simulator.packing import Machine, PackingOutcome, simulate_packing
 from hydro_rasda.simulator.past_run import PastRun, read_past_run
 from hydro_rasda.simulator.resize import FillCluster, WhilePaying, as_due
 from hydro_rasda.simulator.rules import (
@@ -31,8 +32,10 @@ __all__ = [
     "FixedWorkers",
     "Growth",
     "Link",
+    "Machine",
     "NodeKind",
     "Outcome",
+    "PackingOutcome",
     "PastRun",
     "Plan",
     "Resize",
@@ -53,5 +56,6 @@ __all__ = [
     "random_search",
     "read_past_run",
     "simulate",
+    "simulate_packing",
     "synchronous_halving",
 ]

@@ -48,9 +48,9 @@ def most_compute(jobs: Sequence[Job], rooms: Sequence[Room]) -> float:
     return -float(found.fun)
 
 
-def shortest(jobs: Sequence[Job], rooms: Sequence[Room]) -> float:
+def shortest(jobs: Sequence[Job], devices: int) -> float:
     """The least makespan of jobs that never move between devices of the rate 1 and slow nobody beyond their shares."""
-    n, d = len(jobs), len(rooms)
+    n, d = len(jobs), devices
     work = np.array([job.compute * job.seconds for job in jobs])
     wholly_placed = np.hstack([np.kron(np.ones(d), np.eye(n)), np.zeros((n, 1))])
     over = np.hstack([np.kron(np.eye(d), work), -np.ones((d, 1))])

@@ -1,0 +1,220 @@
+"""Packing jobs on devices: decisions against HiGHS, makespans in virtual time, and trainings that are really run.
+
+    python -m benchmarks.packing [decisions] [makespan] [run] [--quick] [--out FOLDER]
+
+Parts that are named are measured again, by default the first two; the others stay as they were measured. It rewrites
+`packing.{json,md}` in `benchmarks/results`, or in another folder. `run` needs the machine to itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array, eye_array, kron
+
+from benchmarks import packing_profiles as profiles
+from benchmarks.packing_page import markdown
+from benchmarks.rasda_report import RESULTS, cpu_model
+from hydro_rasda.schedulers import (
+    FastestTogether,
+    Interference,
+    Job,
+    Placed,
+    Policy,
+    Room,
+    first_fit,
+    first_fit_decreasing,
+    one_a_device,
+    worst_fit,
+    worst_fit_decreasing,
+)
+from hydro_rasda.simulator import Machine, simulate_packing
+
+FILE = "packing.json"
+OURS, PAPERS, BLIND = "ours", "WFD", "ours, interference unknown"
+
+Row = dict[str, Any]
+
+
+def policies(interference: Interference) -> dict[str, Policy]:
+    """HyperSack's and ours, which knows what jobs slow each other by, or does not."""
+    return {
+        "FF": first_fit,
+        "FFD": first_fit_decreasing,
+        "WF": worst_fit,
+        PAPERS: worst_fit_decreasing,
+        BLIND: FastestTogether(),
+        OURS: FastestTogether(interference),
+    }
+
+
+def occupancy(jobs: Sequence[Job], rooms: Sequence[Room], placed: Sequence[Placed]) -> float:
+    """Share of the devices' compute that is asked for; of one that is asked for more than it has, all."""
+    compute = {job.name: job.compute for job in jobs}
+    asked = dict.fromkeys((room.device for room in rooms), 0.0)
+    for name, device in placed:
+        asked[device] += compute[name]
+    return sum(min(room.compute, asked[room.device]) for room in rooms) / sum(room.compute for room in rooms)
+
+
+def highs(jobs: Sequence[Job], rooms: Sequence[Room], seconds: float) -> tuple[float, float]:
+    """The most occupancy, without asking a device for more than it has, as HiGHS finds it; and the seconds it took."""
+    began, n, d = time.perf_counter(), len(jobs), len(rooms)
+    memory, compute = (np.array([getattr(job, name) for job in jobs]) for name in ("memory", "compute"))
+    constraints = [
+        LinearConstraint(csr_array(kron(np.ones((1, d)), eye_array(n))), ub=np.ones(n)),
+        LinearConstraint(csr_array(kron(eye_array(d), memory[None])), ub=[room.memory for room in rooms]),
+        LinearConstraint(csr_array(kron(eye_array(d), compute[None])), ub=[room.compute for room in rooms]),
+    ]
+    limit = {"time_limit": seconds, "mip_rel_gap": 1e-4}
+    found = milp(
+        -np.tile(compute, d), integrality=np.ones(n * d), bounds=Bounds(0, 1), constraints=constraints, options=limit
+    )
+    took = time.perf_counter() - began
+    return (float(-found.fun) / sum(room.compute for room in rooms) if found.x is not None else 0.0), took
+
+
+def fastest(decide: Callable[[], Sequence[Placed]], repeats: int) -> float:
+    """CPU seconds of a decision: the least of some, as other work on the machine only adds."""
+    times = []
+    for _ in range(repeats):
+        began = time.thread_time()
+        decide()
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+def decisions(quick: bool) -> list[Row]:
+    """Seconds and occupancy of a first decision, by policy."""
+    rows = []
+    for jobs, gpus, seeds, repeats in ((96, 4, 20, 200), (384, 16, 20, 100), (100_008, 10_000, 1, 5)):
+        if quick:
+            seeds, repeats = min(seeds, 2), 3
+        row: Row = {"jobs": jobs, "GPUs": gpus, "seeds": seeds, "policies": {}}
+        problems = [profiles.problem(jobs, seed) for seed in range(seeds)]
+        rooms = [Room(f"gpu-{i}", profiles.MEMORY, 1.0) for i in range(gpus)]
+        for name in policies(Interference()):
+            found = [(policies(problem.interference)[name], problem.jobs) for problem in problems]
+            row["policies"][name] = {
+                "seconds": median(fastest(partial(policy, of, rooms), repeats) for policy, of in found),
+                "occupancy": median(occupancy(of, rooms, policy(of, rooms)) for policy, of in found),
+            }
+        if gpus <= 16:
+            solved = [highs(problem.jobs, rooms, 2 if quick else 60) for problem in problems[:3]]
+            row["policies"]["HiGHS"] = {
+                "seconds": median(took for _, took in solved),
+                "occupancy": median(share for share, _ in solved),
+            }
+        rows.append(row)
+    return rows
+
+
+SYSTEMS: dict[str, tuple[list[Machine], float]] = {
+    "4 A100": (profiles.a100s(4), 2.6),
+    "8 A100": (profiles.a100s(8), 2.7),
+    "16 A100": (profiles.a100s(16), 2.7),
+    "4 H100": (profiles.h100s_and_a100s(4, 0), 3.95),
+    "4 H100 + 6 A100": (profiles.h100s_and_a100s(4, 6), 3.96),
+    "4 H100 + 12 A100": (profiles.h100s_and_a100s(4, 12), 4.0),
+}
+"""By name, the devices, and how many times as short HyperSack's makespan is as that of one job a GPU."""
+
+
+TARGETS = ("4 A100", "8 A100", "16 A100", "4 H100 + 12 A100")
+"""The systems by which the simulator is judged; the other two are what it was fitted to."""
+
+STATED = profiles.NEIGHBOUR
+
+
+def makespan(quick: bool) -> list[Row]:
+    """How many times as short a makespan is as one job a GPU, by system and policy: medians over profiles drawn."""
+    seeds = 2 if quick else 20
+    settings = [(system, profiles.NEIGHBOUR) for system in SYSTEMS]
+    settings += [("16 A100", 0.0), ("16 A100", 0.3)]
+    return [row_of(system, neighbour, seeds) for system, neighbour in settings]
+
+
+def row_of(system: str, neighbour: float, seeds: int) -> Row:
+    """One system: what each policy makes of the same jobs."""
+    machines, papers = SYSTEMS[system]
+    shorter: dict[str, list[float]] = {}
+    busy: dict[str, list[float]] = {}
+    unpacked, ratios, most = [], [], []
+    for seed in range(seeds):
+        drawn = profiles.problem(384, seed, neighbour)
+        jobs = drawn.jobs
+        alone = simulate_packing(one_a_device, jobs, machines, drawn.interference).seconds
+        unpacked.append(alone)
+        seconds = {}
+        for name, policy in policies(drawn.interference).items():
+            outcome = simulate_packing(policy, jobs, machines, drawn.interference)
+            seconds[name] = outcome.seconds
+            shorter.setdefault(name, []).append(alone / outcome.seconds)
+            busy.setdefault(name, []).append(outcome.busy)
+        work = sum(job.compute * job.seconds for job in jobs)
+        most.append(alone / (work / sum(machine.rate * machine.speed for machine in machines)))
+        ratios.append(seconds[PAPERS] / seconds[OURS])
+    return {
+        "system": system,
+        "neighbour": neighbour,
+        "seeds": seeds,
+        "unpacked_minutes": median(unpacked) / 60,
+        "paper": papers,
+        "shorter": {name: median(values) for name, values in shorter.items()},
+        "busy": {name: median(values) for name, values in busy.items()},
+        "at_most": median(most),
+        "ours_over_WFD": [float(q) for q in np.quantile(ratios, (0.25, 0.5, 0.75))],
+    }
+
+
+def environment(quick: bool) -> Row:
+    """Hardware, date and versions."""
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "versions": {name: version(name) for name in ("numpy", "scipy")},
+        "load": round(os.getloadavg()[0], 1),
+        "option": "--quick" if quick else "",
+    }
+
+
+PARTS: dict[str, Callable[[bool], Any]] = {"decisions": decisions, "makespan": makespan}
+
+BY_DEFAULT = ("decisions", "makespan")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures the parts that are named and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="two profiles, a few repeats")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    unknown = set(given.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: no part; there are {', '.join(PARTS)}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    file = given.out / FILE
+    results = json.loads(file.read_text()) if file.exists() else {}
+    for part in given.parts or BY_DEFAULT:
+        about = environment(given.quick)
+        results[part] = {"environment": about, "rows": PARTS[part](given.quick)}
+    file.write_text(json.dumps(results, indent=1) + "\n")
+    (given.out / "packing.md").write_text(markdown(results))
+    print(f"wrote {given.out / 'packing.md'}")
+
+
+if __name__ == "__main__":
+    main()

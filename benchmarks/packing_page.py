@@ -1,0 +1,107 @@
+"""The results of `benchmarks.packing` as a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.packing_profiles import ORIGINS
+from benchmarks.rasda_report import table
+
+Row = dict[str, Any]
+
+PAPERS_DECISIONS = {
+    (96, 4): {
+        "FF": (0.129, 0.88),
+        "FFD": (0.163, 0.97),
+        "WF": (0.135, 0.91),
+        "WFD": (0.171, 0.98),
+        "HiGHS": (181.6e3, 0.99),
+    },
+    (384, 16): {
+        "FF": (0.264, 0.97),
+        "FFD": (0.298, 0.98),
+        "WF": (0.319, 0.97),
+        "WFD": (0.332, 1.0),
+        "HiGHS": (212.8e3, 1.0),
+    },
+}
+"""By jobs and GPUs and policy, HyperSack's milliseconds and occupancy; its solver was OR-Tools' in place of HiGHS."""
+
+
+def markdown(results: Row) -> str:
+    """The tables, with what they say."""
+    parts = [_HEAD]
+    if "decisions" in results:
+        parts += ["## Decisions", _DECISIONS, _where(results["decisions"]), table(_decisions(results["decisions"]))]
+    if "makespan" in results:
+        rows = results["makespan"]["rows"]
+        parts += ["## Makespan over one job a GPU", _MAKESPAN, _where(results["makespan"]), table(_makespans(rows))]
+        parts += ["Share of the devices' compute that is asked for while jobs wait, at most all of it:"]
+        parts += [table([{**_named(row), **row["busy"]} for row in rows])]
+        origins = [{"what": what, "value": value, "origin": origin} for what, value, origin in ORIGINS]
+        parts += ["## Every assumption", table(origins)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _where(part: Row) -> str:
+    about = part["environment"]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    option = f" Option: `{about['option']}`." if about["option"] else ""
+    load = f"load at the start {about['load']}"
+    return f"{about['date']}, {about['cpu']}, {about['cores']} cores, one thread, {versions}; {load}.{option}"
+
+
+def _decisions(part: Row) -> list[Row]:
+    found = []
+    for row in part["rows"]:
+        papers = PAPERS_DECISIONS.get((row["jobs"], row["GPUs"]), {})
+        for name, measured in row["policies"].items():
+            ms, share = papers.get(name, ("", ""))
+            found.append(
+                {
+                    "jobs": row["jobs"],
+                    "GPUs": row["GPUs"],
+                    "policy": name,
+                    "ms": measured["seconds"] * 1000,
+                    "occupancy": f"{measured['occupancy']:.1%}",
+                    "HyperSack's ms": ms,
+                    "HyperSack's occupancy": share if share == "" else f"{share:.0%}",
+                }
+            )
+    return found
+
+
+def _named(row: Row) -> Row:
+    return {"system": row["system"], "neighbour at most": f"{row['neighbour']:.0%}"}
+
+
+def _makespans(rows: list[Row]) -> list[Row]:
+    return [
+        {
+            **_named(row),
+            "unpacked, minutes": row["unpacked_minutes"],
+            "HyperSack": row["paper"],
+            **row["shorter"],
+            "perfect": row["at_most"],
+            "ours over WFD [quartiles]": f"{row['ours_over_WFD'][1]:.3f} "
+            f"[{row['ours_over_WFD'][0]:.3f}, {row['ours_over_WFD'][2]:.3f}]",
+        }
+        for row in rows
+    ]
+
+
+_HEAD = """# Packing jobs on devices
+
+HyperSack's policies (FF, FFD, WF, WFD) and ours (`FastestTogether`), as the library has them. Rerun:
+`python -m benchmarks.packing`."""
+
+_DECISIONS = """One decision: all jobs wait, all devices are empty. Medians over profiles drawn, of the least CPU time
+of 5 to 200 repeats; HiGHS: of three profiles, for 60 s each at most. Occupancy: the share of all compute that is asked
+for. Ours may ask a device for more than it has, where its jobs then get more done: that counts as all of it.
+HyperSack's numbers are for its own jobs, which it does not state; ours have 22 to 50 % of a device each, so that
+without asking for more than there is, two or three fill it."""
+
+_MAKESPAN = """How many times as short, in virtual time, as with one job a GPU, as its first device is free: medians
+over profiles drawn; 384 jobs. Jobs whose shares sum up to more than a device has get on in proportion, and each
+neighbour slows a job by a factor that was drawn for the two kinds, "at most" as given. "Perfect": devices fully busy
+from the first to the last second, and no interference."""

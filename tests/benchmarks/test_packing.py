@@ -1,0 +1,59 @@
+"""The profiles are what they are said to be, and the published tables are those of the published numbers."""
+
+import json
+from statistics import fmean
+
+import pytest
+
+from benchmarks.packing import FILE, OURS, PAPERS, SYSTEMS, highs, occupancy, policies, row_of
+from benchmarks.packing_page import markdown
+from benchmarks.packing_profiles import HIGHEST, LOWEST, SECONDS, h100s_and_a100s, problem
+from benchmarks.rasda_report import RESULTS
+from hydro_rasda.schedulers import Interference, Job, Placed, Room, one_a_device
+from hydro_rasda.simulator import simulate_packing
+
+
+def test_jobs_are_of_24_kinds_within_the_slides_range_and_take_as_long_as_the_slides_did() -> None:
+    drawn = problem(384, seed=0)
+    assert len(drawn.jobs) == 384
+    assert len({job.kind for job in drawn.jobs}) == 24
+    assert all(LOWEST <= job.compute <= HIGHEST for job in drawn.jobs)
+    assert fmean(job.seconds for job in drawn.jobs) == pytest.approx(SECONDS)
+    assert drawn == problem(384, seed=0)
+    assert drawn != problem(384, seed=1)
+
+
+def test_without_packing_systems_take_as_long_as_on_the_slides() -> None:
+    """2.1 h on 4 A100; 1.7 h on 4 H100; 49.5 minutes on 4 H100 and 6 A100."""
+    drawn = problem(384, seed=0)
+    for machines, minutes in (
+        (SYSTEMS["4 A100"][0], 126),
+        (h100s_and_a100s(4, 0), 102),
+        (h100s_and_a100s(4, 6), 49.5),
+    ):
+        seconds = simulate_packing(one_a_device, drawn.jobs, machines, drawn.interference).seconds
+        assert seconds / 60 == pytest.approx(minutes, rel=0.05)
+
+
+def test_occupancy_counts_what_a_device_has_at_most() -> None:
+    jobs = [Job("a", 1, 0.6, 1), Job("b", 1, 0.6, 1), Job("c", 1, 0.5, 1)]
+    rooms = [Room("x", 9, 1), Room("y", 9, 1)]
+    assert occupancy(jobs, rooms, [Placed("a", "x"), Placed("b", "x"), Placed("c", "y")]) == pytest.approx(0.75)
+
+
+def test_highs_packs_the_best_that_fits() -> None:
+    jobs = [Job(str(share), 1, share, 1) for share in (0.5, 0.4, 0.35, 0.3, 0.3)]
+    assert highs(jobs, [Room("x", 9, 1)], seconds=10)[0] == pytest.approx(1.0)  # 0.4, 0.3 and 0.3
+    assert highs(jobs, [Room("x", 2, 1)], seconds=10)[0] == pytest.approx(0.9)  # memory for two
+
+
+def test_a_row_compares_all_policies_on_the_same_jobs() -> None:
+    row = row_of("4 A100", 0.0, seeds=1)
+    assert row["shorter"].keys() == policies(Interference()).keys()
+    assert 1 < row["shorter"][PAPERS] < row["at_most"]
+    assert row["ours_over_WFD"][1] == pytest.approx(row["shorter"][OURS] / row["shorter"][PAPERS])
+
+
+def test_the_published_tables_are_those_of_the_published_numbers() -> None:
+    results = json.loads((RESULTS / FILE).read_text())
+    assert markdown(results) == (RESULTS / "packing.md").read_text()
