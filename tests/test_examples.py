@@ -70,3 +70,14 @@ def test_the_readmes_first_program_runs(tmp_path: Path, monkeypatch: pytest.Monk
     exec(program[1], names)
     assert isinstance(names["model"], torch.nn.Module)
     assert (names["model"](x[1200:]).argmax(1) == y[1200:]).float().mean() > 0.9
+
+
+@pytest.mark.slow
+def test_packed_trainings_share_the_cores(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "packing.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"^best (\S+): accuracy ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert best, done.stdout
+    assert float(best[2]) > 0.9
+    assert "12 of 12 jobs complete" in done.stdout

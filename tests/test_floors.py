@@ -27,7 +27,10 @@ FLOORS = (
 BESIDE = {frozenset({"backends", "stages"})}
 """Rooms of one floor that do not know each other."""
 
-FREE_STANDING = {"simulator": {"checks", "config", "schedulers", "run"}}
+FREE_STANDING = {
+    "packing": {"checks", "schedulers", "run"},
+    "simulator": {"checks", "config", "schedulers", "run"},
+}
 """Rooms apart from the floors, and all that they may use."""
 
 FACADES = {"hydro_rasda"}

@@ -1,0 +1,95 @@
+"""Runs one job, and says how it ended: a file of its own, started for each job, which needs the standard library alone.
+
+    python -I -S child.py PARENT LOCK END COMMAND ...
+
+LOCK is held locked while any process of the job is there. END appears, whole, once the job has ended by itself: also
+where nobody is left to wait for it. Where PARENT dies, or on SIGTERM, all processes of the job are killed instead.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Stopped(BaseException):
+    """Somebody wants the job to end."""
+
+
+def main() -> None:
+    """Run the job."""
+    parent, lock, end, *command = sys.argv[1:]
+    held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = ctypes.CDLL(None).prctl
+    control(PR_SET_CHILD_SUBREAPER, 1)
+    control(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        return
+
+    def of_the_job() -> None:
+        control(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # where memory runs out, the kernel ends a job rather than who waits for it
+
+    started, code = time.monotonic(), None
+    job = None
+    try:
+        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=of_the_job)
+        code = job.wait()
+    except Stopped:
+        code = None if job is None else job.poll()
+    except OSError as error:
+        print(error, file=sys.stderr, flush=True)
+        code = 127
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    seconds = time.monotonic() - started
+    kill_descendants()
+    if code is not None:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu, memory = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+        write(end, {"exit": code, "seconds": seconds, "cpu": cpu, "memory": memory})
+
+
+def stop(*_: object) -> None:
+    """On SIGTERM, once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped
+
+
+def kill_descendants() -> None:
+    """End all processes that the job left, and wait for them: orphans become this process's children."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            left = [int(pid) for pid in file.read().split()]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def write(path: str, content: dict[str, float]) -> None:
+    """Write a file: it is there whole, or not at all."""
+    with open(f"{path}.tmp", "w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.tmp", path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What jobs run on: the GPUs of this machine, or its cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from hydro_rasda.checks import check_number
+from hydro_rasda.packing import nvml
+
+_KEPT = 0.9
+"""Share of free memory that jobs may have: estimates err, and other programs live here, too."""
+
+_CGROUP = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where jobs run beside each other.
+
+    Attributes:
+        name: Its own.
+        memory: Bytes for all jobs on it.
+        compute: Sum of the shares that it has room for: 1 for a GPU, the cores of a CPU; more for a GPU that was
+            measured to be faster than the others.
+        environment: Set for its jobs.
+        gpu: UUID of the GPU, by which memory and utilization are measured; "" for a CPU.
+    """
+
+    name: str
+    memory: float
+    compute: float = 1.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpu: str = ""
+
+    def __post_init__(self) -> None:
+        check_number("memory", self.memory, above=0)
+        check_number("compute", self.compute, above=0)
+
+
+def gpus() -> list[Device]:
+    """The GPUs of this machine that CUDA_VISIBLE_DEVICES allows, with 90 % of their memory; needs `nvidia-ml-py`."""
+    return [
+        Device(f"gpu-{i}", _KEPT * memory, environment={"CUDA_VISIBLE_DEVICES": uuid}, gpu=uuid)
+        for i, uuid, memory in nvml.gpus()
+    ]
+
+
+def cpu(cores: float | None = None, memory: float | None = None) -> Device:
+    """Cores of this machine as one device.
+
+    Args:
+        cores: How many; by default those that this process may use.
+        memory: Bytes for all jobs; by default 90 % of what is free, within the cgroup's limit.
+    """
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    memory = _KEPT * _free_memory() if memory is None else memory
+    # A job that takes all cores for its threads leaves none to share.
+    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    return Device("cpu", memory, cores, {**threads, "CUDA_VISIBLE_DEVICES": ""})
+
+
+def local_devices() -> list[Device]:
+    """The GPUs of this machine, or its cores where it has none."""
+    return gpus() or [cpu()]
+
+
+def _free_memory() -> float:
+    free: float = psutil.virtual_memory().available
+    for file in _CGROUP:
+        try:
+            free = min(free, float(file.read_text()))
+        except (OSError, ValueError):  # no such cgroup, or "max"
+            continue
+    return free

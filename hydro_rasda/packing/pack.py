@@ -1,0 +1,71 @@
+"""Runs jobs beside each other, as many as devices have room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from hydro_rasda.checks import require
+from hydro_rasda.packing.devices import Device, local_devices
+from hydro_rasda.packing.grid import Grid
+from hydro_rasda.packing.packer import Packer
+from hydro_rasda.packing.records import PackResult
+from hydro_rasda.packing.table import Progress
+from hydro_rasda.packing.tasks import Run, Task, tasks_of
+from hydro_rasda.run.store import Store
+from hydro_rasda.schedulers import FastestTogether, Policy
+
+Devices = Sequence[Device] | Callable[[], Sequence[Device]]
+"""Those that there are; or a function that says which there are now, asked again and again."""
+
+
+def pack(
+    jobs: Iterable[Task | Run],
+    devices: Devices | None = None,
+    *,
+    policy: Policy | None = None,
+    storage_path: str | Path = "packed",
+    name: str = "pack",
+    retry_failed: bool = False,
+    verbose: bool = True,
+) -> PackResult:
+    """Run jobs to their end, several on a device where memory and compute allow.
+
+    A job whose memory or share are not known has a device to itself, until another of its kind, or it itself after some
+    seconds, shows what they take. Estimates are corrected by what is measured. The call can be repeated after whatever
+    ended it: jobs that are over stay so, those that were cut off start again, none runs twice.
+
+    Args:
+        jobs: Commands (lists of arguments), functions without arguments, or a `Task` with an estimate of either.
+        devices: Where they run; by default the GPUs of this machine, else its cores. A function is asked all the time:
+            jobs of a device that it no longer names are stopped and wait again, and a new one gets some.
+        policy: Says which jobs share a device; by default `FastestTogether`.
+        storage_path: Folder for runs.
+        name: Of this one; its journal, the jobs' output and their ends are in `storage_path/name`.
+        retry_failed: Whether jobs that failed in an earlier call are tried again.
+        verbose: Whether to show a table on a terminal, elsewhere a line a minute.
+
+    Returns:
+        What became of each. A job that fails does not keep the others from running. One that is killed, as where memory
+        runs out, runs once more, alone on its device.
+
+    Raises:
+        ValueError: where an argument is wrong, or a job is another than the one of its name in the run so far.
+        RuntimeError: where another process works on the run.
+    """
+    tasks = tasks_of(jobs)
+    listed = devices if callable(devices) else partial(list, local_devices() if devices is None else devices)
+    require(callable(devices) or bool(listed()), "devices", devices, "at least one device")
+    names = [device.name for device in listed()]
+    require(len({*names}) == len(names), "devices", names, "devices of different names")
+    with Store.open(Path(storage_path).expanduser().absolute() / name, {"packing": 1}, "auto") as store:
+        grid = Grid(store, tasks, retry_failed)
+        policy = policy or FastestTogether()
+        with (
+            Progress(grid.records, silent=not verbose) as progress,
+            Packer(grid, listed, FastestTogether() if policy is None else policy) as packer,
+        ):
+            while packer.step():
+                progress.show(packer.running.values(), packer.devices.values(), store.seconds)
+        return PackResult(list(grid.records.values()), store.path, store.seconds)

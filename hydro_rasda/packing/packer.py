@@ -1,0 +1,182 @@
+"""Starts jobs where there is room, measures them, and sees them end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+from hydro_rasda.packing.devices import Device
+from hydro_rasda.packing.estimates import Estimates
+from hydro_rasda.packing.grid import End, Grid
+from hydro_rasda.packing.process import Process
+from hydro_rasda.packing.records import JobRecord
+from hydro_rasda.packing.tasks import Estimate
+from hydro_rasda.schedulers import Job, Policy, Room, one_a_device
+
+LOOK_S = 0.5
+"""So often, at least, jobs and devices are looked at."""
+
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "MemoryError", "std::bad_alloc", "annot allocate memory")
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+class Packer:
+    """Starts jobs and sees them end.
+
+    Attributes:
+        running: By name, what runs.
+        devices: By name, those that there are.
+    """
+
+    def __init__(self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy) -> None:
+        self._grid, self._listed, self._policy = grid, listed, policy
+        self._estimates = Estimates()
+        self.running: dict[str, Process] = {}
+        self.devices: dict[str, Device] = {}
+        for record in grid.records.values():
+            if record.state == "complete":
+                measured = Estimate(record.memory or None, record.share or None, record.seconds or None)
+                self._estimates.learn(grid.tasks[record.name], measured)
+        for name in grid.unsettled():
+            self._settle(name, grid.end(name), stopped=True)
+
+    def __enter__(self) -> Packer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running.values():
+            process.stop()
+        for process in list(self.running.values()):
+            self._take_end(process)
+
+    def step(self) -> bool:
+        """Look at everything, start what has room, and wait for something to end; whether anything is left to do."""
+        self.devices = {device.name: device for device in self._listed()}
+        for process in self.running.values():
+            if process.device.name not in self.devices:
+                process.stop()
+        self._look()
+        self._start()
+        if all(record.over for record in self._grid.records.values()):
+            return False
+        if not self.running:
+            time.sleep(LOOK_S)  # until there is a device
+            return True
+        ready = wait([process.over for process in self.running.values()], LOOK_S)
+        for process in [process for process in self.running.values() if process.over in ready]:
+            self._take_end(process)
+        return True
+
+    def _look(self) -> None:
+        """Measure what runs; where a device's jobs outgrow it, stop the one that outgrew its estimate most."""
+        for process in self.running.values():
+            process.look()
+            self._estimates.learn(process.task, process.so_far())
+        for device in self.devices.values():
+            there = [process for process in self._on(device) if not process.stopped]
+            if len(there) > 1 and sum(process.now for process in there) > device.memory:
+                most = max(there, key=lambda process: process.now / process.expected)
+                self._estimates.learn(most.task, Estimate(memory=most.memory))
+                most.stop()
+
+    def _on(self, device: Device) -> list[Process]:
+        return [process for process in self.running.values() if process.device.name == device.name]
+
+    def _start(self) -> None:
+        """Start what has room: first what is not known, as that teaches; last what has to be alone."""
+        unknown: list[Job] = []
+        known: list[Job] = []
+        alone: list[Job] = []
+        for record in self._grid.records.values():
+            if record.state == "pending":
+                job = self._expected(record.name)
+                (unknown if job is None else alone if self._alone(record, job) else known).append(
+                    job or Job(record.name, 0.0, 1.0, 0.0)
+                )
+        alone = [job._replace(memory=0.0) for job in alone]
+        for jobs, policy in ((unknown, one_a_device), (known, self._policy), (alone, one_a_device)):
+            if jobs and self.devices:
+                for name, device in policy(jobs, [self._room(device) for device in self.devices.values()]):
+                    self._begin(name, self.devices[device])
+
+    def _expected(self, name: str) -> Job | None:
+        """What a job takes; None where that is not known."""
+        job = self._estimates.of(self._grid.tasks[name])
+        most = max((device.compute for device in self.devices.values()), default=0.0)
+        return None if job is None else job._replace(compute=min(job.compute, most))
+
+    def _alone(self, record: JobRecord, job: Job) -> bool:
+        return record.alone or job.memory > max(device.memory for device in self.devices.values())
+
+    def _room(self, device: Device) -> Room:
+        """What a device has left. One whose job is not known, or has to be alone, has nothing."""
+        there = []
+        for process in self._on(device):
+            job, record = self._expected(process.task.name), self._grid.records[process.task.name]
+            if job is None or self._alone(record, job):
+                job = Job(record.name, device.memory, device.compute, 0.0)
+            there.append(job._replace(memory=max(job.memory, process.memory)))
+        memory = device.memory - sum(job.memory for job in there)
+        compute = device.compute - sum(job.compute for job in there)
+        return Room(device.name, memory, compute, device.compute, tuple(there))
+
+    def _begin(self, name: str, device: Device) -> None:
+        record = self._grid.records[name]
+        self._grid.change(name, state="running", attempt=record.attempt + 1, device=device.name)
+        job = self._expected(name)
+        expected = job.memory if job is not None else device.memory
+        self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected)
+
+    def _take_end(self, process: Process) -> None:
+        name = process.task.name
+        status = process.reap()
+        del self.running[name]
+        end = self._grid.end(name)
+        if end is None and status == -signal.SIGKILL:  # of the child, before it could say so
+            end = {"exit": status, "seconds": 0.0, "cpu": 0.0, "memory": 0.0}
+        gone = process.device.name not in {device.name for device in self._listed()}
+        self._settle(name, end, process.stopped or gone, process)
+
+    def _settle(self, name: str, end: End | None, stopped: bool, process: Process | None = None) -> None:
+        """Say where a job stands whose processes are all over.
+
+        Args:
+            name: Of the job.
+            end: How it ended; None where it did not end by itself.
+            stopped: Whether it may have been ended from outside.
+            process: What was measured; None where an earlier process of this run had started it.
+        """
+        record = self._grid.records[name]
+        changed: dict[str, Any]
+        if end is not None and end["exit"] == 0:
+            measured = process.in_all(end) if process is not None else Estimate()
+            self._estimates.learn(self._grid.tasks[name], measured)
+            changed = {
+                "state": "complete",
+                "exit": 0,
+                "seconds": end["seconds"],
+                "memory": measured.memory or end["memory"],
+                "share": measured.share or 0.0,
+                "value": self._grid.value(name),
+            }
+        elif stopped or end is None:
+            changed = {"state": "pending"}
+        elif not record.alone and self._out_of_memory(name, end):
+            changed = {"state": "pending", "alone": True}
+        else:
+            error = self._error(name, end)
+            changed = {"state": "failed", "exit": int(end["exit"]), "seconds": end["seconds"], "error": error}
+        self._grid.change(name, **changed)
+        self._grid.forget_files(name)
+
+    def _out_of_memory(self, name: str, end: End) -> bool:
+        return end["exit"] in _KILLED or any(words in self._grid.log_tail(name) for words in _OUT_OF_MEMORY)
+
+    def _error(self, name: str, end: End) -> str:
+        code = int(end["exit"])
+        lines = self._grid.log_tail(name).strip().splitlines()
+        what = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return ": ".join([what, *lines[-1:]])

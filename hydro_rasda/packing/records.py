@@ -1,0 +1,75 @@
+"""What became of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+State = Literal["pending", "running", "complete", "failed"]
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job.
+
+    Attributes:
+        name: Its own.
+        state: "pending", "running", "complete" or "failed".
+        attempt: How often it was started.
+        device: Where it ran last; "" where it never did.
+        alone: Whether it has to have a device to itself: memory ran out beside others.
+        exit: Exit status, negative for a signal; None where it has not ended by itself.
+        error: Why it failed, in words; "" where it did not.
+        seconds: That it ran, once it is over.
+        memory: Peak of bytes, over all of its processes.
+        share: Of its device, on average; on CPUs, of one core.
+        value: What a function returned, as JSON has it.
+    """
+
+    name: str
+    state: State = "pending"
+    attempt: int = 0
+    device: str = ""
+    alone: bool = False
+    exit: int | None = None
+    error: str = ""
+    seconds: float = 0.0
+    memory: float = 0.0
+    share: float = 0.0
+    value: Any = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the journal."""
+        return asdict(self)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.state in ("complete", "failed")
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """What became of all jobs.
+
+    Attributes:
+        jobs: One record each, in the order in which they were handed in.
+        path: The run's folder; `logs/NAME.log` has what a job wrote.
+        seconds: Wall time, that of earlier, interrupted calls included.
+    """
+
+    jobs: Sequence[JobRecord]
+    path: Path
+    seconds: float
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """By the names of jobs that failed, why."""
+        return {job.name: job.error for job in self.jobs if job.state == "failed"}
+
+    @property
+    def values(self) -> list[Any]:
+        """What the functions returned, in their order; None for commands, and for what failed."""
+        return [job.value for job in self.jobs]

@@ -1,0 +1,90 @@
+"""What is to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.checks import check_number, require
+
+Run = Sequence[str] | Callable[[], Any]
+"""A command, as a list of its arguments, or a function without any."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a job is expected to take; None where that is not known.
+
+    Attributes:
+        memory: Bytes, at the peak, over all of its processes.
+        share: Of a device: 0.4 where it alone keeps a GPU 40 % busy; on CPUs, of one core.
+        seconds: That it runs alone.
+    """
+
+    memory: float | None = None
+    share: float | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "share", "seconds"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One job.
+
+    Attributes:
+        run: A command, as a list of its arguments (no shell reads them), or a function that cloudpickle can send to
+            another process. A function's value is kept as JSON.
+        estimate: What it is expected to take.
+        kind: Jobs of one kind correct each other's estimates. By default that is the program and its first argument, as
+            in "python train.py", or the function's name.
+        name: Its own; by default its place in the list.
+    """
+
+    run: Run
+    estimate: Estimate = Estimate()
+    kind: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        command = isinstance(self.run, Sequence) and not isinstance(self.run, str) and len(self.run) > 0
+        fits = callable(self.run) or (command and all(isinstance(word, str) for word in self.run))
+        require(fits, "run", self.run, "a function, or a list of strings: a program and its arguments")
+        require("/" not in self.name, "name", self.name, "a name without '/'")
+
+    @property
+    def what(self) -> list[str]:
+        """Tells it from other jobs: its command, or its function's name."""
+        if callable(self.run):
+            return [f"{_of_function(self.run, '__module__')}.{_of_function(self.run, '__qualname__')}"]
+        return list(self.run)
+
+
+def tasks_of(jobs: Iterable[Task | Run]) -> list[Task]:
+    """Jobs as they were handed in, with a name and a kind each.
+
+    Raises:
+        ValueError: where two have one name.
+    """
+    found: dict[str, Task] = {}
+    for i, job in enumerate(jobs):
+        task = job if isinstance(job, Task) else Task(job)
+        name = task.name or str(i)
+        require(name not in found, "name", name, "a name that no other job has")
+        found[name] = replace(task, name=name, kind=task.kind or _kind(task))
+    return list(found.values())
+
+
+def _kind(task: Task) -> str:
+    program, *arguments = task.what
+    return " ".join([Path(program).name, *arguments[:1]])
+
+
+def _of_function(function: Callable[[], Any], name: str) -> str:
+    inner = getattr(function, "func", function)  # of functools.partial
+    return str(getattr(inner, name, None) or getattr(type(inner), name))

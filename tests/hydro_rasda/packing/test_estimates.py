@@ -1,0 +1,50 @@
+"""What is expected of jobs, by what was given and what was measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydro_rasda.packing import Estimate, Task
+from hydro_rasda.packing.estimates import MARGIN, Estimates
+from hydro_rasda.schedulers import Job
+
+
+def task(name: str, memory: float | None = None, share: float | None = None, seconds: float | None = None) -> Task:
+    return Task(["true"], Estimate(memory, share, seconds), "kind", name)
+
+
+def test_what_was_given_holds_until_something_is_measured() -> None:
+    assert Estimates().of(task("a", 100, 0.5, 60)) == Job("a", 100, 0.5, 60, "kind")
+    assert Estimates().of(task("a", 100, 0.5)) == Job("a", 100, 0.5, 0, "kind")
+    assert Estimates().of(task("a", share=0.5)) is None
+    assert Estimates().of(task("a", memory=100)) is None
+
+
+def test_estimates_of_a_kind_are_corrected_in_proportion() -> None:
+    estimates = Estimates()
+    estimates.learn(task("a", 100, 0.5, 60), Estimate(200, 0.25, 30))
+    estimates.learn(task("b", 50, 0.5, 60), Estimate(75, 0.2, 90))
+    assert estimates.of(task("c", 10, 0.4, 6)) == pytest.approx(
+        Job(
+            "c", 20 * MARGIN, 0.2 * MARGIN, 6, "kind"
+        )  # twice the memory, half the share; seconds were right on average
+    )
+
+
+def test_jobs_without_estimates_are_taken_to_be_alike() -> None:
+    estimates = Estimates()
+    estimates.learn(task("a"), Estimate(200, 0.25, 30))
+    estimates.learn(task("b"), Estimate(100, 0.5, 10))
+    assert estimates.of(task("c")) == Job("c", MARGIN * 200, MARGIN * 0.5, 20, "kind")
+    assert estimates.of(task("d", memory=7, share=0.1)) == Job("d", 7, 0.1, 20, "kind")
+    assert estimates.of(Task(["true"], kind="other", name="e")) is None
+
+
+def test_a_job_that_is_measured_again_counts_once() -> None:
+    estimates = Estimates()
+    for seconds in (10, 20, 30):
+        estimates.learn(task("a"), Estimate(100, 0.5, seconds))
+    estimates.learn(task("b"), Estimate(seconds=50))
+    found = estimates.of(task("c"))
+    assert found is not None
+    assert found.seconds == 40
