@@ -11,42 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusion.rules.cells import Cell, State
 from fusion.rules.dropout import masks
 from fusion.rules.member import Member, Rule
+from fusion.rules.recurrence import recurrence
 from fusion.streams import Streams
-
-State = tuple[Tensor, ...]
-# (gates from the input [K, N, G*H], gates from the state [K, N, G*H], state) -> next state, output first
-Cell = Callable[[Tensor, Tensor, State], State]
-
-
-def lstm_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
-    """One time step of an LSTM; gates i, f, g, o as torch orders them."""
-    i, f, g, o = (from_input + from_state).chunk(4, -1)
-    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * cell.tanh(), cell
-
-
-def gru_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
-    """One time step of a GRU; gates r, z, n as torch orders them."""
-    input_r, input_z, input_n = from_input.chunk(3, -1)
-    state_r, state_z, state_n = from_state.chunk(3, -1)
-    new = (input_n + (input_r + state_r).sigmoid() * state_n).tanh()
-    return (torch.lerp(new, state[0], (input_z + state_z).sigmoid()),)
-
-
-def rnn_tanh_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
-    """One time step of an RNN with tanh."""
-    return ((from_input + from_state).tanh(),)
-
-
-def rnn_relu_cell(from_input: Tensor, from_state: Tensor, state: State) -> State:
-    """One time step of an RNN with ReLU."""
-    return ((from_input + from_state).relu(),)
 
 
 def recurrent(function: Callable[..., Any], cell: Cell) -> Rule:
-    """The rule of a recurrent kernel of torch, given what it does in one time step."""
+    """The rule of a recurrent kernel of torch, given what it does in a time step."""
 
     def fold(K: int, input: Any, hx: Any, params: Any, *settings: Any, streams: Streams) -> Any:
         if not isinstance(params, list) or len(settings) != 6 or isinstance(settings[2], Member):
@@ -117,14 +90,9 @@ def _direction(
     cell: Cell, x_KTNI: Tensor, state: State, weights: list[Tensor], has_biases: bool, *, reverse: bool
 ) -> tuple[Tensor, State]:
     """One layer in one direction: output [K, T, N, H or projection], last state."""
-    of_input, of_state, *rest = weights
-    bias_input, bias_state = (b.unsqueeze(1) for b in rest[:2]) if has_biases else (of_input.new_zeros(()),) * 2
-    projection = rest[-1].mT if len(rest) % 2 else None
-    gates = torch.baddbmm(bias_input, x_KTNI.flatten(1, 2), of_input.mT).unflatten(1, x_KTNI.shape[1:3])
-    outputs = []
-    for gate in reversed(gates.unbind(1)) if reverse else gates.unbind(1):
-        state = cell(gate, torch.baddbmm(bias_state, state[0], of_state.mT), state)
-        if projection is not None:
-            state = (torch.bmm(state[0], projection), *state[1:])
-        outputs.append(state[0])
-    return torch.stack(outputs[::-1] if reverse else outputs, 1), state
+    no_bias = weights[1].new_zeros(weights[1].shape[:2])
+    projection = weights[-1].mT if len(weights) % 2 else None
+    weights = weights[:4] if has_biases else [*weights[:2], no_bias, no_bias]
+    x_KTNI = x_KTNI.flip(1) if reverse else x_KTNI
+    out, state = recurrence(cell, x_KTNI, state, weights, projection)
+    return out.flip(1) if reverse else out, state

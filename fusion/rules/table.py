@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusion.rules.attention import attention, multi_head_attention
+from fusion.rules.cells import GRU, LSTM, RNN_RELU, RNN_TANH
 from fusion.rules.conv import convolution, transposed
 from fusion.rules.dropout import dropout
 from fusion.rules.embedding import embedding
@@ -17,7 +18,7 @@ from fusion.rules.loss import cross_entropy
 from fusion.rules.member import Rule
 from fusion.rules.norm import batch_norm, group_norm
 from fusion.rules.pool import pooling
-from fusion.rules.recurrent import gru_cell, lstm_cell, recurrent, rnn_relu_cell, rnn_tanh_cell
+from fusion.rules.recurrent import recurrent
 
 RULES: dict[Any, Rule] = {
     F.linear: linear,
@@ -42,10 +43,10 @@ RULES: dict[Any, Rule] = {
 DRAWING_RULES: dict[Any, Rule] = {
     F.dropout: dropout,
     F.scaled_dot_product_attention: attention,
-    torch.lstm: recurrent(torch.lstm, lstm_cell),
-    torch.gru: recurrent(torch.gru, gru_cell),
-    torch.rnn_tanh: recurrent(torch.rnn_tanh, rnn_tanh_cell),
-    torch.rnn_relu: recurrent(torch.rnn_relu, rnn_relu_cell),
+    torch.lstm: recurrent(torch.lstm, LSTM),
+    torch.gru: recurrent(torch.gru, GRU),
+    torch.rnn_tanh: recurrent(torch.rnn_tanh, RNN_TANH),
+    torch.rnn_relu: recurrent(torch.rnn_relu, RNN_RELU),
 }
 
 # Nothing is in them yet: what is filled in place must have room for each member.

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion.rules import folded
+from fusion.rules.cells import GRU, LSTM, Cell
+from fusion.rules.recurrence import recurrence, unrolled
 from fusion.streams import Streams
 from tests.fusion.rules.folding import K, assert_folds, assert_modules_fold, member
 
@@ -20,6 +22,99 @@ RECURRENT: list[tuple[Any, dict[str, Any]]] = [
     (nn.RNN, {"nonlinearity": "tanh"}),
     (nn.RNN, {"nonlinearity": "relu", "num_layers": 2}),
 ]
+
+CELLS = {"lstm": (LSTM, 4, 2), "gru": (GRU, 3, 1)}
+"""Those with a gradient by hand, each with its number of gates and of states."""
+
+
+@pytest.fixture(params=CELLS)
+def cell(request: pytest.FixtureRequest) -> Cell:
+    return CELLS[request.param][0]
+
+
+@pytest.fixture
+def tensors(cell: Cell, T: int) -> list[Tensor]:
+    """Input, weights and biases, states: of 2 members, 2 examples, 3 features, 2 units."""
+    gates, states = next((gates, states) for one, gates, states in CELLS.values() if one is cell)
+    shapes = [(2, T, 2, 3), (2, gates * 2, 3), (2, gates * 2, 2), *[(2, gates * 2)] * 2, *[(2, 2, 2)] * states]
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def run(direction: Any, cell: Cell, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    out, state = direction(cell, tensors[0], tuple(tensors[5:]), tensors[1:5])
+    return out, *state
+
+
+# As many steps as are computed at once at most are 8: fewer, two lots of them, and some more.
+@pytest.mark.parametrize("T", [1, 3, 16, 19])
+def test_recurrence_is_what_autograd_records(cell: Cell, tensors: list[Tensor]) -> None:
+    ours, theirs = run(recurrence, cell, tensors), run(unrolled, cell, tensors)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(run(recurrence, cell, [t.detach() for t in tensors]), ours)
+    grads = [torch.randn_like(t) for t in ours]
+    expected = torch.autograd.grad(theirs, tensors, grads)
+    for _ in range(2):  # The first leaves what it reads as it is.
+        torch.testing.assert_close(torch.autograd.grad(ours, tensors, grads, retain_graph=True), expected)
+
+
+@pytest.mark.parametrize("T", [9])
+def test_gradients_of_a_recurrence_and_of_its_gradients(cell: Cell, tensors: list[Tensor]) -> None:
+    assert torch.autograd.gradcheck(lambda *t: run(recurrence, cell, list(t)), tensors)
+    assert torch.autograd.gradgradcheck(lambda *t: run(recurrence, cell, list(t)), tensors)
+
+
+@pytest.mark.parametrize("T", [9])
+def test_gradient_of_a_gradient_where_one_input_depends_on_another(cell: Cell, tensors: list[Tensor]) -> None:
+    def penalty(direction: Any) -> Tensor:
+        x = tensors[0] * tensors[1].sum()
+        (grad,) = torch.autograd.grad(run(direction, cell, [x, *tensors[1:]])[0].sum(), tensors[1], create_graph=True)
+        return grad.square().sum()
+
+    torch.testing.assert_close(
+        torch.autograd.grad(penalty(recurrence), tensors), torch.autograd.grad(penalty(unrolled), tensors)
+    )
+
+
+@pytest.mark.parametrize("T", [9])
+@pytest.mark.parametrize("frozen", range(5))
+def test_frozen_tensors_of_a_recurrence(cell: Cell, tensors: list[Tensor], frozen: int) -> None:
+    expected = torch.autograd.grad(run(unrolled, cell, tensors)[0].sum(), tensors[frozen + 1 :])
+    tensors[frozen].requires_grad_(False)
+    torch.testing.assert_close(
+        torch.autograd.grad(run(recurrence, cell, tensors)[0].sum(), tensors[frozen + 1 :]), expected
+    )
+
+
+@pytest.mark.parametrize("T", [9])
+def test_a_recurrence_that_is_not_finite_changes_no_bit_of_another(cell: Cell, tensors: list[Tensor]) -> None:
+    def first(tensors: list[Tensor]) -> list[Tensor]:
+        results = run(recurrence, cell, tensors)
+        grads = torch.autograd.grad([t.sum() for t in results], tensors)
+        return [t[0] for t in (*results, *grads)]
+
+    healthy = first(tensors)
+    with torch.no_grad():
+        tensors[2][1] = float("nan")
+    assert all(torch.equal(*pair) for pair in zip(first(tensors), healthy))
+
+
+@pytest.mark.parametrize("T", [9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recurrence_under_autocast(cell: Cell, tensors: list[Tensor], dtype: torch.dtype) -> None:
+    given = [t.detach().to(dtype if k in (0, 5, 6) else torch.float32).requires_grad_() for k, t in enumerate(tensors)]
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = run(recurrence, cell, given), run(unrolled, cell, given)
+    assert [t.dtype for t in ours] == [t.dtype for t in theirs]
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
+    grads = [torch.autograd.grad([t.sum() for t in results], given) for results in (ours, theirs)]
+    for one, other, t in zip(*grads, given):
+        assert one.dtype == other.dtype == t.dtype
+        assert (one - other).norm() < 0.05 * other.norm()
+
+
+@pytest.mark.parametrize(("kind", "options"), [case for case in RECURRENT if "proj_size" not in case[1]])
+def test_recurrent_over_many_steps(kind: Any, options: dict[str, Any]) -> None:
+    assert_modules_fold(lambda: kind(5, 4, **options).double(), [torch.randn(11, 10, 5, dtype=torch.float64)], {})
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
