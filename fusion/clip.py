@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from fusion.checks import require
 from fusion.members import member_vector
 from fusion.model import FusedModel
+from fusion.optim import native
 
 
 @torch.no_grad()
@@ -27,16 +29,49 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
     Raises:
         ValueError: where `max_norm` is negative or has another length than K.
     """
-    limit_K = member_vector("max_norm", max_norm, fused.K)
-    require(bool((limit_K >= 0).all()), "max_norm", limit_K.tolist(), ">= 0")
-    grads = [p.grad for p in fused.stacked.values() if p.grad is not None]
+    limits = _limits(max_norm, fused.K)
+    parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
+    grads = [p.grad for p in parameters.values() if p.grad is not None]
     if not grads:
         return torch.zeros(fused.K)
-    norms = [torch.linalg.vector_norm(g.flatten(1) if g.ndim > 1 else g[:, None], dim=1) for g in grads]
-    norm_K: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0]) for n in norms]), dim=0)
+    if native.can_update(list(parameters.values()), fused.K):
+        norm_K1 = _norms(grads)
+        limit_K1 = torch.tensor(limits, dtype=norm_K1.dtype)[:, None]
+        unlimited_K1 = torch.isinf(limit_K1)
+    else:
+        flat = fused.flat(parameters)
+        flat.gather(parameters)
+        grads = list(flat.gradients.by_dtype.values())
+        norm_K1 = _norms(grads)
+        limit_K1 = flat.on_device(limits, norm_K1.dtype)
+        unlimited_K1 = flat.on_device(tuple(map(math.isinf, limits)), torch.bool)
     # torch divides by norm + 1e-6 too; where nothing is to be clipped, inf / inf must not make a NaN.
-    scale_K = (limit_K.to(norm_K) / (norm_K + 1e-6)).clamp(max=1.0)
-    scale_K = torch.where(torch.isinf(limit_K).to(norm_K.device), 1.0, scale_K)
+    scale_K1 = (limit_K1 / (norm_K1 + 1e-6)).clamp_(max=1.0).masked_fill_(unlimited_K1, 1.0)
     for grad in grads:
-        grad.mul_(scale_K.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1)))
-    return norm_K
+        scale = scale_K1.to(grad.dtype)
+        grad.mul_(scale if grad.ndim == 2 else scale.view(-1, *(1,) * (grad.ndim - 1)))
+    return norm_K1[:, 0]
+
+
+def _limits(max_norm: float | Sequence[float] | Tensor, K: int) -> tuple[float, ...]:
+    """One for each member, checked; numbers without a tensor in between, since each step asks for them."""
+    if isinstance(max_norm, float):
+        limits = (max_norm,) * K
+    elif isinstance(max_norm, list) and len(max_norm) == K and all(isinstance(limit, float) for limit in max_norm):
+        limits = tuple(max_norm)
+    else:
+        limits = tuple(member_vector("max_norm", max_norm, K).tolist())
+    require(all(limit >= 0 for limit in limits), "max_norm", list(limits), ">= 0")
+    return limits
+
+
+def _norms(grads: Sequence[Tensor]) -> Tensor:
+    """The norm of each member's gradients, [K, 1]."""
+    norms: list[Tensor] = [
+        torch.linalg.vector_norm(g.flatten(1) if g.ndim > 1 else g[:, None], dim=1, keepdim=True) for g in grads
+    ]
+    if len(norms) == 1:
+        return norms[0]
+    joined = torch.cat([norm.to(norms[0]) for norm in norms], 1)
+    norm_K1: Tensor = torch.linalg.vector_norm(joined, dim=1, keepdim=True)
+    return norm_K1

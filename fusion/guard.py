@@ -90,7 +90,7 @@ class _Snapshot:
         tensors = {**fused.stacked_buffers, **(fused.stacked if complete else {})}
         self.tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self.state = update.state_dict() if complete else None
-        self.steps = update.steps_PK.clone()
+        self.steps = update.steps_KP.clone()
         self.device = next(iter(fused.stacked.values())).device
         self.streams = fused.streams.copy()
         self.cpu_generator = torch.get_rng_state()
@@ -98,7 +98,7 @@ class _Snapshot:
         self.cuda_generator: Tensor | None = torch.cuda.get_rng_state(self.device) if cuda else None
 
     def can_restore(self, group: Group) -> bool:
-        return self.state is not None or torch.equal(self.steps, group.optimizer.steps_PK.to(self.steps.device))
+        return self.state is not None or torch.equal(self.steps, group.optimizer.steps_KP.to(self.steps.device))
 
     @torch.no_grad()
     def restore(self, group: Group) -> None:

@@ -18,6 +18,7 @@ from fusion.attributes import check_same_state, follow, plain_attributes, set_at
 from fusion.checks import require
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.members import member_indices, member_rows
+from fusion.rows import FlatParameters
 from fusion.settings import Settings
 from fusion.streams import Streams
 from fusion.structure import FloatSlot, FusionKey, check_same
@@ -68,6 +69,7 @@ class FusedModel(nn.Module):
         super().__init__()
         self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
         self.streams = Streams(len(members))
+        self._flat: FlatParameters | None = None
         self._set_members(members)
 
     @property
@@ -255,6 +257,17 @@ class FusedModel(nn.Module):
                 self.common.put(name, like(self.own.pop(name), tensor.detach()[0].clone()))
         return super().load_state_dict(state_dict, strict, assign)
 
+    def flat(self, names: Iterable[str]) -> FlatParameters:
+        """These of the stacked parameters, with their gradients, side by side in memory from now on.
+
+        Their values stay what they are, their addresses do not. A later call for the same names finds them in place.
+        """
+        stacked = self.stacked
+        wanted = {name: stacked[name] for name in names}
+        if self._flat is None or not self._flat.holds(wanted):
+            self._flat = FlatParameters(wanted)
+        return self._flat
+
     def diverged(self) -> list[int]:
         """The members that have an infinite or NaN value in a parameter or floating-point buffer.
 
@@ -308,6 +321,7 @@ class FusedModel(nn.Module):
     def _set_members(self, members: Sequence[Shell]) -> None:
         """Make these the members; the first one's skeleton computes from now on."""
         self._members = list(members)
+        self._flat = None
         self._reached: dict[str, set[int]] = {}
         self.training = self.template.training
         self._slots = tensor_slots(self.template)

@@ -1,33 +1,42 @@
 """One optimizer for K members, each with hyperparameters, and if need be an update rule, of its own.
 
-Shape suffixes: K members, P trainable parameters. Hyperparameters are kept as vectors [K], what also differs
-from parameter to parameter (multipliers, step counts) as [P, K], the moments as [K, ...] like the parameters.
+Shape suffixes: K members, P trainable parameters, N elements of them in a member, S steps. Hyperparameters are kept as
+vectors [K], what also differs from parameter to parameter (multipliers, step counts) as [K, P], the moments as [K, N].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from fusion.checks import require
 from fusion.members import member_indices, member_rows, member_vector
 from fusion.model import FusedModel
-from fusion.optim import native, vectorized
+from fusion.optim import native
 from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
 from fusion.optim.runs import Run, runs_of
+from fusion.optim.segments import numbered, segments
 from fusion.optim.single import Multipliers, multipliers_of, torch_optimizer
+from fusion.optim.vectorized import Tile
+from fusion.rows import Layout, Rows, layout_of
+
+_TABLES = ("steps_KP", "lr_factor_K", "_lr_multipliers_KP", "_decay_multipliers_KP")
+_MOST_KEPT = 8
+"""Sets of parameters with a gradient for which to keep what follows from them."""
 
 
 class FusedOptimizer:
     """Updates the stacked parameters of a `FusedModel`, each member as `torch.optim` would update it alone.
 
-    Members whose neighbours use the same rule are updated together, on slices that are views: K members take
-    as few kernels as one if those of one optimizer stand side by side.
+    Members whose neighbours use the same rule are updated together, all parameters of one type at once: K members of
+    any depth take as few operators as one of one layer if those of one optimizer stand side by side. For that,
+    parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster.
 
     Args:
         fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
@@ -37,6 +46,7 @@ class FusedOptimizer:
 
     Attributes:
         lr_factor_K: [K], what a schedule multiplies each member's learning rate with; 1 at first.
+        steps_KP: [K, P], how often each member's parameters have been updated.
 
     Raises:
         ValueError: where there are not K hyperparameters, or multipliers name no parameter.
@@ -56,11 +66,12 @@ class FusedOptimizer:
         self.names = [name for name, p in fused.stacked.items() if p.requires_grad]
         if not self.names:
             raise ValueError("`fused` has no stacked parameter that needs gradients")
-        self.state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
-        self.steps_PK = torch.zeros(len(self.names), fused.K, dtype=torch.float64)
+        self._index = {name: i for i, name in enumerate(self.names)}
+        self._moments: dict[str, Rows] = {}
+        self.steps_KP = torch.zeros(fused.K, len(self.names), dtype=torch.float64)
         self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
-        self._lr_multipliers_PK = self._per_parameter(lr_multipliers)
-        self._decay_multipliers_PK = self._per_parameter(weight_decay_multipliers)
+        self._lr_multipliers_KP = self._per_parameter(lr_multipliers)
+        self._decay_multipliers_KP = self._per_parameter(weight_decay_multipliers)
         self._tabulate()
 
     @property
@@ -82,30 +93,24 @@ class FusedOptimizer:
         if self.fused.K != self.K:
             raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
         stacked = self.fused.stacked
-        rows = [i for i, name in enumerate(self.names) if stacked[name].grad is not None]
-        if not rows:
+        present = [name for name in self.names if stacked[name].grad is not None]
+        if not present:
             return
-        self._move(stacked[self.names[rows[0]]].device)
-        if len(rows) == len(self.names):
-            self.steps_PK += 1
-        else:
-            self.steps_PK[rows] += 1
+        self._move(stacked[present[0]].device)
+        self._count(present)
         with self._left_alone(stacked):
-            if native.can_update([stacked[self.names[i]] for i in rows], self.K):
-                self._step_members(stacked, rows)
-                return
-            for run in self._runs:
-                self._step_run(run, stacked, rows)
+            if native.can_update([stacked[name] for name in self.names], self.K):
+                self._step_members(stacked, present)
+            else:
+                self._step_rows(stacked, present)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
         self.members = [self.members[k] for k in chosen]
-        for name in ("steps_PK", "lr_factor_K", "_lr_multipliers_PK", "_decay_multipliers_PK"):
-            setattr(self, name, getattr(self, name)[..., chosen])
-        for moments in self.state.values():
-            for key, moment in moments.items():
-                moments[key] = member_rows(moment, chosen)
+        for name in _TABLES:
+            setattr(self, name, getattr(self, name)[chosen])
+        self._moments = {key: rows.keep(chosen) for key, rows in self._moments.items()}
         self._tabulate()
 
     def concat(self, other: FusedOptimizer) -> None:
@@ -116,11 +121,12 @@ class FusedOptimizer:
         """
         if self.names != other.names:
             raise ValueError("`other` optimizes other parameters, so its members cannot join")
-        self.state = {n: _join(self.state[n], other.state[n], self.K, other.K) for n in self.names}
+        keys = {**self._moments, **other._moments}
+        self._moments = {key: self._moment(key).concat(other._moment(key)) for key in keys}
         self.members = self.members + other.members
-        for name in ("steps_PK", "lr_factor_K", "_lr_multipliers_PK", "_decay_multipliers_PK"):
+        for name in _TABLES:
             ours = getattr(self, name)
-            setattr(self, name, torch.cat([ours, getattr(other, name).to(ours.device)], -1))
+            setattr(self, name, torch.cat([ours, getattr(other, name).to(ours.device)]))
         self._tabulate()
 
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
@@ -135,13 +141,13 @@ class FusedOptimizer:
         """
         (k,) = member_indices([k], self.K)
         hp = self.members[k]
-        both_PK = (self._lr_multipliers_PK, self._decay_multipliers_PK)
-        lr, decay = (dict(zip(self.names, of_PK[:, k].tolist())) for of_PK in both_PK)
+        both_KP = (self._lr_multipliers_KP, self._decay_multipliers_KP)
+        lr, decay = (dict(zip(self.names, of_KP[k].tolist())) for of_KP in both_KP)
         optimizer = torch_optimizer(module, hp, lr, decay)
-        parameters, steps = dict(module.named_parameters()), self.steps_PK[:, k].tolist()
+        parameters, steps = dict(module.named_parameters()), self.steps_KP[k].tolist()
         for name, step in zip(self.names, steps):
             if step:
-                moments = {key: moment[k].clone() for key, moment in self.state[name].items()}
+                moments = {key: rows.parts[name][k].clone() for key, rows in self._moments.items()}
                 optimizer.state[parameters[name]] = _torch_state(hp, step, moments)
         # Through torch's own checks, which also put each tensor where this kind of optimizer wants it.
         optimizer.load_state_dict(optimizer.state_dict())
@@ -152,11 +158,13 @@ class FusedOptimizer:
         return {
             "members": [dict(vars(hp)) for hp in self.members],
             "names": list(self.names),
-            "state": {name: _clone(moments) for name, moments in self.state.items()},
-            "steps": self.steps_PK.clone(),
+            "state": {
+                name: {key: rows.parts[name].clone() for key, rows in self._moments.items()} for name in self.names
+            },
+            "steps": self.steps_KP.clone(),
             "lr_factor": self.lr_factor_K.clone(),
-            "lr_multipliers": self._lr_multipliers_PK.clone(),
-            "weight_decay_multipliers": self._decay_multipliers_PK.clone(),
+            "lr_multipliers": self._lr_multipliers_KP.clone(),
+            "weight_decay_multipliers": self._decay_multipliers_KP.clone(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None) -> None:
@@ -176,26 +184,22 @@ class FusedOptimizer:
         chosen = list(range(K)) if members is None else member_indices(members, K, "members")
         if len(chosen) != self.fused.K:
             raise ValueError(f"`state_dict` has {len(chosen)} members, but must have {self.fused.K}, as the model has")
-        stacked = self.fused.stacked
         self.members = [Hyperparameters(**state_dict["members"][k]) for k in chosen]
-        self.state = {
-            name: {
-                key: (moment if members is None else member_rows(moment, chosen)).to(stacked[name].device, copy=True)
-                for key, moment in moments.items()
-            }
-            for name, moments in state_dict["state"].items()
-        }
-        self.steps_PK = state_dict["steps"][..., chosen]
-        self.lr_factor_K = state_dict["lr_factor"][..., chosen]
-        self._lr_multipliers_PK = state_dict["lr_multipliers"][..., chosen]
-        self._decay_multipliers_PK = state_dict["weight_decay_multipliers"][..., chosen]
+        self._moments = {}
+        for name, moments in state_dict["state"].items():
+            for key, moment in moments.items():
+                self._moment(key).parts[name].copy_(moment if members is None else member_rows(moment, chosen))
+        self.steps_KP = state_dict["steps"][chosen]
+        self.lr_factor_K = state_dict["lr_factor"][chosen]
+        self._lr_multipliers_KP = state_dict["lr_multipliers"][chosen]
+        self._decay_multipliers_KP = state_dict["weight_decay_multipliers"][chosen]
         self._tabulate()
 
     def _per_parameter(self, multipliers: Multipliers | None) -> Tensor:
-        """Multipliers as [P, K], each member's taken from those of its optimizer."""
+        """Multipliers as [K, P], each member's taken from those of its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
         columns = {kind: multipliers_of(kind, multipliers, known) for kind in OPTIMIZERS}
-        rows = [[columns[hp.kind].get(name, 1.0) for hp in self.members] for name in self.names]
+        rows = [[columns[hp.kind].get(name, 1.0) for name in self.names] for hp in self.members]
         return torch.tensor(rows, dtype=torch.float64)
 
     def _tabulate(self) -> None:
@@ -203,81 +207,114 @@ class FusedOptimizer:
         self._runs = list(runs_of(self.members))
         decay_K = torch.tensor([hp.decay for hp in self.members], dtype=torch.float64)
         lr_K = torch.tensor([hp.lr for hp in self.members], dtype=torch.float64)
-        self._lr_PK = lr_K * self._lr_multipliers_PK.cpu()
-        self._decay_PK = decay_K * self._decay_multipliers_PK.cpu()
+        self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
+        self._decay_KP = decay_K[:, None] * self._decay_multipliers_KP.cpu()
+        self._compare_histories()
         self._move(self.fused.stacked[self.names[0]].device, force=True)
 
     def _move(self, device: torch.device, *, force: bool = False) -> None:
-        if self.steps_PK.device == device and not force:
+        if self.steps_KP.device == device and not force:
             return
-        for name in ("steps_PK", "lr_factor_K", "_lr_PK", "_decay_PK"):
-            setattr(self, name, getattr(self, name).to(device))
+        self.steps_KP, self.lr_factor_K = self.steps_KP.to(device), self.lr_factor_K.to(device)
         for run in self._runs:
             run.to(device)
+        self._tiles: dict[Hashable, list[Tile]] = {}
+        self._increments: dict[tuple[str, ...], Tensor] = {}
+
+    def _compare_histories(self) -> None:
+        """Note which parameters have taken as many steps as each other."""
+        self._history = numbered(map(tuple, self.steps_KP.T.tolist()))
+
+    def _count(self, present: Sequence[str]) -> None:
+        """Count a step for parameters that have a gradient."""
+        if len(present) == len(self.names):
+            self.steps_KP += 1
+            return
+        key, taking = tuple(present), set(present)
+        if key not in self._increments:
+            if len(self._increments) == _MOST_KEPT:
+                self._increments.clear()
+            increment_P = torch.tensor([float(name in taking) for name in self.names])
+            self._increments[key] = increment_P.to(self.steps_KP)
+        self.steps_KP += self._increments[key]
+        self._history = numbered((h, name in taking) for h, name in zip(self._history, self.names))
 
     @contextmanager
     def _left_alone(self, stacked: Mapping[str, nn.Parameter]) -> Iterator[None]:
         """Undo a step for members that have no gradient of a parameter where others have one."""
-        without = {name: ks for name, ks in self.fused.unreached().items() if name in self.state}
-        saved = {n: [t[ks] for t in (stacked[n], *self.state[n].values())] for n, ks in without.items()}
+        without = {name: ks for name, ks in self.fused.unreached().items() if name in self._index}
+        saved = {n: [t[ks] for t in (stacked[n], *self._moments_of(n))] for n, ks in without.items()}
         yield
         for name, ks in without.items():
-            for tensor, before in zip_longest((stacked[name], *self.state[name].values()), saved[name]):
+            for tensor, before in zip_longest((stacked[name], *self._moments_of(name)), saved[name]):
                 tensor[ks] = 0 if before is None else before
-            self.steps_PK[self.names.index(name), ks] -= 1
+            self.steps_KP[ks, self._index[name]] -= 1
+        if without:
+            self._compare_histories()
 
-    def _step_members(self, stacked: Mapping[str, nn.Parameter], rows: Sequence[int]) -> None:
+    def _step_members(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str]) -> None:
         factors = self.lr_factor_K.tolist()
-        lr_PK = (self._lr_PK * self.lr_factor_K).tolist()
-        decay_PK, steps_PK = self._decay_PK.tolist(), self.steps_PK.tolist()
+        lr_KP = (self._lr_KP * self.lr_factor_K[:, None]).tolist()
+        decay_KP, steps_KP = self._decay_KP.tolist(), self.steps_KP.tolist()
         for run in self._runs:
             slots: list[list[native.Slot]] = [[] for _ in run.members]
-            for i in rows:
-                tensors = self._tensors(run, self.names[i], stacked)
+            for name in present:
+                i = self._index[name]
+                tensors = self._tensors(run, name, stacked)
                 for r, (p, g, *own) in enumerate(zip(*(t[run.start : run.stop].unbind() for t in tensors))):
                     k = run.start + r
-                    slots[r].append(native.Slot(p, g, own, lr_PK[i][k], decay_PK[i][k], steps_PK[i][k]))
+                    slots[r].append(native.Slot(p, g.contiguous(), own, lr_KP[k][i], decay_KP[k][i], steps_KP[k][i]))
             for r, hp in enumerate(run.members):
                 native.update(hp, slots[r], factors[run.start + r])
-
-    def _step_run(self, run: Run, stacked: Mapping[str, nn.Parameter], rows: Sequence[int]) -> None:
-        at = slice(run.start, run.stop)
-        coefficients_PR = run.coefficients(
-            self._lr_PK[:, at], self._decay_PK[:, at], self.steps_PK[:, at], self.lr_factor_K[at]
-        )
-        tensors = {i: self._tensors(run, self.names[i], stacked) for i in rows}
-        vectorized.update(run, tensors, coefficients_PR)
 
     def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """A parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
         parameter = stacked[name]
         assert parameter.grad is not None
-        return [parameter, parameter.grad, *(self._moment(name, key, parameter) for key in run.moments)]
+        return [parameter, parameter.grad, *(self._moment(key).parts[name] for key in run.moments)]
 
-    def _moment(self, name: str, key: str, parameter: Tensor) -> Tensor:
-        moments = self.state[name]
-        if key not in moments:
-            moments[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return moments[key]
+    def _step_rows(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str]) -> None:
+        flat = self.fused.flat(self.names)
+        flat.gather({name: stacked[name] for name in self.names})
+        factor_K1 = self.lr_factor_K[:, None]
+        for tile in self._tiles_of(present, flat.values.layout):
+            moments = [self._moment(key) for key in tile.run.moments]
+            stored = [rows.by_dtype[tile.segment.dtype] for rows in (flat.values, flat.gradients, *moments)]
+            tile.update(stored, self.steps_KP.narrow(1, self._index[tile.segment.names[0]], 1), factor_K1)
+        for name in present:
+            # What autograd has kept for a backward pass is no longer what it was.
+            increment_version(stacked[name])
+
+    def _tiles_of(self, present: Sequence[str], layout: Layout) -> list[Tile]:
+        """The tiles that parameters with a gradient make, kept for the steps that have the same."""
+        key = (tuple(present), tuple(self._history))
+        if key not in self._tiles:
+            if len(self._tiles) == _MOST_KEPT:
+                self._tiles.clear()
+            device = self.steps_KP.device
+            steps = {name: self._history[self._index[name]] for name in present}
+            both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
+            multipliers = dict(zip(self.names, numbered(map(str, both_PK.tolist()))))
+            self._tiles[key] = tiles = []
+            for segment in segments(layout, steps, multipliers, self.K, device):
+                columns = [self._index[name] for name in segment.names]
+                for run in self._runs:
+                    lr_RP, decay_RP = (t[run.start : run.stop, columns] for t in (self._lr_KP, self._decay_KP))
+                    tiles.append(Tile(run, segment, lr_RP, decay_RP, device))
+        return self._tiles[key]
+
+    def _moment(self, key: str) -> Rows:
+        if key not in self._moments:
+            stacked = {name: self.fused.stacked[name] for name in self.names}
+            device = stacked[self.names[0]].device
+            self._moments[key] = Rows.zeros(layout_of(stacked), self.K, device)
+        return self._moments[key]
+
+    def _moments_of(self, name: str) -> list[Tensor]:
+        return [rows.parts[name] for rows in self._moments.values()]
 
 
 def _torch_state(hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if hp.kind == "sgd":
         return {"momentum_buffer": moments["first"]} if hp.momentum else {}
     return {"step": torch.tensor(step), "exp_avg": moments["first"], "exp_avg_sq": moments["second"]}
-
-
-def _clone(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: moment.clone() for key, moment in moments.items()}
-
-
-def _join(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], K: int, L: int) -> dict[str, Tensor]:
-    """Moments of K and of L members one after the other; zeros, as at the start, where a side keeps none."""
-    joined = {}
-    for key in {**ours, **theirs}:
-        like = ours.get(key, theirs.get(key))
-        assert like is not None
-        first = ours.get(key, like.new_zeros(K, *like.shape[1:]))
-        second = theirs.get(key, like.new_zeros(L, *like.shape[1:])).to(first.device)
-        joined[key] = torch.cat([first, second])
-    return joined

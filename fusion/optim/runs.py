@@ -1,7 +1,7 @@
 """Neighbouring members with one update rule, and the coefficients of their next step.
 
-Shape suffixes: P trainable parameters, R members of the run. All coefficients are computed in float64, as
-Python's floats are in torch.optim, and rounded once, to the parameter's type.
+Shape suffixes: R members of the run, G groups of parameters that differ in their multipliers. All coefficients are
+computed in float64, as Python's floats are in torch.optim, and rounded once, to the parameter's type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Run:
 
     Attributes:
         members: Their R hyperparameters.
-        vectors: Each hyperparameter that the rule reads, as [R].
+        vectors: Each hyperparameter that the rule reads, as [R, 1].
     """
 
     start: int
@@ -52,17 +52,55 @@ class Run:
         """Move the vectors."""
         self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
 
-    def coefficients(self, lr_PR: Tensor, decay_PR: Tensor, steps_PR: Tensor, factor_R: Tensor) -> Coefficients:
-        """What the update rule takes besides tensors of the parameters' shape, each [P, R], or None if unused.
+    def constants(self, decay_RG: Tensor) -> Coefficients:
+        """The coefficients of the update rule that stay as they are, [R, 1] or [R, G] each, None if unused.
 
         Args:
-            lr_PR: Learning rates without the schedule's factor.
-            decay_PR: Weight decays.
-            steps_PR: Steps so far, the coming one included.
-            factor_R: The schedule's factor.
+            decay_RG: Weight decays.
         """
-        rule = _adam if self.adaptive else _sgd
-        return rule(self, lr_PR, decay_PR, steps_PR, factor_R)
+        v = self.vectors
+        if self.adaptive:
+            return {
+                "one_minus_beta1": 1 - v["beta1"],
+                "one_minus_beta2": 1 - v["beta2"],
+                "weight_decay": decay_RG * v["adam"] if self._decays("adam") else None,
+            }
+        lookahead = any(hp.nesterov for hp in self.members)
+        return {
+            "weight_decay": decay_RG if self._decays("sgd") else None,
+            "momentum": v["momentum"],
+            "direct": v["nesterov"] if lookahead else None,
+            "buffered": torch.where(v["nesterov"] > 0, v["momentum"], 1.0),
+        }
+
+    def coefficients(self, lr_RG: Tensor, decay_RG: Tensor, steps_R1: Tensor, factor_R1: Tensor) -> Coefficients:
+        """The others, which differ from step to step, likewise.
+
+        Args:
+            lr_RG: Learning rates without the schedule's factor.
+            decay_RG: Weight decays that are decoupled, 0 for other members.
+            steps_R1: Steps so far, the coming one included.
+            factor_R1: The schedule's factor.
+        """
+        v, lr = self.vectors, lr_RG * factor_R1
+        if not self.adaptive:
+            # A member without momentum takes the gradient as it is, whatever its dampening.
+            undamped = (steps_R1 == 1) | (v["momentum"] == 0)
+            return {"lr": lr, "gain": torch.where(undamped, 1.0, 1.0 - v["dampening"])}
+        root = (1 - v["beta2"] ** steps_R1).sqrt()
+        shrink = None
+        if self._decays("adamw"):
+            independent = any(hp.independent_weight_decay for hp in self.members)
+            rate = torch.where(v["independent"] > 0, factor_R1, lr) if independent else lr
+            shrink = 1 - rate * decay_RG
+        return {
+            "step_size": lr * root / (1 - v["beta1"] ** steps_R1),
+            "eps": v["eps"] * root,
+            "shrink": shrink,
+        }
+
+    def _decays(self, kind: str) -> bool:
+        return any(hp.kind == kind and hp.decay for hp in self.members)
 
 
 def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
@@ -76,45 +114,10 @@ def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
     for _, group in groupby(members, key=lambda hp: hp.kind == "sgd"):
         run = list(group)
         names = ("momentum", "dampening", "nesterov") if run[0].kind == "sgd" else ("beta1", "beta2", "eps")
-        vectors = {n: torch.tensor([float(getattr(hp, n)) for hp in run], dtype=torch.float64) for n in names}
+        columns = {name: [float(getattr(hp, name)) for hp in run] for name in names}
         for kind in ("adam", "adamw"):
-            vectors[kind] = torch.tensor([float(hp.kind == kind) for hp in run], dtype=torch.float64)
-        independent = [float(hp.independent_weight_decay) for hp in run]
-        vectors["independent"] = torch.tensor(independent, dtype=torch.float64)
+            columns[kind] = [float(hp.kind == kind) for hp in run]
+        columns["independent"] = [float(hp.independent_weight_decay) for hp in run]
+        vectors = {name: torch.tensor(column, dtype=torch.float64)[:, None] for name, column in columns.items()}
         yield Run(start, run, vectors)
         start += len(run)
-
-
-def _sgd(run: Run, lr_PR: Tensor, decay_PR: Tensor, steps_PR: Tensor, factor_R: Tensor) -> Coefficients:
-    momentum, nesterov = run.vectors["momentum"], run.vectors["nesterov"]
-    # A member without momentum takes the gradient as it is, whatever its dampening.
-    undamped = (steps_PR == 1) | (momentum == 0)
-    lookahead = any(hp.nesterov for hp in run.members)
-    return {
-        "lr": lr_PR * factor_R,
-        "weight_decay": decay_PR if any(hp.decay for hp in run.members) else None,
-        "momentum": momentum.expand_as(lr_PR),
-        "gain": torch.where(undamped, 1.0, 1.0 - run.vectors["dampening"]),
-        "direct": nesterov.expand_as(lr_PR) if lookahead else None,
-        "buffered": torch.where(nesterov > 0, momentum, 1.0).expand_as(lr_PR),
-    }
-
-
-def _adam(run: Run, lr_PR: Tensor, decay_PR: Tensor, steps_PR: Tensor, factor_R: Tensor) -> Coefficients:
-    beta1, beta2 = run.vectors["beta1"], run.vectors["beta2"]
-    lr = lr_PR * factor_R
-    root = (1 - beta2**steps_PR).sqrt()
-    independent = run.vectors["independent"] > 0
-    shrink = 1 - torch.where(independent, factor_R, lr) * decay_PR * run.vectors["adamw"]
-    return {
-        "step_size": lr * root / (1 - beta1**steps_PR),
-        "eps": run.vectors["eps"] * root,
-        "one_minus_beta1": (1 - beta1).expand_as(lr),
-        "one_minus_beta2": (1 - beta2).expand_as(lr),
-        "weight_decay": decay_PR * run.vectors["adam"] if _decays(run, "adam") else None,
-        "shrink": shrink if _decays(run, "adamw") else None,
-    }
-
-
-def _decays(run: Run, kind: str) -> bool:
-    return any(hp.kind == kind and hp.decay for hp in run.members)

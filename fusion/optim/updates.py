@@ -1,12 +1,13 @@
-"""The update rules, each for one stacked parameter and a run of members that use the same rule.
+"""The update rules, for some parameters of members that use the same rule.
 
-p, g, m, v are [R, ...]: the parameter, its gradient, and the moments of R members. Every coefficient is
-[R, 1, ..., 1] (or None where it is zero for all of them), so no rule mixes members. Each follows
+Shape suffixes: B members, n elements of each. p, g, m, v are [B, n]: parameters, their gradients and moments. Every
+coefficient is [B, 1] or [B, n] (or None where it is zero for all of them), so no rule mixes members. Each follows
 torch.optim's single-tensor code, with constants folded to save passes over memory.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -64,6 +65,8 @@ def adam(
     if weight_decay is not None:
         g = g.addcmul(p, weight_decay)
     m.lerp_(g, one_minus_beta1)
-    v.lerp_(g.square(), one_minus_beta2)
-    denominator = v.sqrt().add_(eps)
-    p.addcmul_(m.div(denominator), step_size, value=-1)
+    # One temporary for all: what it takes from caches, the others would miss.
+    scratch = g.square()
+    v.lerp_(scratch, one_minus_beta2)
+    denominator = torch.sqrt(v, out=scratch).add_(eps)
+    p.addcmul_(torch.div(m, denominator, out=scratch), step_size, value=-1)

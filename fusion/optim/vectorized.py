@@ -1,77 +1,102 @@
-"""The members of a run updated together, parameter by parameter, on any device.
+"""The members of a run updated together, on rows that hold all their parameters, on any device.
 
-Shape suffixes: P trainable parameters, R members of the run, B members of a block.
+Shape suffixes: K members, of which R are in the run and B in a block; N elements of a member, of which n are in a
+segment; P parameters of the segment, in G groups of neighbours with equal multipliers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from fusion.optim import updates
 from fusion.optim.runs import Coefficients, Run
-
-BLOCK = 2**17
-"""Elements of a parameter to update at a time on a CPU: temporaries of that size are found in memory that is at hand.
-
-Larger ones are mapped anew, page by page, for each operation. AdamW on 32 members of 27,000 parameters: 5.0 ms at once,
-1.9 ms in blocks.
-"""
+from fusion.optim.segments import Segment, block
 
 
-def update(run: Run, tensors: Mapping[int, Sequence[Tensor]], coefficients_PR: Coefficients) -> None:
-    """Apply the rule of a run to its members, in place.
+class Tile:
+    """What an update of the members of a run does with the parameters of a segment.
 
     Args:
         run: The members.
-        tensors: Row of the coefficients -> parameter, gradient and moments, [K, ...] each.
-        coefficients_PR: What else the rule takes.
+        segment: The parameters.
+        lr_RP: Their learning rates without the schedule's factor, on the CPU.
+        decay_RP: Their weight decays, likewise.
+        device: Where the parameters are.
     """
-    by_dtype = {_math_dtype(parameter.dtype) for parameter, *_ in tensors.values()}
-    tables = {dtype: _unbind(coefficients_PR, dtype) for dtype in by_dtype}
-    for i, stored in tensors.items():
-        math = _math_dtype(stored[0].dtype)
-        row = {name: None if c is None else c[i] for name, c in tables[math].items()}
-        for block in _blocks(stored[0], run.start, run.stop):
-            inside = slice(block.start - run.start, block.stop - run.start)
-            own = {name: None if c is None else c[inside] for name, c in row.items()}
-            _update(run.adaptive, [t[block] for t in stored], own, math)
+
+    def __init__(self, run: Run, segment: Segment, lr_RP: Tensor, decay_RP: Tensor, device: torch.device) -> None:
+        self.run, self.segment = run, segment
+        alike = list(zip(lr_RP.T.tolist(), decay_RP.T.tolist()))
+        groups = [[i for i, _ in group] for _, group in groupby(enumerate(alike), key=lambda pair: pair[1])]
+        first = [group[0] for group in groups]
+        self._lr_RG, decay_RG = lr_RP[:, first].to(device), decay_RP[:, first].to(device)
+        self._decoupled_RG = decay_RG * run.vectors["adamw"]
+        self._widths = [sum(segment.sizes[i] for i in group) for group in groups]
+        self._group_n: Tensor | None = None
+        if len(groups) > 1 and device.type != "cpu":
+            self._group_n = torch.arange(len(groups)).repeat_interleave(torch.tensor(self._widths)).to(device)
+        self._math = _math_dtype(segment.dtype)
+        self._constants = self._rounded(run.constants(decay_RG))
+
+    @torch.no_grad()
+    def update(self, stored: Sequence[Tensor], steps_K1: Tensor, factor_K1: Tensor) -> None:
+        """Apply the rule of the run, in place.
+
+        Args:
+            stored: Parameter, gradient and moments, [K, N] each.
+            steps_K1: Steps so far, the coming one included.
+            factor_K1: The schedule's factor.
+        """
+        run, segment = self.run, self.segment
+        own = [_rows(t, run.start, run.stop) for t in (steps_K1, factor_K1)]
+        changing = run.coefficients(self._lr_RG, self._decoupled_RG, *own)
+        coefficients = {**self._constants, **self._rounded(changing)}
+        tensors = [_columns(_rows(t, run.start, run.stop), segment.start, segment.stop) for t in stored]
+        R, n = tensors[0].shape
+        step = max(1, block(tensors[0].device) // max(1, n))
+        for start in range(0, R, step):
+            stop = min(start + step, R)
+            inside = {
+                name: None if c is None else self._wide(_rows(c, start, stop)) for name, c in coefficients.items()
+            }
+            self._apply([_rows(t, start, stop) for t in tensors], inside)
+
+    def _rounded(self, coefficients: Coefficients) -> Coefficients:
+        return {name: c if c is None or c.shape[1] > 1 else c.to(self._math) for name, c in coefficients.items()}
+
+    def _wide(self, coefficient: Tensor) -> Tensor:
+        """[B, G] as [B, n], rounded, each group's in its columns; [B, 1] as it is."""
+        if coefficient.shape[1] == 1:
+            return coefficient
+        if self._group_n is not None:
+            return coefficient.to(self._math).index_select(1, self._group_n)
+        # On a CPU several times as fast as looking each element's group up.
+        wide = coefficient.new_empty(len(coefficient), sum(self._widths), dtype=self._math)
+        torch._foreach_copy_(wide.split(self._widths, 1), coefficient.split(1, 1))
+        return wide
+
+    def _apply(self, stored: Sequence[Tensor], coefficients: Coefficients) -> None:
+        """Apply the rule to some members, [B, n] each, in the precision of its coefficients."""
+        tensors = [t if t.dtype == self._math else t.to(self._math) for t in stored]
+        if self.run.adaptive:
+            updates.adam(*tensors, **coefficients)  # type: ignore[arg-type]
+        else:
+            updates.sgd(*tensors, **coefficients)  # type: ignore[arg-type]
+        if stored[0].dtype != self._math:
+            for target, value in zip([stored[0], *stored[2:]], [tensors[0], *tensors[2:]], strict=True):
+                target.copy_(value)
 
 
-def _blocks(parameter: Tensor, start: int, stop: int) -> Iterator[slice]:
-    """Split the members of a run into blocks."""
-    step = stop - start
-    if parameter.device.type == "cpu":
-        step = max(1, BLOCK * parameter.shape[0] // max(1, parameter.numel()))
-    return (slice(first, min(first + step, stop)) for first in range(start, stop, step))
+def _rows(t: Tensor, start: int, stop: int) -> Tensor:
+    return t if stop - start == t.shape[0] else t[start:stop]
 
 
-def _update(adaptive: bool, stored: list[Tensor], row: Mapping[str, Tensor | None], math: torch.dtype) -> None:
-    """Apply a rule in `math` precision to some members of one parameter, in place.
-
-    Args:
-        adaptive: Whether the rule is Adam's.
-        stored: Parameter, gradient and moments, [B, ...] each.
-        row: Coefficients of the rule, [B] each.
-        math: Their precision.
-    """
-    shape = (-1,) + (1,) * (stored[0].ndim - 1)
-    coefficients = {name: None if c is None else c.view(shape) for name, c in row.items()}
-    tensors = [t if t.dtype == math else t.to(math) for t in stored]
-    if adaptive:
-        updates.adam(*tensors, **coefficients)  # type: ignore[arg-type]
-    else:
-        updates.sgd(*tensors, **coefficients)  # type: ignore[arg-type]
-    if stored[0].dtype != math:
-        for target, value in zip(stored[:1] + stored[2:], tensors[:1] + tensors[2:], strict=True):
-            target.copy_(value)
-
-
-def _unbind(coefficients: Coefficients, dtype: torch.dtype) -> dict[str, Sequence[Tensor] | None]:
-    """Each [P, R] as P rows of the parameters' type."""
-    return {name: None if c is None else c.to(dtype).unbind(0) for name, c in coefficients.items()}
+def _columns(t: Tensor, start: int, stop: int) -> Tensor:
+    return t if stop - start == t.shape[1] else t[:, start:stop]
 
 
 def _math_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,96 @@
+"""Which parameters are updated at once: neighbours in the rows, of one type, that have taken equally many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusion.rows import Layout
+
+BLOCK = 2**17
+"""Elements to update at a time on a CPU: temporaries of that size are found in memory that is at hand.
+
+Larger ones are mapped anew, page by page, for each operation. AdamW on 32 members of 27,000 parameters: 5.0 ms at once,
+1.9 ms in blocks.
+"""
+
+BLOCK_ELSEWHERE = 2**24
+"""The same on other devices, where it only bounds what temporaries take: 64 MiB each in float32."""
+
+_LARGE = 4
+"""A parameter of more than this part of a block is faster by itself, with multipliers as [R, 1]. Side by side with
+others they are [R, n]: two passes over memory more."""
+
+
+def block(device: torch.device) -> int:
+    """Elements to update at a time on a device."""
+    return BLOCK if device.type == "cpu" else BLOCK_ELSEWHERE
+
+
+def numbered(values: Iterable[Hashable]) -> list[int]:
+    """Equal values as equal numbers, from 0 in the order in which they first come.
+
+    >>> numbered("abca")
+    [0, 1, 2, 0]
+    """
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring parameters of one type that have taken as many steps as each other, in each member.
+
+    Attributes:
+        dtype: Of the parameters.
+        start: Their first column of [K, N].
+        names: Theirs, in order.
+        sizes: Elements of each.
+    """
+
+    dtype: torch.dtype
+    start: int
+    names: Sequence[str]
+    sizes: Sequence[int]
+
+    @property
+    def stop(self) -> int:
+        """The column after the last."""
+        return self.start + sum(self.sizes)
+
+
+def segments(
+    layout: Layout, steps: Mapping[str, Hashable], multipliers: Mapping[str, Hashable], K: int, device: torch.device
+) -> Iterator[Segment]:
+    """Split parameters into segments, each at most as large as a block unless it is one parameter.
+
+    Args:
+        layout: All parameters.
+        steps: For those to update, what is equal where as many steps have been taken.
+        multipliers: For each, what is equal where multipliers are: large ones are apart from others.
+        K: Members.
+        device: Theirs.
+    """
+
+    def joins(run: Sequence[str], name: str, shapes: Mapping[str, torch.Size]) -> bool:
+        if steps[name] != steps[run[0]]:
+            return False
+        alike = all(multipliers[n] == multipliers[name] for n in run)
+        return alike or all(K * shapes[n].numel() <= block(device) // _LARGE for n in (*run, name))
+
+    for dtype, shapes in layout.items():
+        run: list[str] = []
+        start = column = width = 0
+        for name, shape in shapes.items():
+            size = shape.numel()
+            if run and not (name in steps and width + size <= block(device) and joins(run, name, shapes)):
+                yield Segment(dtype, start, run, [shapes[n].numel() for n in run])
+                run, width = [], 0
+            if name in steps:
+                start = start if run else column
+                run, width = [*run, name], width + size
+            column += size
+        if run:
+            yield Segment(dtype, start, run, [shapes[n].numel() for n in run])
