@@ -18,7 +18,8 @@ from typing import Any
 from hydro_rasda.checks import require
 from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Task
-from hydro_rasda.run.store import Store, Unit
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.store import Store
 
 End = Mapping[str, float]
 """How a job ended: its "exit" status, "seconds", "cpu" seconds, and "memory" of the largest of its processes."""

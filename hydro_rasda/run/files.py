@@ -88,3 +88,16 @@ def sync_folder(path: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have what the system cannot do, as where a disk is full, name a run's file, and say how to go on."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # torch raises its own over a file's
+        if not isinstance(cause, OSError):
+            raise
+        goes_on = "once it can be written, the same call goes on from the last finished unit of work"
+        raise OSError(cause.errno, f"{cause.strerror or cause}: {goes_on}", str(path)) from error

@@ -23,7 +23,8 @@ from hydro_rasda.run.events import (
     TrialFailed,
 )
 from hydro_rasda.run.events import Stage as Stage
-from hydro_rasda.run.store import JournalLine, Store, Unit
+from hydro_rasda.run.journal import JournalLine, Unit
+from hydro_rasda.run.store import Store
 from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:  # brings torch along, which who reads a journal need not wait for
@@ -271,3 +272,20 @@ def metric_lines(stage: Stage, number: int, history: Iterable[tuple[int, Mapping
     return [
         {"event": "metrics", "stage": stage, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
     ]
+
+
+ERROR_CHARS = 20_000
+"""So much of a traceback is kept: its beginning and, three times as much, its end."""
+
+
+def failure_line(number: int, error: str) -> JournalLine:
+    """What the journal keeps of a trial that failed."""
+    return {"event": "failed", "trial": number, "error": shortened(error)}
+
+
+def shortened(error: str) -> str:
+    """A traceback of bounded length: one with what a big object looks like may have millions of characters."""
+    if len(error) <= ERROR_CHARS:
+        return error
+    first, last = error[: ERROR_CHARS // 4], error[-3 * ERROR_CHARS // 4 :]
+    return f"{first}\n[{len(error) - len(first) - len(last)} characters are left out]\n{last}"

@@ -20,7 +20,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from types import TracebackType
@@ -35,38 +35,19 @@ from hydro_rasda.run.files import (
     TEMPORARY,
     DamagedCheckpoint,
     load_checkpoint,
+    naming,
     save_checkpoint,
     sync_folder,
     write_atomically,
 )
 from hydro_rasda.run.held import LOCK
+from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, read_units
 
 if TYPE_CHECKING:
     import torch
 
-JournalLine = dict[str, Any]
-"""One line of the journal: plain values, of which "event" says what it tells of."""
-
-_UNIT = "unit"
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A finished unit of work, as the journal keeps it.
-
-    Attributes:
-        value: JSON values: what later units and decisions need to know.
-        lines: The unit's metrics and events, one journal line each.
-        seconds: Wall time that it took; units that ran beside each other count in full.
-        at: Wall time of the run when it was finished.
-        swept: Of that, what the sweep had taken.
-    """
-
-    value: Any
-    lines: list[JournalLine] = field(default_factory=list)
-    seconds: float = 0.0
-    at: float = 0.0
-    swept: float = 0.0
+FORMAT = 1
+"""Of a run's folder, as its `run.json` says; it grows where an earlier version of the library would misread a run."""
 
 
 class RunExists(ValueError):
@@ -78,7 +59,8 @@ class Store:
 
     Attributes:
         path: The directory.
-        changes: How code and data differ from the run's so far, in words, where it goes on all the same.
+        changes: How code and data differ from the run's so far, and what of its journal is lost, in words, where it
+            goes on all the same.
     """
 
     def __init__(
@@ -88,7 +70,7 @@ class Store:
         self.changes = changes
         self._units = units
         self._lock = lock
-        self._journal = None if lock is None else open(path / "journal.jsonl", "ab")  # noqa: SIM115 (closed in close)
+        self._journal = None if lock is None else open(path / JOURNAL, "ab")  # noqa: SIM115 (closed in close)
         self._spent = max((unit.at for unit in units.values()), default=0.0)
         self._swept = max((unit.swept for unit in units.values()), default=0.0)
         self._opened = monotonic()
@@ -108,6 +90,7 @@ class Store:
 
         Raises:
             RunExists: where the directory holds another run, or any run under resume="never".
+            DamagedJournal: where there are finished units after a line that cannot be read.
             FileNotFoundError: where there is none under resume="must".
             RuntimeError: where another process holds it.
         """
@@ -125,17 +108,20 @@ class Store:
             raise RuntimeError(f"another process is working on the run in {path}") from None
         try:
             # Only now: before, another process may have been writing.
-            found, asked = json.loads(spec.read_text()) if spec.exists() else None, jsonable(asked)
+            found, asked = _read_spec(path) if spec.exists() else None, jsonable(asked)
             changes = _refuse_other(path, found, asked, resume) if found is not None else []
             if found != asked:
-                write_atomically(spec, (json.dumps(asked, indent=2) + "\n").encode())
+                with naming(spec):
+                    write_atomically(spec, (json.dumps({"format": FORMAT, **asked}, indent=2) + "\n").encode())
             for left in (*path.glob(TEMPORARY), *(path / "checkpoints").glob(TEMPORARY)):
                 left.unlink()
-            journal = path / "journal.jsonl"
-            units, whole = _read_units(journal)
-            if journal.exists() and whole < journal.stat().st_size:
-                os.truncate(journal, whole)
-            store = cls(path, units, lock, changes)
+            journal = path / JOURNAL
+            record = read_units(journal)
+            if journal.exists() and record.end < journal.stat().st_size:
+                os.truncate(journal, record.end)
+            if record.damage:
+                changes.append(f"{record.damage}: what it told is done again")
+            store = cls(path, record.units, lock, changes)
             sync_folder(path)
             return store
         except BaseException:
@@ -144,8 +130,12 @@ class Store:
 
     @classmethod
     def read(cls, path: Path) -> Store:
-        """A run directory as it stands, to be read only: nothing is locked, and a run that goes on is not disturbed."""
-        return cls(path, _read_units(path / "journal.jsonl")[0])
+        """A run directory as it stands, to be read only: nothing is locked, and a run that goes on is not disturbed.
+
+        Raises:
+            DamagedJournal: where there are finished units after a line that cannot be read.
+        """
+        return cls(path, read_units(path / JOURNAL).units)
 
     def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
         """Do a unit of work, or read what it gave when it was done before.
@@ -175,7 +165,7 @@ class Store:
         require(again or key not in self._units, "key", key, "that of a unit which is not recorded yet")
         value, lines, seconds = jsonable(unit.value), jsonable(unit.lines), round(unit.seconds, 4)
         unit = Unit(value, lines, seconds, _rounded_up(self.seconds), _rounded_up(self.swept))
-        own = {"event": _UNIT, "key": key, "seconds": seconds, "at": unit.at, "swept": unit.swept, "value": value}
+        own = {"event": UNIT, "key": key, "seconds": seconds, "at": unit.at, "swept": unit.swept, "value": value}
         self._append([*unit.lines, own])
         self._units.pop(key, None)
         self._units[key] = unit
@@ -216,7 +206,8 @@ class Store:
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint: it is there whole, or not at all."""
         assert self._lock is not None, "this run was opened to be read"
-        save_checkpoint(self.file(name), payload)
+        with naming(self.file(name)):
+            save_checkpoint(self.file(name), payload)
         self._damage[name] = ""
 
     def load(self, name: str, device: torch.device | None = None) -> dict[str, Any]:
@@ -254,14 +245,16 @@ class Store:
 
     def _append(self, lines: Iterable[JournalLine]) -> None:
         assert self._journal is not None, "this run was opened to be read"
-        self._journal.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
+        with naming(self.path / JOURNAL):
+            self._journal.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            self._journal.flush()
+            os.fsync(self._journal.fileno())
 
     def close(self) -> None:
         """Let go of the directory."""
         if self._journal is not None and self._lock is not None:
-            self._journal.close()
+            with contextlib.suppress(OSError):  # of what could not be written, which was told then
+                self._journal.close()
             self._lock.release()
 
     def __enter__(self) -> Store:
@@ -296,39 +289,26 @@ def read_asked(path: Path) -> dict[str, Any]:
     """
     spec = path / "run.json"
     require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
+    asked = _read_spec(path)
+    require({"metric", "mode", "rasda"} <= asked.keys(), "path", str(path), _NO_RUN)
+    return asked
+
+
+_NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run's"
+
+
+def _read_spec(path: Path) -> dict[str, Any]:
+    """What a folder's `run.json` says, but for its format."""
     try:
-        asked = json.loads(spec.read_bytes())
+        found = json.loads((path / "run.json").read_bytes())
     except ValueError:
-        asked = None
-    known = isinstance(asked, dict) and {"metric", "mode", "rasda"} <= asked.keys()
-    require(known, "path", str(path), "a run's folder, `storage_path/name`: its run.json is not one of a run's")
-    found: dict[str, Any] = asked
-    return found
-
-
-def _read_units(journal: Path) -> tuple[dict[str, Unit], int]:
-    """Finished units of a journal, and their length in bytes: what follows is being written, or was never finished."""
-    units: dict[str, Unit] = {}
-    if not journal.exists():
-        return units, 0
-    lines: list[JournalLine] = []
-    end = kept = 0
-    with open(journal, "rb") as file:
-        for raw in file:
-            end += len(raw)
-            try:
-                line = json.loads(raw) if raw.endswith(b"\n") else None
-            except ValueError:
-                line = None
-            if line is None:
-                break
-            if line["event"] == _UNIT:
-                units.pop(line["key"], None)
-                units[line["key"]] = Unit(line["value"], lines, line["seconds"], line["at"], line["swept"])
-                lines, kept = [], end
-            else:
-                lines.append(line)
-    return units, kept
+        found = None
+    require(isinstance(found, dict), "path", str(path), _NO_RUN)
+    asked: dict[str, Any] = found
+    written = asked.pop("format", FORMAT)
+    rule = f"a run of this version of hydro_rasda or an earlier one (format {FORMAT}), but its format is {written!r}"
+    require(isinstance(written, int) and written <= FORMAT, "path", str(path), rule)
+    return asked
 
 
 def _refuse_what_is_no_run(path: Path) -> None:

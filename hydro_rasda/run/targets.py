@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.run.events import TrialEnded
-from hydro_rasda.run.state import FINALISTS, Run, decision_key
-from hydro_rasda.run.store import JournalLine, Unit
+from hydro_rasda.run.journal import JournalLine, Unit
+from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
 from hydro_rasda.schedulers import Outlook, Race
 from hydro_rasda.trial import Trial
 
@@ -184,7 +184,7 @@ def _keep(
 
 def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> None:
     """Keep that a full-size trial raised: its traceback."""
-    line = {"event": "failed", "trial": number, "error": error}
+    line = failure_line(number, error)
     key = f"target/trial-{number}/failed-after-{run.epochs('target', number)}"
     run.record(key, Unit(None, [line], seconds), again=True)
 

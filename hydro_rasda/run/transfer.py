@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Unit
 
 if TYPE_CHECKING:
     from surrogate import RankComparison

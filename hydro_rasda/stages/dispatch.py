@@ -11,8 +11,8 @@ from typing import Any
 from fusion import OPTIMIZERS
 from fusion.keys import read
 from hydro_rasda.contracts import Devices, GroupTask, Span, Widths, group_key
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Unit
 from hydro_rasda.stages.grouping import Waiting, next_groups
 
 _Place = tuple[int, int]

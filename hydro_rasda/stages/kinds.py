@@ -15,7 +15,8 @@ from hydro_rasda.contracts import evenly
 from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.reads import Notes, Reads, all_of
-from hydro_rasda.run.store import JournalLine, Unit
+from hydro_rasda.run.journal import JournalLine, Unit
+from hydro_rasda.run.state import failure_line
 from hydro_rasda.stages.unread import Unread, build_noting, unread_of
 from hydro_rasda.training.deaths import Deaths, failure
 from hydro_rasda.training.forks import Died, map_forked
@@ -35,7 +36,7 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
         unread = found[trial.number].unread
         lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config), "unread": unread})
         if (error := found[trial.number].error) is not None:
-            lines.append({"event": "failed", "trial": trial.number, "error": error})
+            lines.append(failure_line(trial.number, error))
     return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
 
 

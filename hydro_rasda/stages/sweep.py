@@ -19,9 +19,9 @@ from functools import partial
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.problem import Trial
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.result import AllTrialsFailed
-from hydro_rasda.run.state import FINALISTS, Run, metric_lines
-from hydro_rasda.run.store import Unit
+from hydro_rasda.run.state import FINALISTS, Run, failure_line, metric_lines
 from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, milestones, rank
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
@@ -255,7 +255,7 @@ class _Sweep:
         # A trial that was brought back after its checkpoint was gone has trained its first epochs again.
         fresh = {n: [at for at in h if at[0] > run.epochs("surrogate", n)] for n, h in outcome.history.items()}
         lines = [line for n, history in fresh.items() for line in metric_lines("surrogate", n, history)]
-        lines += [{"event": "failed", "trial": number, "error": error} for number, error in outcome.failures.items()]
+        lines += [failure_line(number, error) for number, error in outcome.failures.items()]
         # The last digits depend on how many train as one, which memory may have decided.
         groups = [part["members"] for part in outcome.checkpoint]
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}

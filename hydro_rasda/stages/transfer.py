@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from hydro_rasda.config import Mode
 from hydro_rasda.contracts import Span, TargetOutcome, TargetTask, TargetTrainer
-from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Unit
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.state import Run, shortened
 from hydro_rasda.run.transfer import FEWEST, check_keys, choose_checked, compare_checked
 from hydro_rasda.schedulers import rank
 from surrogate import RankComparison
@@ -63,7 +63,7 @@ def _spread(scores: Mapping[int, float], mode: Mode) -> Sequence[int]:
 def _unit(run: Run, outcome: TargetOutcome) -> Unit:
     task, history = outcome.task, outcome.history
     if outcome.error is not None:
-        line = {"event": "check failed", "trial": task.number, "error": outcome.error}
+        line = {"event": "check failed", "trial": task.number, "error": shortened(outcome.error)}
         return Unit(None, [line], outcome.seconds)
     reached, metrics = history[-1]
     return Unit(metrics[run.settings.metric] if reached == task.span.stop else None, [], outcome.seconds)

@@ -33,8 +33,9 @@ from hydro_rasda.contracts import (
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, metric_lines
-from hydro_rasda.run.store import Store, Unit
+from hydro_rasda.run.store import Store
 from hydro_rasda.run.targets import record_epochs
 
 PATIENCE_S = 120.0

@@ -17,7 +17,7 @@ from ray.tune.experiment import Trial
 
 from hydro_rasda.backends.ray.measured import EPOCH_SECONDS
 from hydro_rasda.backends.ray.trial_feed import number_of
-from hydro_rasda.run.store import JournalLine
+from hydro_rasda.run.journal import JournalLine
 
 HISTORY = ("workers", "global_batch_size", "lr_multiplier")
 """What a report says besides the metrics "train_*" and "val_*"."""

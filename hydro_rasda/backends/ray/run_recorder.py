@@ -9,8 +9,8 @@ from typing import Any
 from hydro_rasda.backends.ray.event_log import EventLog
 from hydro_rasda.backends.ray.worker import CHECKPOINT_FILE
 from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint
+from hydro_rasda.run.journal import JournalLine
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import JournalLine
 from hydro_rasda.run.targets import record_end, record_epochs, record_failure, saved_epochs
 from hydro_rasda.schedulers.sweep_rule import CHANGEABLE
 

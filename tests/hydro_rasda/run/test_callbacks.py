@@ -28,8 +28,9 @@ from hydro_rasda import (
 )
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import Store, Unit
+from hydro_rasda.run.store import Store
 from hydro_rasda.run.targets import record_end
 from tests.hydro_rasda.models import stumbles_in_some
 

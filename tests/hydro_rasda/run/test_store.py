@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 import torch
 
 from hydro_rasda.run.files import DamagedCheckpoint
-from hydro_rasda.run.store import RunExists, Store, Unit
+from hydro_rasda.run.journal import DamagedJournal, JournalLine, Unit
+from hydro_rasda.run.store import RunExists, Store
 
 ASKED: dict[str, Any] = {"seed": 0, "space": {"lr": "loguniform"}, "surrogate": 0.125}
 
@@ -28,10 +30,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "one"
 
 
+def metrics(*epochs: int) -> list[JournalLine]:
+    return [{"event": "metrics", "stage": "target", "trial": 0, "epoch": epoch} for epoch in epochs]
+
+
 def three_units(path: Path) -> None:
     with Store.open(path, ASKED, "auto") as store:
         for i in range(3):
-            store.once(f"unit-{i}", lambda: Unit({"i": i}, [{"event": "metrics", "epoch": e} for e in (1, 2)]))  # noqa: B023
+            store.once(f"unit-{i}", lambda: Unit({"i": i}, metrics(1, 2)))  # noqa: B023
             store.save(f"unit-{i}", {"weights": torch.full((2,), float(i))})
 
 
@@ -40,13 +46,13 @@ def test_a_unit_is_done_once(path: Path) -> None:
 
     def work() -> Unit:
         done.append(len(done))
-        return Unit(done, [{"event": "metrics", "loss": 0.1}])
+        return Unit(done, metrics(1))
 
     for _ in range(2):
         with Store.open(path, ASKED, "auto") as store:
             unit = store.once("a", work)
             assert unit.value == [0]
-            assert unit.lines == [{"event": "metrics", "loss": 0.1}]
+            assert unit.lines == metrics(1)
             assert store.done("a")
             assert not store.done("b")
             assert list(store.units()) == ["a"]
@@ -85,7 +91,7 @@ def test_a_journal_torn_at_any_byte_keeps_all_units_but_the_torn(path: Path) -> 
         journal.write_bytes(whole[:cut])
         with Store.open(path, ASKED, "auto") as store:
             assert list(store.units()) == ["unit-0", "unit-1"]
-            store.once("unit-2", lambda: Unit({"i": 2}, [{"event": "metrics", "epoch": e} for e in (1, 2)]))
+            store.once("unit-2", lambda: Unit({"i": 2}, metrics(1, 2)))
         lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
         assert [line.get("key", line.get("epoch")) for line in lines] == [
             n for i in range(3) for n in (1, 2, f"unit-{i}")
@@ -101,6 +107,78 @@ def test_garbage_after_the_last_unit_is_cut_off(path: Path) -> None:
         with Store.open(path, ASKED, "auto") as store:
             assert len(store.units()) == 3
         assert journal.read_bytes() == whole
+
+
+def test_a_whole_line_that_is_lost_at_the_end_is_told(path: Path) -> None:
+    """A process that is killed leaves a part of a line at most; this one held a finished unit."""
+    three_units(path)
+    journal = path / "journal.jsonl"
+    whole = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(whole[:-1]) + b"\xff" + whole[-1])
+    with Store.open(path, ASKED, "auto") as store:
+        assert list(store.units()) == ["unit-0", "unit-1"]
+        (told,) = store.changes
+    assert re.match(rf"line 9 of {journal} cannot be read \(.*\): what it told is done again", told)
+
+
+def test_a_damaged_journal_is_refused_and_left_as_it_is(path: Path) -> None:
+    three_units(path)
+    journal = path / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:4], b"\xff" + lines[4], *lines[5:]]))
+    before = contents(path)
+    told = rf"line 5 of {journal} .*finished units of work follow it.*`head -n 4`"
+    for opened in (lambda: Store.open(path, ASKED, "auto"), lambda: Store.read(path)):
+        with pytest.raises(DamagedJournal, match=told):
+            opened()
+    assert contents(path) == before
+    journal.write_bytes(b"".join(lines[:4]))  # as it says
+    with Store.open(path, ASKED, "auto") as store:
+        assert list(store.units()) == ["unit-0"]
+        assert not store.changes
+
+
+@pytest.mark.parametrize("spec", [b"", b"[]", b"\xff", b"{"])
+def test_a_folder_whose_description_cannot_be_read_is_refused_by_name(path: Path, spec: bytes) -> None:
+    three_units(path)
+    (path / "run.json").write_bytes(spec)
+    with pytest.raises(ValueError, match=f"`path` is '{path}', .*its run.json is not one of a run's"):
+        Store.open(path, ASKED, "auto")
+
+
+def test_a_run_of_a_later_version_is_refused(path: Path) -> None:
+    three_units(path)
+    spec = path / "run.json"
+    assert json.loads(spec.read_text())["format"] == 1
+    spec.write_text(json.dumps({"format": 2, **ASKED}))
+    with pytest.raises(ValueError, match=r"`path` is .*this version of hydro_rasda.*\(format 1\), but its format is 2"):
+        Store.open(path, ASKED, "auto")
+
+
+FULL = """
+import resource, sys, torch
+from pathlib import Path
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.store import Store
+with Store.open(Path(sys.argv[1]), {}, "auto") as store:
+    store.record("first", Unit(None))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+    if sys.argv[2] == "journal":
+        store.record("second", Unit("x" * 3000))
+    store.save("second", {"weights": torch.zeros(1000)})
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no limit there")
+@pytest.mark.parametrize(("what", "where"), [("journal", "journal.jsonl"), ("checkpoint", "checkpoints/second.pt")])
+def test_a_file_that_cannot_be_written_is_named_with_how_to_go_on(path: Path, what: str, where: str) -> None:
+    """As on a full disk: here, files may not grow beyond 2,000 bytes."""
+    ended = subprocess.run([sys.executable, "-c", FULL, str(path), what], capture_output=True, text=True, check=False)
+    told = ended.stderr.strip().splitlines()[-1]
+    goes_on = "once it can be written, the same call goes on from the last finished unit of work"
+    assert told == f"OSError: [Errno 27] File too large: {goes_on}: '{path / where}'"
+    with Store.open(path, {}, "auto") as store:
+        assert list(store.units()) == ["first"]
 
 
 HOLDER = """

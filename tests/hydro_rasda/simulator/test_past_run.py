@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydro_rasda.run.store import Store, Unit
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.store import Store
 from hydro_rasda.simulator import read_past_run
 from hydro_rasda.simulator.past_run import continued
 

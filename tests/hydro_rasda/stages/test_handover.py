@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hydro_rasda import RASDAConfig, TuneResult, choice, grid_search, loguniform
 from hydro_rasda.contracts import Group, GroupTask, Span, TargetOutcome, TargetTask
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
-from hydro_rasda.run.store import Unit
 from hydro_rasda.run.targets import recall_targets
 from hydro_rasda.stages.handover import hand_over
 from hydro_rasda.stages.race import train_targets

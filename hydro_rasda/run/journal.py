@@ -1,0 +1,113 @@
+"""A run's journal: one line for each metric, event and finished unit of work.
+
+The lines of a unit are written at once, the unit's own last. What follows the last such line was never finished, and
+does not count. A line in between that is none was changed by something else than a run: which units it told of, and
+which of those after it build on them, cannot be known, so that nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+JOURNAL = "journal.jsonl"
+
+JournalLine = dict[str, Any]
+"""One line of the journal: plain values, of which "event" says what it tells of."""
+
+UNIT = "unit"
+
+_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    UNIT: {"key": str, "value": object, "seconds": (int, float), "at": (int, float), "swept": (int, float)},
+    "metrics": {"stage": str, "trial": int, "epoch": int},
+    "trial": {"trial": int, "config": dict},
+    "failed": {"trial": int, "error": str},
+}
+"""What lines of an event have, at the least."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A finished unit of work, as the journal keeps it.
+
+    Attributes:
+        value: JSON values: what later units and decisions need to know.
+        lines: The unit's metrics and events, one journal line each.
+        seconds: Wall time that it took; units that ran beside each other count in full.
+        at: Wall time of the run when it was finished.
+        swept: Of that, what the sweep had taken.
+    """
+
+    value: Any
+    lines: list[JournalLine] = field(default_factory=list)
+    seconds: float = 0.0
+    at: float = 0.0
+    swept: float = 0.0
+
+
+class DamagedJournal(ValueError):
+    """A line of a journal cannot be read, and finished units of work follow it; says which line, and how to go on."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a journal tells.
+
+    Attributes:
+        units: The finished ones by key, in the order in which they finished.
+        end: Length in bytes up to the last of them.
+        damage: Which whole line after that cannot be read, in words; empty where all can.
+    """
+
+    units: dict[str, Unit]
+    end: int = 0
+    damage: str = ""
+
+
+def read_units(path: Path) -> Record:
+    """Read a journal, which may be being written.
+
+    Raises:
+        DamagedJournal: where there are finished units after a line that cannot be read.
+    """
+    units: dict[str, Unit] = {}
+    if not path.exists():
+        return Record(units)
+    lines: list[JournalLine] = []
+    end = kept = number = bad = 0
+    damage = ""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            end += len(raw)
+            if not raw.endswith(b"\n"):
+                break
+            try:
+                line = _parsed(raw)
+            except ValueError as error:
+                bad, damage = bad or number, damage or f"line {number} of {path} cannot be read ({error})"
+                continue
+            if line["event"] != UNIT:
+                lines.append(line)
+                continue
+            if damage:
+                raise DamagedJournal(
+                    f"{damage}, and finished units of work follow it: mend the line, or leave it and all after it out "
+                    f"(`head -n {bad - 1}` of the file in its place), and what these told is done again"
+                )
+            units.pop(line["key"], None)
+            units[line["key"]] = Unit(line["value"], lines, line["seconds"], line["at"], line["swept"])
+            lines, kept = [], end
+    return Record(units, kept, damage)
+
+
+def _parsed(raw: bytes) -> JournalLine:
+    line = json.loads(raw)
+    if not isinstance(line, dict) or not isinstance(line.get("event"), str):
+        raise ValueError("no object with an 'event'")
+    for name, kind in _FIELDS.get(line["event"], {}).items():
+        if name not in line or not isinstance(line[name], kind):
+            raise ValueError(f"{line['event']!r} without a proper {name!r}")
+    return line

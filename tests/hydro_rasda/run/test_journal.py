@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hydro_rasda.run.journal import DamagedJournal, read_units
+
+UNIT = {"event": "unit", "key": "a", "value": None, "seconds": 1, "at": 1.0, "swept": 0.0}
+WHOLE = json.dumps(UNIT).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"",
+        b"3",
+        b"null",
+        b"[]",
+        b"{}",
+        b'"unit"',
+        b'{"event": 3}',
+        b'{"event": "unit"}',
+        b"\xff\xfe",
+        b"\0" * 40,
+        *(json.dumps({**UNIT, name: []}).encode() for name in ("key", "seconds", "at", "swept")),
+        b'{"event": "metrics", "stage": "target", "trial": 0}',
+        b'{"event": "metrics", "stage": "target", "trial": "0", "epoch": 1}',
+        b'{"event": "trial", "trial": 0, "config": []}',
+        b'{"event": "failed", "trial": 0}',
+    ],
+)
+def test_an_odd_line_is_named(tmp_path: Path, odd: bytes) -> None:
+    """Between finished units it is refused; after the last of them it is left out."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(WHOLE + odd + b"\n")
+    record = read_units(path)
+    assert (list(record.units), record.end) == (["a"], len(WHOLE))
+    assert f"line 2 of {path} cannot be read" in record.damage
+    path.write_bytes(WHOLE + odd + b"\n" + WHOLE)
+    with pytest.raises(DamagedJournal, match=r"line 2 of .* cannot be read"):
+        read_units(path)
+
+
+def test_a_line_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    for length in range(len(WHOLE)):
+        path.write_bytes(WHOLE + WHOLE[:length])
+        record = read_units(path)
+        assert (list(record.units), record.end, record.damage) == (["a"], len(WHOLE), "")
+
+
+def test_what_is_not_known_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"event": "of a plug-in"}\n' + WHOLE)
+    assert read_units(path).units["a"].lines == [{"event": "of a plug-in"}]
+
+
+def test_where_there_is_no_journal_there_are_no_units(tmp_path: Path) -> None:
+    record = read_units(tmp_path / "journal.jsonl")
+    assert (record.units, record.end, record.damage) == ({}, 0, "")
