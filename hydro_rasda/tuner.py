@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -271,16 +271,18 @@ def _backend(
     return LocalBackend(None if device is None else [device])
 
 
-def _free_name(storage_path: Path) -> str:
-    """The time, and a number where another run began in the same second."""
-    stamp = time.strftime("tune-%Y%m%d-%H%M%S")
-    names = (stamp if n == 1 else f"{stamp}-{n}" for n in itertools.count(1))
-    return next(name for name in names if not (storage_path / name).exists())
-
-
 def _folder(storage_path: str | Path, name: str | None) -> Path:
+    """A run's folder; one without a name is made here, so that no other run that begins now gets it, too."""
     folder = Path(storage_path).expanduser().absolute()
-    return folder / (name or _free_name(folder))
+    if name is not None:
+        return folder / name
+    stamp, number = time.strftime("tune-%Y%m%d-%H%M%S"), 1
+    while True:
+        unnamed = folder / (stamp if number == 1 else f"{stamp}-{number}")
+        with contextlib.suppress(FileExistsError):
+            unnamed.mkdir(parents=True)
+            return unnamed
+        number += 1
 
 
 def _check(

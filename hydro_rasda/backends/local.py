@@ -39,7 +39,7 @@ class LocalBackend:
     scheduler = "rasda"
 
     def __init__(self, devices: Sequence[str | torch.device] | None = None) -> None:
-        where = default_devices() if devices is None else [torch.device(name) for name in devices]
+        where = default_devices() if devices is None else [_checked(name) for name in devices]
         require(len(where) > 0, "devices", devices, "None, or one device or more")
         self._asked, self._devices = devices, where
 
@@ -122,6 +122,18 @@ class LocalDevice:
             run.advance(epochs, run.note(metrics))
 
         return Work(run.trials, load, lambda: run.out_of_time(stage), notify)
+
+
+def _checked(name: str | torch.device) -> torch.device:
+    """A device, by name."""
+    try:
+        device = torch.device(name) if isinstance(name, (str, torch.device)) else None
+    except RuntimeError:
+        device = None
+    known = device is not None and (device.type != "cuda" or torch.cuda.is_available())
+    require(known, "device", name, "the name of a device that is there, such as 'cpu' or 'cuda:0'")
+    assert device is not None
+    return device
 
 
 def default_devices() -> list[torch.device]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from types import TracebackType
 
 import rich.progress
@@ -19,6 +21,17 @@ from hydro_rasda.run.events import EpochEnded, EpochsTrained, Event, MessageSaid
 from hydro_rasda.run.report import LINE_SECONDS, duration, make_console, show
 
 
+class _Unread(Console):
+    """Goes on in silence where nobody reads any more what a run says, as in a pipe to `head`."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # What Python would write there when it ends would fail, too.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 class Progress:
     """The callback that shows a run on a console; a silent one prints nothing.
 
@@ -27,7 +40,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None, silent: bool = False) -> None:
-        self.console = console or make_console(quiet=silent)
+        self.console = console or make_console(silent, _Unread)
         self._bars = rich.progress.Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),

@@ -24,9 +24,9 @@ SHOWN = 8
 """Trials in the table on a console; a page has all of them."""
 
 
-def make_console(quiet: bool = False) -> Console:
+def make_console(quiet: bool = False, cls: type[Console] = Console) -> Console:
     """For a terminal, as wide as it is; in a pipe or a log file, lines are not broken."""
-    console = Console(quiet=quiet, highlight=False)
+    console = cls(quiet=quiet, highlight=False)
     if not console.is_terminal and not console.is_jupyter:
         console.width = UNBROKEN
     return console

@@ -203,8 +203,9 @@ def _forked(piece: Piece, threads: int) -> tuple[Connection, int]:
     receiver, sender = Pipe(duplex=False)
     parent = os.getpid()
     # What is buffered would be written twice.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it
+        sys.stdout.flush()
+        sys.stderr.flush()
     with warnings.catch_warnings():
         # The process has threads, of which Python warns: torch's, which the child replaces, and the progress bar's.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hydro_rasda import (
     sample_from,
     uniform,
 )
+from hydro_rasda.tuner import _folder
 from tests.hydro_rasda.models import (
     Config,
     Stumbling,
@@ -101,6 +103,13 @@ def test_a_finished_run_called_again_does_not_train(quick: Quick) -> None:
     assert trained > 20
     assert records(again) == records(first)
     assert again.cost.surrogate_seconds == pytest.approx(first.cost.surrogate_seconds, abs=1e-3)
+
+
+def test_runs_that_begin_at_once_without_a_name_have_folders_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        folders = set(pool.map(lambda _: _folder(tmp_path, None), range(32)))
+    assert len(folders) == 32
+    assert _folder(tmp_path, "named") == tmp_path / "named"
 
 
 def test_runs_without_a_name_are_runs_of_their_own(quick: Quick, tmp_path: Path) -> None:

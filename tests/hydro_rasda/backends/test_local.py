@@ -78,6 +78,13 @@ def test_what_belongs_to_no_backend_object(quick: Quick, arguments: dict[str, An
         quick(**arguments)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="'cuda' is there")
+@pytest.mark.parametrize("device", [0, 3.5, True, "gpu", "cpu:x", "cuda"])
+def test_what_is_no_device_is_refused(device: Any) -> None:
+    with pytest.raises(ValueError, match=f"`device` is {device!r}, but must be the name of a device that is there"):
+        LocalBackend([device])
+
+
 def test_a_local_backend_has_a_device() -> None:
     with pytest.raises(ValueError, match=r"`devices` is \[\], but must be None, or one device or more"):
         LocalBackend([])

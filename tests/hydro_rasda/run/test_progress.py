@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -108,3 +110,28 @@ def test_it_tells_the_best_so_far(mode: Literal["min", "max"], surrogate: str, t
         f"surrogates: 2 of 9 epochs after 1 min 10 s, best val_loss {surrogate}",
         f"full size: 2 of 9 epochs after 2 min 50 s, best val_loss {target}",
     ]
+
+
+SPEAKING = """
+import sys
+from pathlib import Path
+from hydro_rasda.run.progress import Progress
+with Progress() as shown:
+    for _ in range(1000):
+        shown.console.print("said " * 100)
+Path(sys.argv[1]).touch()
+"""
+
+
+def test_a_run_goes_on_where_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    """As in a pipe to `head`."""
+    ended = tmp_path / "ended"
+    with subprocess.Popen(
+        [sys.executable, "-c", SPEAKING, str(ended)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert ended.exists()
