@@ -38,14 +38,20 @@ class Settings:
         differing = {path: value for path, value in values.items() if len(set(map(float.hex, value))) > 1}
         self._slots = {path: members[0][path] for path in differing}
         self.values_K = {path: torch.tensor(value, dtype=torch.float64) for path, value in differing.items()}
+        self._copies: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
         """The values, [K] each, on the device and in the precision of the first floating-point tensor."""
         first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+        if (first.device, dtype) in self._copies:
+            return self._copies[first.device, dtype]
         scalars_K = {path: value.to(first.device, dtype, copy=True) for path, value in self.values_K.items()}
         for path, scalar_K in scalars_K.items():
             vars(scalar_K)["numbers"] = self.values_K[path].tolist()
+        # Copied once, so that no step waits for it; what inference mode makes would be of no use to training.
+        if not torch.is_inference_mode_enabled():
+            self._copies[first.device, dtype] = scalars_K
         return scalars_K
 
     def places(self) -> set[tuple[int, Any]]:

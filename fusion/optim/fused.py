@@ -68,6 +68,8 @@ class FusedOptimizer:
             raise ValueError("`fused` has no stacked parameter that needs gradients")
         self._index = {name: i for i, name in enumerate(self.names)}
         self._moments: dict[str, Rows] = {}
+        self._schedule_SK: Tensor | None = None
+        self._next = torch.zeros(1, dtype=torch.int64)
         self.steps_KP = torch.zeros(fused.K, len(self.names), dtype=torch.float64)
         self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
         self._lr_multipliers_KP = self._per_parameter(lr_multipliers)
@@ -81,7 +83,26 @@ class FusedOptimizer:
 
     def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
         """Multiply the learning rates, those given at construction, by `factor`: a number, or [K]."""
+        self._schedule_SK = None
         self.lr_factor_K.copy_(member_vector("factor", factor, self.K))
+
+    def schedule(self, factors: Sequence[Sequence[float]]) -> None:
+        """The same for the coming S steps at once, [S, K], after which the last stays: no step waits for its factors.
+
+        `keep` and `load_state_dict` carry it along; after `concat` it has to be given again.
+
+        Raises:
+            ValueError: where it is not [S, K] with S >= 1.
+        """
+        table_SK = torch.tensor(factors, dtype=torch.float64)
+        rule = f"[S, {self.K}] with S >= 1: a row for each step, of a factor for each member"
+        require(table_SK.ndim == 2 and table_SK.shape[1] == self.K, "factors", list(table_SK.shape), rule)
+        device = self.steps_KP.device
+        if self._schedule_SK is not None and self._schedule_SK.shape == table_SK.shape:
+            self._schedule_SK.copy_(table_SK)
+            self._next.zero_()
+        else:
+            self._schedule_SK, self._next = table_SK.to(device), torch.zeros(1, dtype=torch.int64, device=device)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -93,10 +114,11 @@ class FusedOptimizer:
         if self.fused.K != self.K:
             raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
         stacked = self.fused.stacked
+        self._move(stacked[self.names[0]].device)
+        self._follow_schedule()
         present = [name for name in self.names if stacked[name].grad is not None]
         if not present:
             return
-        self._move(stacked[present[0]].device)
         self._count(present)
         with self._left_alone(stacked):
             if native.can_update([stacked[name] for name in self.names], self.K):
@@ -111,6 +133,8 @@ class FusedOptimizer:
         for name in _TABLES:
             setattr(self, name, getattr(self, name)[chosen])
         self._moments = {key: rows.keep(chosen) for key, rows in self._moments.items()}
+        if self._schedule_SK is not None:
+            self._schedule_SK = self._schedule_SK[:, chosen]
         self._tabulate()
 
     def concat(self, other: FusedOptimizer) -> None:
@@ -121,6 +145,7 @@ class FusedOptimizer:
         """
         if self.names != other.names:
             raise ValueError("`other` optimizes other parameters, so its members cannot join")
+        self._schedule_SK = None
         keys = {**self._moments, **other._moments}
         self._moments = {key: self._moment(key).concat(other._moment(key)) for key in keys}
         self.members = self.members + other.members
@@ -163,6 +188,7 @@ class FusedOptimizer:
             },
             "steps": self.steps_KP.clone(),
             "lr_factor": self.lr_factor_K.clone(),
+            "schedule": None if self._schedule_SK is None else (self._schedule_SK.clone(), self._next.clone()),
             "lr_multipliers": self._lr_multipliers_KP.clone(),
             "weight_decay_multipliers": self._decay_multipliers_KP.clone(),
         }
@@ -191,6 +217,10 @@ class FusedOptimizer:
                 self._moment(key).parts[name].copy_(moment if members is None else member_rows(moment, chosen))
         self.steps_KP = state_dict["steps"][chosen]
         self.lr_factor_K = state_dict["lr_factor"][chosen]
+        self._schedule_SK = None
+        if state_dict["schedule"] is not None:
+            table_SK, at = state_dict["schedule"]
+            self._schedule_SK, self._next = table_SK[:, chosen], at.clone()
         self._lr_multipliers_KP = state_dict["lr_multipliers"][chosen]
         self._decay_multipliers_KP = state_dict["weight_decay_multipliers"][chosen]
         self._tabulate()
@@ -216,10 +246,17 @@ class FusedOptimizer:
         if self.steps_KP.device == device and not force:
             return
         self.steps_KP, self.lr_factor_K = self.steps_KP.to(device), self.lr_factor_K.to(device)
+        if self._schedule_SK is not None:
+            self._schedule_SK, self._next = self._schedule_SK.to(device), self._next.to(device)
         for run in self._runs:
             run.to(device)
         self._tiles: dict[Hashable, list[Tile]] = {}
         self._increments: dict[tuple[str, ...], Tensor] = {}
+
+    def _follow_schedule(self) -> None:
+        if self._schedule_SK is not None:
+            torch.index_select(self._schedule_SK, 0, self._next, out=self.lr_factor_K[None])
+            self._next.add_(1).clamp_(max=len(self._schedule_SK) - 1)
 
     def _compare_histories(self) -> None:
         """Note which parameters have taken as many steps as each other."""

@@ -57,6 +57,7 @@ class FusedLearner:
         self._configs = list(configs)
         self._objective = problem.objective
         self._max_t = problem.settings.max_t
+        self._scheduled: tuple[int, float] | None = None
 
     def seed(self, seeds: Sequence[int]) -> None:
         if self.fused.K == 1:
@@ -69,7 +70,7 @@ class FusedLearner:
         self.fused.train(training)
 
     def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
-        self.optimizer.set_lr_factor([lr_factor(config, epoch, self._max_t, steps) for config in self._configs])
+        self._schedule(epoch, steps)
         self.optimizer.zero_grad()
         metrics = backward(self._metrics, batch, self.micro_batches)
         norms = [read(config, "grad_clip") for config in self._configs]
@@ -77,6 +78,18 @@ class FusedLearner:
             clip_grad_norm_(self.fused, [norm or math.inf for norm in norms])
         self.optimizer.step()
         return metrics
+
+    def _schedule(self, epoch: float, steps: float) -> None:
+        """At an epoch's first step, say what the learning rates of all of its steps are multiplied with."""
+        whole = math.floor(epoch)
+        if self._scheduled == (whole, steps):
+            return
+        first = round((epoch - whole) * steps)
+        coming = range(first, max(first + 1, math.ceil(steps)))
+        self.optimizer.schedule(
+            [[lr_factor(c, whole + i / steps, self._max_t, steps) for c in self._configs] for i in coming]
+        )
+        self._scheduled = (whole, steps)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
         return evaluate(self._metrics, batch, self.micro_batches)
@@ -93,6 +106,7 @@ class FusedLearner:
         """Go on from what `state` gave: from its members at these positions, by default from all of them."""
         self.fused.load_state_dict(state["model"], members=positions)
         self.optimizer.load_state_dict(state["optimizer"], members=positions)
+        self._scheduled = None
 
     def load_copies(self, state: Mapping[str, Any], positions: Sequence[int]) -> None:
         """Go on from what other members gave, with the hyperparameters that this learner was made with."""
@@ -116,6 +130,7 @@ class FusedLearner:
         """Take in another learner's members, after its own."""
         self.fused.concat(other.fused)
         self.optimizer.concat(other.optimizer)
+        self._scheduled = None
         self._configs += other._configs
 
 

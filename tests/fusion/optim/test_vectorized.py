@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.fusion_cases import mlp, resnet18
 from fusion import clip_grad_norm_, fuse, fused_optimizer, optimizer
@@ -27,15 +28,20 @@ LIMITS = [0.5, 1e9, float("inf"), 2.0]
 
 
 class Operators(TorchDispatchMode):
-    """Notes which operators run."""
+    """Notes which operators run, and which take data from the CPU to another device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.crossings: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        devices = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
+        if len(devices) > 1:
+            self.crossings.append(str(func))
+        return result
 
 
 @pytest.fixture
@@ -94,3 +100,59 @@ def test_forty_operators_move_every_member_as_torch_would(
             alone.step()
         for name, p in module.named_parameters():
             torch.testing.assert_close(fused.stacked[name][k], p, atol=ROUNDING[dtype], rtol=0)
+
+
+def test_no_step_waits_for_the_host() -> None:
+    """On a device without data, whatever asks for a value raises; nothing crosses over from the CPU either.
+
+    It is a whole step, with schedules, clipping and slopes that differ, but for dropout: no such device draws numbers.
+    """
+    modules = [nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.1 * k), nn.Linear(8, 3)).to("meta") for k in range(K)]
+    fused = fuse(modules)
+    mixed = [*CONFIGS["sgd"][:2], *CONFIGS["adamw"][2:]]
+    opt = fused_optimizer(fused, mixed, lr_multipliers=multipliers(modules[0], "adamw", 1))
+    batch = torch.empty(5, 4, device="meta"), torch.empty(5, dtype=torch.int64, device="meta")
+    opt.schedule([[1 / (1 + step + k) for k in range(K)] for step in range(3)])
+
+    def step() -> None:
+        opt.zero_grad()
+        fused.map(lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), batch).sum().backward()
+        clip_grad_norm_(fused, LIMITS)
+        opt.step()
+
+    step()
+    with Operators() as operators:
+        step()
+        step()
+    assert not operators.crossings
+    asking = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal.default", "masked_select", "unique")
+    assert not [name for name in operators.names if any(word in name for word in asking)]
+
+
+def test_a_schedule_given_at_once_is_that_of_a_factor_for_each_step() -> None:
+    """Also once members are dropped, and loaded; past its end, the last factors stay."""
+    table = [[1.0, 0.5, 0.2, 0.1], [0.5, 0.4, 0.3, 0.2], [0.1, 0.9, 0.8, 0.7]]
+    torch.manual_seed(0)
+    modules = [mlp() for _ in range(K)]
+    ends = []
+    for at_once in (True, False):
+        fused = fuse(modules)
+        opt = fused_optimizer(fused, CONFIGS["adamw"])
+        if at_once:
+            opt.schedule(table)
+        for step, row in enumerate([*table, table[-1]]):
+            if step == 2:
+                fused.keep([3, 1])
+                opt.keep([3, 1])
+                state = opt.state_dict()
+                opt = fused_optimizer(fused, CONFIGS["adamw"][:2])
+                opt.load_state_dict(state)
+            if not at_once:
+                opt.set_lr_factor(row if step < 2 else [row[3], row[1]])
+            for name, p in fused.stacked.items():
+                p.grad = gradients(modules[0], step)[name][: fused.K]
+            opt.step()
+        ends.append(fused.stacked)
+    assert all(torch.equal(ends[0][name], p) for name, p in ends[1].items())
+    with pytest.raises(ValueError, match=r"`factors` is \[1, 3\], but must be \[S, 2\]"):
+        opt.schedule([[1.0, 1.0, 1.0]])
