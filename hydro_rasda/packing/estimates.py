@@ -14,6 +14,9 @@ from hydro_rasda.schedulers import Job
 MARGIN = 1.1
 """Jobs are given so much more memory, and so much larger a share, than were measured."""
 
+GUESS = 1.5
+"""A job of a kind that nobody knows is given so many times what the largest of other kinds had."""
+
 _FIELDS = ("memory", "share", "seconds")
 
 
@@ -46,6 +49,7 @@ class Estimates:
 
     def __init__(self) -> None:
         self._measured: defaultdict[tuple[str, str, bool], _Ratios] = defaultdict(_Ratios)
+        self._largest: dict[str, float] = {}
 
     def learn(self, task: Task, measured: Estimate) -> None:
         """Take in what a job took; where it was measured before, this takes the place of that."""
@@ -53,10 +57,11 @@ class Estimates:
             value = getattr(measured, name)
             if value is not None:
                 given = getattr(task.estimate, name)
+                self._largest[name] = max(value, self._largest.get(name, 0.0))
                 self._of(task, name).add(task.name, value / (given or 1.0))
 
     def of(self, task: Task) -> Job | None:
-        """What a job is expected to take; None where its memory or its share are not known."""
+        """What a job is expected to take; None where its memory or its share are not known, and cannot be guessed."""
         memory, share, seconds = (self._expected(task, name) for name in _FIELDS)
         if memory is None or share is None:
             return None
@@ -66,8 +71,12 @@ class Estimates:
         given: float | None = getattr(task.estimate, name)
         ratios = self._of(task, name)
         # Beside too many others, a job gets less of the device than it would take: the highest share is its own.
-        ratio = ratios.mean if name == "seconds" else None if ratios.highest is None else MARGIN * ratios.highest
-        return given if ratio is None else ratio * (given or 1.0)
+        ratio = ratios.mean if name == "seconds" else ratios.highest
+        if ratio is not None:
+            return ratio * (given or 1.0) * (1.0 if name == "seconds" else MARGIN)
+        if given is not None or name not in self._largest:
+            return given
+        return self._largest[name] * (GUESS if name == "memory" else 1.0)
 
     def _of(self, task: Task, name: str) -> _Ratios:
         return self._measured[task.kind, name, getattr(task.estimate, name) is None]

@@ -32,9 +32,10 @@ def pack(
 ) -> PackResult:
     """Run jobs to their end, several on a device where memory and compute allow.
 
-    A job whose memory or share are not known has a device to itself, until another of its kind, or it itself after some
-    seconds, shows what they take. Estimates are corrected by what is measured. The call can be repeated after whatever
-    ended it: jobs that are over stay so, those that were cut off start again, none runs twice.
+    The first job whose memory or share are not known has a device to itself, until its end or some seconds show what it
+    takes; those of its kind are expected to take the same, and those of other kinds more than the largest so far.
+    Estimates are corrected by what is measured. The call can be repeated after whatever ended it: jobs that are over
+    stay so, those that were cut off start again, none runs twice.
 
     Args:
         jobs: Commands (lists of arguments), functions without arguments, or a `Task` with an estimate of either.

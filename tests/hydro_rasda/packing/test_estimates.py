@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydro_rasda.packing import Estimate, Task
-from hydro_rasda.packing.estimates import MARGIN, Estimates
+from hydro_rasda.packing.estimates import GUESS, MARGIN, Estimates
 from hydro_rasda.schedulers import Job
 
 
@@ -37,7 +37,14 @@ def test_jobs_without_estimates_are_taken_to_be_alike() -> None:
     estimates.learn(task("b"), Estimate(100, 0.5, 10))
     assert estimates.of(task("c")) == Job("c", MARGIN * 200, MARGIN * 0.5, 20, "kind")
     assert estimates.of(task("d", memory=7, share=0.1)) == Job("d", 7, 0.1, 20, "kind")
-    assert estimates.of(Task(["true"], kind="other", name="e")) is None
+
+
+def test_of_a_kind_that_nobody_knows_more_than_the_largest_of_others_is_expected() -> None:
+    estimates = Estimates()
+    estimates.learn(task("a"), Estimate(200, 0.25, 30))
+    estimates.learn(task("b", memory=10), Estimate(300, 0.5, 10))
+    assert estimates.of(Task(["true"], kind="other", name="c")) == Job("c", GUESS * 300, 0.5, 30, "other")
+    assert estimates.of(Task(["true"], Estimate(7), "other", "d")) == Job("d", 7, 0.5, 30, "other")
 
 
 def test_a_job_that_is_measured_again_counts_once() -> None:

@@ -84,10 +84,17 @@ def test_jobs_that_fit_run_together(tmp_path: Path) -> None:
     assert not packed(tmp_path, jobs).failed
 
 
-@pytest.mark.parametrize(
-    "estimate", [Estimate(), Estimate(memory=1.5e9, share=0.1), Estimate(memory=1, share=2.0), Estimate(3e9, 0.1)]
-)
-def test_jobs_that_do_not_fit_or_are_not_known_run_after_each_other(tmp_path: Path, estimate: Estimate) -> None:
+def test_the_first_job_that_nobody_knows_is_alone(tmp_path: Path) -> None:
+    code = "open(f'{a[0]}/{os.getpid()}', 'w'); time.sleep(0.3); print(len(os.listdir(a[0])))"
+    here = tmp_path / "here"
+    here.mkdir()
+    result = packed(tmp_path, [script(code, here) for _ in range(3)])
+    assert (result.path / "logs" / "0.log").read_text() == "1\n"
+    assert not result.failed
+
+
+@pytest.mark.parametrize("estimate", [Estimate(1.5e9, 0.1), Estimate(1, 2.0), Estimate(3e9, 0.1)])
+def test_jobs_that_do_not_fit_run_after_each_other(tmp_path: Path, estimate: Estimate) -> None:
     code = "os.mkdir(a[0]); time.sleep(0.1); os.rmdir(a[0])"
     jobs = [Task(script(code, tmp_path / "only"), estimate, kind=str(i)) for i in range(3)]
     result = packed(tmp_path, jobs)
