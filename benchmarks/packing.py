@@ -23,6 +23,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, eye_array, kron
 
+from benchmarks import packing_live
 from benchmarks import packing_profiles as profiles
 from benchmarks.packing_page import markdown
 from benchmarks.rasda_report import RESULTS, cpu_model
@@ -184,13 +185,13 @@ def environment(quick: bool) -> Row:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("numpy", "scipy")},
+        "versions": {name: version(name) for name in ("numpy", "scipy", "torch")},
         "load": round(os.getloadavg()[0], 1),
         "option": "--quick" if quick else "",
     }
 
 
-PARTS: dict[str, Callable[[bool], Any]] = {"decisions": decisions, "makespan": makespan}
+PARTS: dict[str, Callable[[bool], Any]] = {"decisions": decisions, "makespan": makespan, "run": packing_live.run}
 
 BY_DEFAULT = ("decisions", "makespan")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.packing_live import ARCHITECTURES, MEMORY, SETTINGS
 from benchmarks.packing_profiles import ORIGINS
 from benchmarks.rasda_report import table
 
@@ -40,6 +41,9 @@ def markdown(results: Row) -> str:
         parts += [table([{**_named(row), **row["busy"]} for row in rows])]
         origins = [{"what": what, "value": value, "origin": origin} for what, value, origin in ORIGINS]
         parts += ["## Every assumption", table(origins)]
+    if "run" in results:
+        rows = results["run"]["rows"]
+        parts += ["## Really run", _RUN, _where(results["run"]), table(_runs(rows))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -48,7 +52,7 @@ def _where(part: Row) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     option = f" Option: `{about['option']}`." if about["option"] else ""
     load = f"load at the start {about['load']}"
-    return f"{about['date']}, {about['cpu']}, {about['cores']} cores, one thread, {versions}; {load}.{option}"
+    return f"{about['date']}, {about['cpu']}, {about['cores']} cores, {versions}; {load}.{option}"
 
 
 def _decisions(part: Row) -> list[Row]:
@@ -90,6 +94,22 @@ def _makespans(rows: list[Row]) -> list[Row]:
     ]
 
 
+def _runs(rows: list[Row]) -> list[Row]:
+    return [
+        {
+            "pair": row["pair"],
+            "jobs": row["jobs"],
+            "one at a time, s": row["one at a time"]["seconds"],
+            "packed, s": row["packed"]["seconds"],
+            "times as fast": row["ratio"],
+            "killed for memory": row["packed"]["killed"],
+            "started again": row["packed"]["started_again"],
+            "failed": row["packed"]["failed"],
+        }
+        for row in rows
+    ]
+
+
 _HEAD = """# Packing jobs on devices
 
 HyperSack's policies (FF, FFD, WF, WFD) and ours (`FastestTogether`), as the library has them. Rerun:
@@ -105,3 +125,7 @@ _MAKESPAN = """How many times as short, in virtual time, as with one job a GPU, 
 over profiles drawn; 384 jobs. Jobs whose shares sum up to more than a device has get on in proportion, and each
 neighbour slows a job by a factor that was drawn for the two kinds, "at most" as given. "Perfect": devices fully busy
 from the first to the last second, and no interference."""
+
+_RUN = f"""Small classifiers of scikit-learn's digits, of {len(ARCHITECTURES)} architectures and {len(SETTINGS)}
+settings, each a process of its own: by `pack`, which knows nothing of them, with {MEMORY / 1e9:g} GB for all, and one
+after another with a thread for each core; which of a pair came first alternates."""

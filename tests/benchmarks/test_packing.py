@@ -6,6 +6,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.packing import FILE, OURS, PAPERS, SYSTEMS, highs, occupancy, policies, row_of
+from benchmarks.packing_live import ARCHITECTURES, train
 from benchmarks.packing_page import markdown
 from benchmarks.packing_profiles import HIGHEST, LOWEST, SECONDS, h100s_and_a100s, problem
 from benchmarks.rasda_report import RESULTS
@@ -57,3 +58,19 @@ def test_a_row_compares_all_policies_on_the_same_jobs() -> None:
 def test_the_published_tables_are_those_of_the_published_numbers() -> None:
     results = json.loads((RESULTS / FILE).read_text())
     assert markdown(results) == (RESULTS / "packing.md").read_text()
+
+
+WAYS = {"one at a time": 15.0, "packed": 10.0}
+
+
+def test_a_run_is_told_with_its_kills() -> None:
+    about = {"date": "2026-01-01", "cpu": "x", "cores": 2, "versions": {}, "load": 0, "option": ""}
+    ways = {way: {"seconds": s, "failed": 0, "killed": 0, "started_again": 1} for way, s in WAYS.items()}
+    row = {"pair": 0, "jobs": 48, "cores": 2, "ratio": 1.5, **ways}
+    text = markdown({"run": {"environment": about, "rows": [row]}})
+    assert "| 0 | 48 | 15 | 10 | 1.5 | 0 | 1 | 0 |" in text
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_training_learns(architecture: str) -> None:
+    assert train(architecture, 0.003, 32, 3) > 0.2
