@@ -102,17 +102,23 @@ class _Recurrence(torch.autograd.Function):
         x_KTNI, of_input, of_state, _, _, h, *_ = given
         K, T, N, H = out_KTNH.shape
         summed, gates = ctx.by_hand.summed * H, of_state.shape[1]
-        grad_h = of_state.new_empty(1 + T, K, H, N)
-        grad_h[0].zero_()
-        grad_h[1:] = grad_out.permute(1, 0, 3, 2)
+        grad_before = torch.zeros_like(h.mT, dtype=of_state.dtype, memory_format=torch.contiguous_format)
         grad_rest = tuple(g.mT.clone(memory_format=torch.contiguous_format) for g in grad_last)
-        before = torch.cat([h.unsqueeze(1), out_KTNH[:, :-1]], 1).to(of_state.dtype)
         grad_x = torch.empty_like(x_KTNI) if needed[0] else None
         grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in given[1:5]]
         for start in reversed(range(0, T, _BLOCK)):
             steps = slice(start, min(start + _BLOCK, T))
             block = tuple(k[start : steps.stop + len(k) - T] for k in kept)
-            of_gates = ctx.by_hand.backward(grad_h[start : steps.stop + 1], grad_rest, of_state, block)
+            grad_h = torch.cat([grad_before.new_zeros(1, K, H, N), grad_out[:, steps].permute(1, 0, 3, 2)])
+            grad_h = grad_h.to(of_state.dtype)
+            grad_h[-1] += grad_before
+            of_gates = ctx.by_hand.backward(grad_h, grad_rest, of_state, block)
+            grad_before = grad_h[0].clone()
+            before = (
+                out_KTNH[:, start - 1 : steps.stop - 1]
+                if start
+                else torch.cat([h.unsqueeze(1), out_KTNH[:, : steps.stop - 1]], 1)
+            )
             of_gates = of_gates.permute(1, 2, 0, 3).flatten(2)
             from_state = from_input = of_gates[:, :gates]
             if summed < gates:
@@ -120,10 +126,10 @@ class _Recurrence(torch.autograd.Function):
             if grad_x is not None:
                 grad_x[:, steps] = torch.bmm(of_input.mT, from_input).mT.unflatten(1, (len(block[0]), N))
             grads[0].baddbmm_(from_input, x_KTNI[:, steps].flatten(1, 2))
-            grads[1].baddbmm_(from_state, before[:, steps].flatten(1, 2))
+            grads[1].baddbmm_(from_state, before.flatten(1, 2).to(of_state.dtype))
             grads[2] += from_input.sum(2)
             grads[3] += from_state.sum(2)
-        of_state_before = grad_h[0].mT.contiguous(), *(g.mT for g in grad_rest)
+        of_state_before = grad_before.mT, *(g.mT for g in grad_rest)
         return None, None, None, grad_x, *(g if need else None for g, need in zip(grads, needed[1:])), *of_state_before
 
 
