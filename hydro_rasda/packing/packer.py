@@ -103,13 +103,14 @@ class Packer:
                     self._begin(name, self.devices[device])
 
     def _expected(self, name: str) -> Job | None:
-        """What a job takes; None where that is not known."""
+        """What a job takes, at most the compute of the largest device; None where that is not known."""
         job = self._estimates.of(self._grid.tasks[name])
         most = max((device.compute for device in self.devices.values()), default=0.0)
         return None if job is None else job._replace(compute=min(job.compute, most))
 
     def _alone(self, record: JobRecord, job: Job) -> bool:
-        return record.alone or job.memory > max(device.memory for device in self.devices.values())
+        """Whether a job has to have a device to itself."""
+        return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
         """What a device has left. One whose job is not known, or has to be alone, has nothing."""
@@ -135,8 +136,8 @@ class Packer:
         status = process.reap()
         del self.running[name]
         end = self._grid.end(name)
-        if end is None and status == -signal.SIGKILL:  # of the child, before it could say so
-            end = {"exit": status, "seconds": 0.0, "cpu": 0.0, "memory": 0.0}
+        if end is None and not process.stopped:  # somebody else ended the child, before it could say how the job did
+            end = {"exit": status or -signal.SIGTERM, "seconds": 0.0, "cpu": 0.0, "memory": 0.0}
         gone = process.device.name not in {device.name for device in self._listed()}
         self._settle(name, end, process.stopped or gone, process)
 

@@ -128,6 +128,11 @@ def test_a_job_that_runs_out_of_memory_alone_fails(tmp_path: Path, code: str) ->
     assert job.error.startswith(("SIGKILL", "exit status 1: MemoryError"))
 
 
+def test_a_job_whose_watcher_is_ended_fails(tmp_path: Path) -> None:
+    (job,) = packed(tmp_path, [Task(script("os.kill(os.getppid(), 15)\n" + FOREVER), SMALL)]).jobs
+    assert (job.state, job.attempt, job.error) == ("failed", 1, "SIGTERM")
+
+
 def test_a_job_that_outgrows_its_estimate_gives_way_and_its_kind_is_corrected(tmp_path: Path) -> None:
     """The first has three times the memory that it was given, and would not end; the other ends once it is gone."""
     grows = FIRST_TIME + "x = bytearray(240_000_000)\nif first:\n    " + FOREVER
@@ -148,8 +153,13 @@ def test_a_device_that_dies_gives_its_jobs_back_and_a_new_one_gets_some(tmp_path
     starts = tmp_path / "starts"
     code = FIRST_TIME + "if first:\n    " + FOREVER
 
+    asked: list[bool] = []
+
     def devices() -> list[Device]:
-        return [cores(name="new" if starts.exists() else "old")]
+        if not starts.exists():
+            return [cores(name="old")]
+        asked.append(True)
+        return [cores(name="new")] if len(asked) > 3 else []
 
     (job,) = packed(tmp_path, [Task(script(code, starts), SMALL)], devices).jobs
     assert (job.state, job.attempt, job.device) == ("complete", 2, "new")
