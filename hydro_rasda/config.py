@@ -25,7 +25,8 @@ class RASDAConfig:
     """How the full-size trials of the last stage are halved (RASDA, Aach et al. 2024, Sec. 3).
 
     Attributes:
-        grace_period: Epochs that every full-size trial gets before the first halving; None: a quarter of `max_t`.
+        grace_period: Epochs that every full-size trial gets before any is stopped; None: a ninth of `max_t`, on Ray a
+            quarter, as schedulers there do not know what surrogates let expect.
         reduction_factor: The paper's rf: one in this many goes on at each milestone.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.
@@ -73,7 +74,7 @@ class TuneConfig:
     grace_period: int = 1
     reduction_factor: int = 3
     top_k: int = 4
-    full_trainings: float = 2.5
+    full_trainings: float = 3.0
     surrogate: float = 1 / 8
     fusion: int | Literal["auto"] = "auto"
     check_transfer: bool = False
@@ -112,8 +113,13 @@ class TuneConfig:
 
     @property
     def full_grace_period(self) -> int:
-        """Epochs of the full-size stage's first rung: `rasda.grace_period`, or a quarter of `max_t`."""
+        """Epochs that Ray's schedulers give full-size trials: `rasda.grace_period`, or a quarter of `max_t`."""
         return self.rasda.grace_period or max(1, self.max_t // 4)
+
+    @property
+    def first_look(self) -> int:
+        """Epochs before the race of the finalists may stop any: `rasda.grace_period`, or a ninth of `max_t`."""
+        return self.rasda.grace_period or max(1, self.max_t // 9)
 
     def determining(self) -> dict[str, Any]:
         """The settings on which a run's decisions depend, as plain values."""

@@ -53,7 +53,7 @@ def tune(
     grace_period: int = 1,
     reduction_factor: int = 3,
     top_k: int = 4,
-    full_trainings: float = 2.5,
+    full_trainings: float = 3.0,
     surrogate: float = 1 / 8,
     fusion: int | Literal["auto"] = "auto",
     check_transfer: bool = False,
@@ -105,7 +105,8 @@ def tune(
         max_t: Epochs of a full training.
         grace_period: Epochs of the sweep's first rung; rungs before the space's longest warm-up is over are left out.
         reduction_factor: One in this many goes on from each rung of the sweep; rungs lie at
-            `grace_period * reduction_factor**k` epochs.
+            `grace_period * reduction_factor**k` epochs, the last one at `max_t / reduction_factor` at most, unless it
+            is the first: from there on, full-size models tell more for their price than surrogates do.
         top_k: Configurations that move to the full-size model.
         full_trainings: What the full-size stage may take, in trainings of `max_t` epochs: at each milestone, at most as
             many finalists go on as can train to the end for it, or as RASDA's halving leaves, which takes less than 2

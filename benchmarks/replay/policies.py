@@ -142,18 +142,24 @@ def swept(count: int, width: float = 1 / 8, *, ema: bool = False) -> Policy:
 
 @dataclass(frozen=True)
 class Tune:
-    """`tune`: its sweep at 1/8 of the width, and the race of its four finalists.
+    """`tune`: its sweep at 1/8 of the width, and the race of its finalists.
 
     Attributes:
+        finalists: How many race.
         grace_period: Epochs of the sweep's first rung.
+        swept_to: Share of a training at which the sweep's last rung lies at most.
+        first_look: Share of a training after which the race may stop a finalist.
         full_trainings: That the race may cost; without any, it halves to one.
         prior: Whether the race expects of finalists what their surrogates' scores changed by.
         stop_unlikely: Whether those stop at its milestones that are unlikely to be the best.
         ema: Whether averaged weights rank the sweep, or, also at full size, are all that is looked at and handed over.
     """
 
+    finalists: int = TOP_K
     grace_period: int = 1
-    full_trainings: float = 2.5
+    swept_to: float = 1 / REDUCTION_FACTOR
+    first_look: float = 1 / 9
+    full_trainings: float = 3.0
     prior: bool = True
     stop_unlikely: bool = True
     ema: Literal["never", "sweep", "always"] = "never"
@@ -161,8 +167,22 @@ class Tune:
     def __call__(self, search: Search) -> int:
         """The winner's number."""
         search.ema = self.ema == "always"
-        finalists = sweep(search, 1 / 8, TOP_K, grace_period=self.grace_period, ema=self.ema == "sweep")
-        return race(search, finalists, self.full_trainings, prior=self.prior, stop_unlikely=self.stop_unlikely)
+        finalists = sweep(
+            search,
+            1 / 8,
+            self.finalists,
+            grace_period=self.grace_period,
+            until=self.swept_to,
+            ema=self.ema == "sweep",
+        )
+        return race(
+            search,
+            finalists,
+            self.full_trainings,
+            first_look=self.first_look,
+            prior=self.prior,
+            stop_unlikely=self.stop_unlikely,
+        )
 
 
 today = Tune()
@@ -233,11 +253,21 @@ def swept_by(
     return {n: scores[n] for n in left}
 
 
-def sweep(search: Search, width: float, keep: int, *, grace_period: int = 1, ema: bool = False) -> list[int]:
-    """Successive halving as `tune`'s: the best `keep`, best first."""
-    left = list(search.numbers)
-    first = first_milestone(min(grace_period, search.max_t), search.max_t, REDUCTION_FACTOR, search.warmup)
-    for stop in milestones(first, search.max_t, REDUCTION_FACTOR):
+def sweep(
+    search: Search,
+    width: float,
+    keep: int,
+    *,
+    grace_period: int = 1,
+    until: float = 1 / REDUCTION_FACTOR,
+    ema: bool = False,
+) -> list[int]:
+    """Successive halving as `tune`'s, with the last rung at this share of a training: the best `keep`, best first."""
+    left, max_t = list(search.numbers), search.max_t
+    first, *later = milestones(
+        first_milestone(min(grace_period, max_t), max_t, REDUCTION_FACTOR, search.warmup), max_t, REDUCTION_FACTOR
+    )
+    for stop in [first, *(stop for stop in later if stop <= until * max_t)]:
         scores = {n: search.look(width, n, stop, ema=ema, latest=True) for n in left}
         left = best_of(scores, max(keep, len(left) // REDUCTION_FACTOR))
         if len(left) <= keep:
@@ -248,20 +278,21 @@ def sweep(search: Search, width: float, keep: int, *, grace_period: int = 1, ema
 def race(
     search: Search,
     finalists: Sequence[int],
-    full_trainings: float = 2.5,
+    full_trainings: float = 3.0,
     *,
+    first_look: float = 1 / 9,
     prior: bool = True,
     stop_unlikely: bool = True,
 ) -> int:
     """The full-size stage of `tune`: at each milestone, those go on that may still be the best; see `Race`.
 
-    Without a prior nothing is known of what finalists have left, so that all of them may be.
+    Without a prior, what their surrogates did later does not count.
     """
     left, max_t = list(finalists), search.max_t
     last = search.tables.keep == "last"
     rule = Race(max_t, "max", "last" if last else "best", 2, full_trainings)
     swept_to = max((search.reached(n, 1 / 8) for n in left), default=0)
-    first = first_milestone(max(1, max_t // 4), max_t, 2, search.warmup)
+    first = first_milestone(max(1, math.floor(first_look * max_t + 1e-9)), max_t, 2, search.warmup)
     for stop in milestones(first, max_t, 2):
         full = {n: {at: search.look(1.0, n, at, latest=True) for at in range(1, stop + 1)} for n in left}
         looked_at = (stop, swept_to) if prior and swept_to > stop else ()

@@ -20,31 +20,40 @@ from benchmarks.tasks.task import Task
 from benchmarks.vs_asha.search import configurations
 
 SAMPLED_WITH = 0
-"""The run seed whose configurations are recorded, with every seed of training."""
+"""The run seed whose configurations are recorded, with every seed of training, unless another one is asked for."""
 MOST = 16
 """A group's most members, so that little is lost where recording stops."""
 
 
-def record(task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Path) -> None:
+def record(task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Path, sample: int = SAMPLED_WITH) -> None:
     """Train what the table in `folder` lacks, width by width and seed by seed, and write it after each group.
 
     One process at a time may record a task. CPU seconds are those of one thread.
+
+    Args:
+        task: Whose models to train.
+        widths: As shares of the full one.
+        seeds: Of initial weights and the order of examples.
+        folder: Of the table.
+        sample: The run seed whose configurations are recorded.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        _extend(task, opened(task, widths, seeds, folder), widths, seeds, folder)
+        _extend(task, opened(task, widths, seeds, folder, sample), widths, seeds, folder)
     finally:
         torch.set_num_threads(threads)
 
 
-def opened(task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Path) -> Table:
+def opened(
+    task: Task, widths: Sequence[float], seeds: Sequence[int], folder: Path, sample: int = SAMPLED_WITH
+) -> Table:
     """The task's table as it is recorded so far, with room for these widths and seeds.
 
     Raises:
         ValueError: The table is of other configurations than the task's, or of another length.
     """
-    configs = configurations(task, SAMPLED_WITH)
+    configs = configurations(task, sample)
     try:
         table = load(task.name, folder)
     except FileNotFoundError:

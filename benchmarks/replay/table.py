@@ -152,6 +152,11 @@ def recorded(folder: Path = FOLDER) -> dict[str, Table]:
     return {path.stem: load(path.stem, folder) for path in sorted(folder.glob("*.npz"))}
 
 
+def sample_folder(sample: int, folder: Path = FOLDER) -> Path:
+    """Where tables of what `tune` samples with another seed than 0 are; they are recorded with that seed alone."""
+    return folder / f"sample-{sample}"
+
+
 def save(table: Table, folder: Path = FOLDER) -> None:
     """Write a table, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)

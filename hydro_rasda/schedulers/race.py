@@ -22,7 +22,7 @@ Curve = Mapping[int, float]
 ERROR = 0.35
 """Standard deviation of ends from what is expected, over the root mean square of what trials still change by."""
 
-UNLIKELY = 0.25
+UNLIKELY = 0.4
 """A trial stops whose chance is less than this share of the favourite's, times the share of a training that is left."""
 
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 101) for i in range(101)]
@@ -102,8 +102,9 @@ class Race:
         Args:
             epochs: Where each is.
             full: Each trial's curve at full size; what lies behind its epoch does not count.
-            narrow: Each trial's curve on its surrogate. They count up to the last epoch that all of them reached; from
-                there on, trials are expected to change as those did, at the median, that are at their end at full size.
+            narrow: Each trial's curve on its surrogate. They count up to the last epoch that all of them reached. From
+                there on, trials are expected to change as those did, at the median, that are at their end at full size;
+                where none is, to stay where they are, as uncertainly as they have changed since half of their epochs.
         """
         forecasts = {epoch: self._forecast(epoch, epochs, full, narrow) for epoch in set(epochs.values())}
         found = {}
@@ -122,21 +123,32 @@ class Race:
         if epoch >= self.max_t:
             return scores, 0.0
         last = min((max(narrow.get(n, {}), default=0) for n in epochs), default=0)
+        ended = [n for n in scores if epochs[n] >= self.max_t]
         if last > epoch:
             curves = {n: (scores[n], narrow[n].get(epoch, math.nan), narrow[n].get(last, math.nan)) for n in scores}
             known = {n: values for n, values in curves.items() if all(map(math.isfinite, values))}
             ends = blended(known, 1 - epoch / self.max_t)
-            changes = [then - now for _, now, then in known.values()]
-        else:
+            changes, share = [then - now for _, now, then in known.values()], self._share(epoch, epoch, last)
+        elif ended:
             ends = {}
-            ended = [n for n in scores if epochs[n] >= self.max_t]
-            whole = [full[n].get(self.max_t, math.nan) - scores[n] for n in ended]
-            changes = [change for change in whole if math.isfinite(change)]
+            changes, share = [full[n].get(self.max_t, math.nan) - scores[n] for n in ended], 1.0
+        else:
+            ends, before = dict(scores), epoch // 2
+            changes = [score - full[n].get(before, math.nan) for n, score in scores.items()]
+            share = self._share(epoch, before, epoch) if before else math.inf
+        changes = [change for change in changes if math.isfinite(change)]
         if not changes:
             return scores, math.inf
         alike = median(changes)
-        deviation = ERROR * math.sqrt(fmean(change**2 for change in changes))
+        deviation = ERROR * share * math.sqrt(fmean(change**2 for change in changes))
         return {n: ends.get(n, score + alike) for n, score in scores.items()}, deviation
+
+    def _share(self, epoch: int, since: int, until: int) -> float:
+        """What scores change by from an epoch to the end, over what they change by between two others.
+
+        They change about evenly in the logarithm of epochs.
+        """
+        return math.log(self.max_t / epoch) / math.log(until / since)
 
 
 def blended(curves: Mapping[int, tuple[float, float, float]], left: float) -> dict[int, float]:

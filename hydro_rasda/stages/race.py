@@ -44,7 +44,7 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
 
 def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
     settings = run.settings
-    stops = milestones(settings.full_grace_period, settings.max_t, settings.rasda.scaling_factor)
+    stops = milestones(settings.first_look, settings.max_t, settings.rasda.scaling_factor)
     left, raised = list(finalists), Counter[int]()
     for stop in stops:
         run.begin_stage("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))

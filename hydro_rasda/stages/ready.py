@@ -59,8 +59,8 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     _warn_of_doubtful(space, settings.surrogate)
     _warn_of_endless(warmup, settings.max_t)
     later = _without_rungs_before(warmup, settings)
-    if later.grace_period > settings.grace_period or later.full_grace_period > settings.full_grace_period:
-        rungs = f"at epoch {later.grace_period} of the sweep and {later.full_grace_period} at full size"
+    if later != settings:
+        rungs = f"at epoch {later.grace_period} of the sweep and {later.first_look} at full size"
         messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     return Ready(problem, settings, found.parameters, messages)
@@ -89,5 +89,6 @@ def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
     """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
     rasda, most = settings.rasda, settings.max_t
     grace = first_milestone(settings.grace_period, most, settings.reduction_factor, warmup)
-    full = first_milestone(settings.full_grace_period, most, rasda.scaling_factor, warmup)
-    return replace(settings, grace_period=grace, rasda=replace(rasda, grace_period=full))
+    full = first_milestone(settings.first_look, most, rasda.scaling_factor, warmup)
+    asked = rasda.grace_period if full == settings.first_look else full
+    return replace(settings, grace_period=grace, rasda=replace(rasda, grace_period=asked))

@@ -60,9 +60,13 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
 
 
 def halving(run: Run) -> SweepRule:
-    """Successive halving, as the run's settings say."""
+    """Successive halving, as the run's settings say; its last rung lies where one more would be the end of a training.
+
+    From there on full-size models tell more for their price than surrogates do.
+    """
     settings = run.settings
-    stops = milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
+    first, *later = milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
+    stops = [first, *(stop for stop in later if stop * settings.reduction_factor <= settings.max_t)]
     return Bracket(SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k))
 
 

@@ -75,6 +75,21 @@ def test_ends_are_as_uncertain_as_surrogates_still_changed() -> None:
     assert found[1] == Outlook(None, 0.3, 0.0)
 
 
+def test_surrogates_that_were_stopped_leave_the_rest_more_uncertain() -> None:
+    """Half of the way to the end is known, in the logarithm of epochs."""
+    full = {0: {1: 0.4}, 1: {1: 0.5}}
+    found = race().outlooks({0: 1, 1: 1}, full, {0: {1: 0.9, 2: 0.8}, 1: {1: 0.9, 2: 0.6}})
+    assert found[0].deviation == pytest.approx(2 * ERROR * math.sqrt((0.1**2 + 0.3**2) / 2))
+
+
+def test_past_the_end_of_surrogates_trials_are_as_uncertain_as_they_have_changed() -> None:
+    """From 1 to 3 of 27 epochs they went a third of the way, in the logarithm of epochs: two thirds are left."""
+    full = {0: {1: 0.9, 3: 0.4}, 1: {1: 0.9, 3: 0.6}, 2: {1: math.nan, 3: math.nan}}
+    found = race(max_t=27).outlooks({0: 3, 1: 3, 2: 3}, full, {0: {1: 0.9, 3: 0.8}, 1: {1: 0.9, 3: 0.8}})
+    assert (found[0].end, found[1].end) == (0.4, 0.6)
+    assert found[0].deviation == pytest.approx(2 * ERROR * math.sqrt((0.5**2 + 0.3**2) / 2))
+
+
 def test_a_stopped_trial_is_expected_to_change_as_those_that_went_on() -> None:
     """Where surrogates say nothing."""
     full = {0: {2: 0.5}, 1: {2: 0.6, 4: 0.3}, 2: {2: 0.6, 4: 0.5}}

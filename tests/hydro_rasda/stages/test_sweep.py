@@ -153,7 +153,7 @@ def epochs(run: Run) -> dict[int, list[int]]:
 def run(tmp_path: Path) -> Iterator[Run]:
     cpu = torch.device("cpu")
     data = make_batches((X, Y), "data", cpu, 0)
-    settings = TuneConfig(surrogate=0.5, num_samples=27, max_t=9, reduction_factor=3, top_k=1, fusion=4)
+    settings = TuneConfig(surrogate=0.5, num_samples=27, max_t=27, reduction_factor=3, top_k=1, fusion=4)
     problem = Problem(mlp, supervised(), data, data, settings, cpu)
     run = Run(problem, Store.open(tmp_path / "run", {}, "auto"))
     yield run
@@ -176,6 +176,13 @@ def test_halving_is_over_all_trials_of_a_rung(run: Run) -> None:
     for stop, left in ((1, 27), (3, 9), (9, 3)):
         trained = [n for task in backend.tasks if task.span.stop == stop for n in task.members]
         assert sorted(trained) == sorted(BEST_FIRST[:left])
+
+
+@pytest.mark.parametrize(("max_t", "grace_period", "rungs"), [(27, 1, {1, 3, 9}), (26, 1, {1, 3}), (27, 27, {27})])
+def test_the_last_rung_leaves_a_training_to_full_size(run: Run, max_t: int, grace_period: int, rungs: set[int]) -> None:
+    asked = again(run, max_t=max_t, grace_period=grace_period)
+    assert sweep(asked, Given([configs(FINALS)]), devices := Curves(asked)) == [0]
+    assert {task.span.stop for task in devices.tasks} == rungs
 
 
 def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:

@@ -1,0 +1,123 @@
+"""The searches that `vs_asha` ran live, replayed: each with its own configurations, weights and orders of examples.
+
+A policy that is replayed here meets what the live run met, so that replay and live can be compared search by search;
+and what ASHA came to is what Ray's ASHA came to in that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, swept, today
+from benchmarks.replay.table import FOLDER, Table, recorded, sample_folder
+from benchmarks.replay.truth import goodness
+from benchmarks.vs_asha.report import Cells, read
+from benchmarks.vs_asha.statistics import ended, maximizes, seed_spread
+
+EQUAL = 1e-4
+"""Relative difference up to which scores count as equal: tables are rounded, and last digits differ by group."""
+POLICIES: dict[str, Policy] = {
+    "today: tune's defaults": today,
+    "six finalists (`top_k=6`)": Tune(finalists=6),
+    "`full_trainings=4`": Tune(full_trainings=4),
+    "first look after a quarter, 2.5 trainings": Tune(first_look=1 / 4, full_trainings=2.5),
+    "swept to the end, first look after a quarter, 2.5 trainings": Tune(
+        swept_to=1, first_look=1 / 4, full_trainings=2.5
+    ),
+    "four to the end": swept(4),
+    "ASHA, one after another": asha,
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One search that was run live.
+
+    Attributes:
+        task: Its name.
+        seed: The run's.
+        tables: What it trains.
+        validation: The score that Ray's ASHA ended with, higher is better.
+        test: Its winner's test score, likewise.
+        margin: Standard deviation of a test score between two trainings.
+    """
+
+    task: str
+    seed: int
+    tables: Tables
+    validation: float
+    test: float
+    margin: float
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a policy gave in one of them.
+
+    Attributes:
+        winner: Number of the configuration.
+        cost: In full trainings.
+        reached: Whether its validation score is as good as that of ASHA's winner.
+        test: By how much its test score is better than ASHA's winner's, in standard deviations between seeds.
+    """
+
+    winner: int
+    cost: float
+    reached: bool
+    test: float
+
+
+def setups(folder: Path = FOLDER) -> list[Setup]:
+    """All searches that were run live with Ray's ASHA and whose configurations are recorded at both widths."""
+    cells = read(folder.parent / "vs_asha")
+    return [setup for seed, tables in _samples(folder) for setup in _setups(seed, tables, cells)]
+
+
+def _samples(folder: Path) -> Iterator[tuple[int, Mapping[str, Table]]]:
+    yield 0, recorded(folder)
+    for other in sorted(folder.glob(f"{sample_folder(0, folder).name[:-1]}*")):
+        yield int(other.name.split("-")[1]), recorded(other)
+
+
+def _setups(seed: int, tables: Mapping[str, Table], cells: Cells) -> Iterator[Setup]:
+    for task, table in tables.items():
+        baselines = cells.get(task, {}).get("ray_asha", ())
+        at = [cell for cell in baselines if cell["seed"] == seed]
+        if at and table.complete(1 / 8, seed) and table.complete(1.0, seed):
+            sign = 1 if maximizes(at[0]) else -1
+            scores = sign * ended(at[0]), sign * at[0]["winner"]["test"]
+            yield Setup(task, seed, Tables(table, "best"), *scores, seed_spread(baselines))
+
+
+def replayed(setup: Setup, policy: Policy) -> Replayed:
+    """A policy in a search that was run live."""
+    table = setup.tables.table
+    place = table.about.seeds.index(setup.seed)
+    search = Search(setup.tables, place, range(len(table.about.configs)))
+    winner = policy(search)
+    at = place, winner, search.reached(winner) - 1
+    validation = setup.tables.curves[1.0, search.ema][at]
+    test = goodness(table, 1.0, "test", ema=search.ema, keep="best")[at]
+    reached = validation >= setup.validation - EQUAL * abs(setup.validation)
+    return Replayed(winner, search.spent, bool(reached), float(test - setup.test) / setup.margin)
+
+
+def page(setups: Sequence[Setup], policies: Mapping[str, Policy] = POLICIES) -> str:
+    """For each policy: cost, how often it is no worse than the ASHA that was run, and that by task; empty for none."""
+    if not setups:
+        return ""
+    tasks = list(dict.fromkeys(setup.task for setup in setups))
+    head = ["policy", "cost", "reaches ASHA's validation score", "test not worse by 1", *tasks]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for name, policy in policies.items():
+        found = [replayed(setup, policy) for setup in setups]
+        of_task = {task: [got for got, setup in zip(found, setups) if setup.task == task] for task in tasks}
+        cost = np.mean([np.mean([got.cost for got in of]) for of in of_task.values()])
+        shares = [f"{sum(got.reached for got in of)} of {len(of)}" for of in (found, *of_task.values())]
+        not_worse = f"{sum(got.test >= -1 for got in found)} of {len(found)}"
+        lines.append(f"| {' | '.join([name, f'{cost:.2f}', shares[0], not_worse, *shares[1:]])} |")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""Policies replayed in the searches that were run live."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.replay.live import page, replayed, setups
+from benchmarks.replay.policies import asha, at_random
+from benchmarks.replay.table import About, Table, empty, load, sample_folder, save
+from tests.benchmarks.replay.tables import parallel, table_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Tables of two live searches, with seeds 0 and 3, in both of which ASHA ended with the second best."""
+    tables = tmp_path / "replay"
+    save(table_of(parallel(9)), tables)
+    save(of_seed(3, table_of(parallel(9))), sample_folder(3, tables))
+    (tmp_path / "vs_asha").mkdir()
+    for seed in (0, 3, 4):
+        second = {"trial": 7, "test": 2.0, "score": 2.0}
+        told = {"winner": second, "floor": {"test": 2.0 + 2**0.5 / 2}, "events": [[1.0, 7, 1, 9, 2.0, 2.0]]}
+        cell = {"task": "digits", "method": "ray_asha", "mode": "min", "seed": seed, **told}
+        (tmp_path / "vs_asha" / f"digits-ray_asha-{seed}.json").write_text(json.dumps(cell))
+    return tables
+
+
+def of_seed(seed: int, table: Table) -> Table:
+    about: dict[str, Any] = {**vars(table.about), "seeds": [seed]}
+    alone = empty(About(**about))
+    alone.scores[...], alone.seconds[...] = table.scores[:, :1], table.seconds[:, :1]
+    return alone
+
+
+def test_each_search_has_its_own_table_seed_and_target(folder: Path) -> None:
+    found = setups(folder)
+    assert [(setup.task, setup.seed) for setup in found] == [("digits", 0), ("digits", 3)]
+    assert [(setup.validation, setup.test) for setup in found] == [(-2.0, -2.0)] * 2
+    assert found[0].margin == pytest.approx(0.5)
+
+
+def test_a_winner_is_compared_with_ashas_by_both_scores(folder: Path) -> None:
+    (_, setup) = setups(folder)
+    best, third = replayed(setup, asha), replayed(setup, at_random(7))
+    assert (best.winner, best.reached) == (8, True)
+    assert best.test == pytest.approx((2.0 - 1.0) / 0.5)
+    assert (third.winner, third.reached) == (6, False)
+    assert third.cost == pytest.approx(7.0)
+    assert third.test == pytest.approx((2.0 - 3.0) / 0.5)
+
+
+def test_rows_count_searches(folder: Path) -> None:
+    *_, row = page(setups(folder), {"seven": at_random(7)}).splitlines()
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == ["seven", "7.00", "0 of 2", "0 of 2", "0 of 2"]
+
+
+def test_what_is_not_recorded_at_both_widths_is_left_out(folder: Path) -> None:
+    table = load("digits", sample_folder(3, folder))
+    table.seconds[1, 0, 5] = np.nan
+    save(table, sample_folder(3, folder))
+    assert [setup.seed for setup in setups(folder)] == [0]
