@@ -253,6 +253,13 @@ def swept_by(
     return {n: scores[n] for n in left}
 
 
+def rungs(max_t: int, warmup: float, grace_period: int = 1, until: float = 1 / REDUCTION_FACTOR) -> list[int]:
+    """Epochs of the sweep's rungs: none before warm-ups are over, or but for the first after a share of a training."""
+    first = first_milestone(min(grace_period, max_t), max_t, REDUCTION_FACTOR, warmup)
+    _, *later = milestones(first, max_t, REDUCTION_FACTOR)
+    return [first, *(stop for stop in later if stop <= until * max_t)]
+
+
 def sweep(
     search: Search,
     width: float,
@@ -263,11 +270,8 @@ def sweep(
     ema: bool = False,
 ) -> list[int]:
     """Successive halving as `tune`'s, with the last rung at this share of a training: the best `keep`, best first."""
-    left, max_t = list(search.numbers), search.max_t
-    first, *later = milestones(
-        first_milestone(min(grace_period, max_t), max_t, REDUCTION_FACTOR, search.warmup), max_t, REDUCTION_FACTOR
-    )
-    for stop in [first, *(stop for stop in later if stop <= until * max_t)]:
+    left = list(search.numbers)
+    for stop in rungs(search.max_t, search.warmup, grace_period, until):
         scores = {n: search.look(width, n, stop, ema=ema, latest=True) for n in left}
         left = best_of(scores, max(keep, len(left) // REDUCTION_FACTOR))
         if len(left) <= keep:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.replay.policies import REDUCTION_FACTOR, TOP_K
+from benchmarks.replay.policies import REDUCTION_FACTOR, TOP_K, rungs
 from benchmarks.replay.table import Table
 from benchmarks.replay.truth import (
     Floats,
@@ -26,7 +26,6 @@ from benchmarks.replay.truth import (
     subsets,
     truth,
 )
-from hydro_rasda.schedulers import first_milestone, milestones
 
 KEPT = (4, 5, 8)
 SHARE, RESAMPLES = 0.5, 200
@@ -98,7 +97,7 @@ def losses(table: Table, keep: Keep = "last") -> dict[int, float]:
     about, curves = table.about, goodness(table, SWEPT, keep=keep)
     known = truth(table, complete_seeds(table, 1.0), keep=keep)
     warmup = max(float(config.get("warmup_epochs", 0)) for config in about.configs)
-    stops = milestones(first_milestone(1, about.max_t, REDUCTION_FACTOR, warmup), about.max_t, REDUCTION_FACTOR)
+    stops = rungs(about.max_t, warmup)
     fallen = dict.fromkeys((0, *stops), 0.0)
     sets = list(subsets(len(about.configs), 0.75, RESAMPLES))
     runs = [(seed, left) for seed in complete_seeds(table, SWEPT) for left in sets]
@@ -109,7 +108,8 @@ def losses(table: Table, keep: Keep = "last") -> dict[int, float]:
 
 def _falls(curves: Floats, left: Ints, best: int, stops: Sequence[int]) -> int:
     for stop in stops:
-        left = left[best_first(curves[left, stop - 1])[: max(TOP_K, len(left) // REDUCTION_FACTOR)]]
+        kept = TOP_K if stop == stops[-1] else max(TOP_K, len(left) // REDUCTION_FACTOR)
+        left = left[best_first(curves[left, stop - 1])[:kept]]
         if best not in left:
             return stop
         if len(left) <= TOP_K:

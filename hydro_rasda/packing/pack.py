@@ -62,7 +62,6 @@ def pack(
     require(len({*names}) == len(names), "devices", names, "devices of different names")
     with Store.open(Path(storage_path).expanduser().absolute() / name, {"packing": 1}, "auto") as store:
         grid = Grid(store, tasks, retry_failed)
-        policy = policy or FastestTogether()
         with (
             Progress(grid.records, silent=not verbose) as progress,
             Packer(grid, listed, FastestTogether() if policy is None else policy) as packer,
