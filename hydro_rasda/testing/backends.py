@@ -5,10 +5,13 @@ Each check drives the devices as a run does, on models that train in millisecond
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,22 +154,41 @@ def check_leaving(make_backend: Callable[[], Backend], folder: Path) -> None:
     seen = folder / "processes"
     seen.mkdir()
     configs = [{"lr": 0.1, "waits_in": str(seen), "tuner": os.getpid()}] * 2
-    try:
+    until = time.monotonic() + PATIENCE_S
+    with contextlib.suppress(KeyboardInterrupt), _interrupted_once(lambda: bool(list(seen.iterdir()))):
         with opened(make_backend(), folder / "run", configs) as (_, devices):
             for device, number in zip(devices.idle(), (0, 1)):
                 devices.start(device, group(number))
-            until = time.monotonic() + PATIENCE_S
-            while not list(seen.iterdir()):
+            while time.monotonic() < until:
                 devices.finished()
-                require(time.monotonic() < until, "a device begins what it is given")
-            raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        pass
+        require(False, "a device begins what it is given")
     until = time.monotonic() + PATIENCE_S / 4
     here = [int(file.name.split("@")[0]) for file in seen.iterdir() if file.name.endswith(f"@{socket.gethostname()}")]
     while left := [pid for pid in here if is_running(pid)]:
         require(time.monotonic() < until, f"processes {left} end with the devices")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _interrupted_once(holds: Callable[[], bool]) -> Iterator[None]:
+    """Inside, Ctrl-C is pressed once a condition holds, whatever the caller waits for."""
+    over, caller = threading.Event(), threading.get_ident()
+
+    def press() -> None:
+        while not over.wait(0.02):
+            if holds():
+                signal.pthread_kill(caller, signal.SIGINT)
+                return
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    watching = threading.Thread(target=press)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:

@@ -395,7 +395,7 @@ X, Y = torch.rand(8, 64), torch.arange(8)
         ({"name": "a/b"}, ValueError, "`name` is 'a/b', but must be a folder's name"),
         ({"name": ""}, ValueError, "`name` is '', but must be a folder's name"),
         ({"searcher": "optuna"}, ValueError, "`searcher` is 'optuna'"),
-        ({"device": "abacus"}, RuntimeError, "abacus"),
+        ({"device": "abacus"}, ValueError, "`device` is 'abacus', but must be the name of a device"),
         ({"num_samples": 0}, ValueError, "`num_samples` is 0, but must be an integer >= 1"),
         ({"top_k": 0}, ValueError, "`top_k` is 0, but must be an integer >= 1"),
     ],

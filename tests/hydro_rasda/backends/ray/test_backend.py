@@ -121,7 +121,7 @@ def test_full_size_trials_begin_while_the_sweep_goes_on(ray8: None, quick: Quick
         return Straggler(mlp(config, width_ratio), steps, tmp_path / "run", "target/trial-")
 
     space = SPACE | {"batch_size": 32, "optimizer": "adamw", "activation": "relu"}
-    settings = {"num_samples": 18, "max_t": 9, "reduction_factor": 3, "top_k": 1, "rasda": RASDAConfig(max_workers=1)}
+    settings = {"num_samples": 18, "max_t": 27, "reduction_factor": 3, "top_k": 1, "rasda": RASDAConfig(max_workers=1)}
     result = quick(**on_devices(4), **settings, model_fn=model_fn, space=space)
     keys = units(tmp_path / "run")
     first_target = next(i for i, key in enumerate(keys) if key.startswith("target/trial-"))
