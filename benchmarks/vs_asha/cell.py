@@ -27,6 +27,7 @@ from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
 from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
 from benchmarks.vs_asha.training import build, scores, train
+from hydro_rasda.config import TuneConfig
 from hydro_rasda.schedulers import rank
 
 RETRAINED = 10_000
@@ -102,6 +103,7 @@ def _settings(task: Task) -> dict[str, Any]:
         "grace_period": GRACE_PERIOD,
         "reduction_factor": REDUCTION_FACTOR,
         "top_k": TOP_K,
+        "full_trainings": TuneConfig.full_trainings,
         "surrogate": WIDTH_RATIO,
         "space": {name: getattr(domain, "domain_str", domain) for name, domain in task.space().items()},
         "examples": {

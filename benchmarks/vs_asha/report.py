@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -241,16 +241,31 @@ def _met(holds: bool) -> str:
     return "met" if holds else "missed"
 
 
+OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "which kept the last epoch's weights and, with RASDA, one finalist of four": lambda asked: "keep" not in asked,
+    "which swept to the end of a training, looked at finalists after a quarter, and let them train 2.5 times": (
+        lambda asked: "keep" in asked and "full_trainings" not in asked
+    ),
+}
+"""What `tune`'s older defaults did, and whether a cell's settings are of these."""
+
+
 def _older(methods: Mapping[str, Sequence[Cell]]) -> str:
-    """Which rows are of `tune`'s older defaults."""
+    """Which rows are of `tune`'s older defaults, or of another day."""
     own = [method for method in ("fusion", "surrogate", "both", "tune") if method in methods]
-    older = [METHOD_NAMES[m] for m in own if any(cell["settings"].get("keep") != "best" for cell in methods[m])]
-    if not older:
-        return ""
-    return (
-        f"Measured with older defaults, which kept the last epoch's weights and, with RASDA, one finalist of four: "
-        f"{'; '.join(older)}."
-    )
+    told = []
+    for what, holds in OLDER.items():
+        if older := [METHOD_NAMES[m] for m in own if any(holds(cell["settings"]) for cell in methods[m])]:
+            told.append(f"Measured with older defaults, {what}: {'; '.join(older)}.")
+    if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], methods[BASELINE])]:
+        times = "when the machine may have been faster or slower, so that times do not compare"
+        told.append(f"Run on other days than Ray's ASHA here, {times}: {'; '.join(other)}.")
+    return " ".join(told)
+
+
+def _on_another_day(cells: Sequence[Cell], baselines: Sequence[Cell]) -> bool:
+    days = {cell["seed"]: cell["environment"]["date"][:10] for cell in baselines}
+    return any(cell["environment"]["date"][:10] != days.get(cell["seed"]) for cell in cells)
 
 
 def _apart(methods: Mapping[str, Sequence[Cell]]) -> str:
