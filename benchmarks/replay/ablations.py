@@ -15,7 +15,7 @@ ABLATIONS: dict[str, Policy] = {
     "no prior: finalists race by their own scores alone": Tune(prior=False),
     "finalists that are unlikely to be the best go on": Tune(stop_unlikely=False),
     "first look after a quarter of a training instead of a ninth": Tune(first_look=1 / 4),
-    "the sweep goes on to the end of a training": Tune(swept_to=1),
+    "the sweep goes on to the end of a training": Tune(swept_to_end=True),
     "six finalists (`top_k=6`)": Tune(finalists=6),
     "`full_trainings=2.5`": Tune(full_trainings=2.5),
     "first rung at epoch 3 (`grace_period=3`)": Tune(grace_period=3),

@@ -26,7 +26,7 @@ POLICIES: dict[str, Policy] = {
     "`full_trainings=4`": Tune(full_trainings=4),
     "first look after a quarter, 2.5 trainings": Tune(first_look=1 / 4, full_trainings=2.5),
     "swept to the end, first look after a quarter, 2.5 trainings": Tune(
-        swept_to=1, first_look=1 / 4, full_trainings=2.5
+        swept_to_end=True, first_look=1 / 4, full_trainings=2.5
     ),
     "four to the end": swept(4),
     "ASHA, one after another": asha,

@@ -15,6 +15,7 @@ from typing import Literal
 from benchmarks.replay.table import Table
 from benchmarks.replay.truth import Floats, Keep, after_each_epoch, goodness
 from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision, Race, first_milestone, milestones
+from hydro_rasda.schedulers.milestones import sweep_milestones
 
 TOP_K = 4
 REDUCTION_FACTOR = 3
@@ -147,7 +148,7 @@ class Tune:
     Attributes:
         finalists: How many race.
         grace_period: Epochs of the sweep's first rung.
-        swept_to: Share of a training at which the sweep's last rung lies at most.
+        swept_to_end: Whether the sweep has a rung at the end of a training, too.
         first_look: Share of a training after which the race may stop a finalist.
         full_trainings: That the race may cost; without any, it halves to one.
         prior: Whether the race expects of finalists what their surrogates' scores changed by.
@@ -157,7 +158,7 @@ class Tune:
 
     finalists: int = TOP_K
     grace_period: int = 1
-    swept_to: float = 1 / REDUCTION_FACTOR
+    swept_to_end: bool = False
     first_look: float = 1 / 9
     full_trainings: float = 3.0
     prior: bool = True
@@ -172,7 +173,7 @@ class Tune:
             1 / 8,
             self.finalists,
             grace_period=self.grace_period,
-            until=self.swept_to,
+            to_end=self.swept_to_end,
             ema=self.ema == "sweep",
         )
         return race(
@@ -253,11 +254,10 @@ def swept_by(
     return {n: scores[n] for n in left}
 
 
-def rungs(max_t: int, warmup: float, grace_period: int = 1, until: float = 1 / REDUCTION_FACTOR) -> list[int]:
-    """Epochs of the sweep's rungs: none before warm-ups are over, or but for the first after a share of a training."""
+def rungs(max_t: int, warmup: float, grace_period: int = 1, *, to_end: bool = False) -> Sequence[int]:
+    """Epochs of the sweep's rungs: none before warm-ups are over; the last one where `tune` has it, or in the end."""
     first = first_milestone(min(grace_period, max_t), max_t, REDUCTION_FACTOR, warmup)
-    _, *later = milestones(first, max_t, REDUCTION_FACTOR)
-    return [first, *(stop for stop in later if stop <= until * max_t)]
+    return (milestones if to_end else sweep_milestones)(first, max_t, REDUCTION_FACTOR)
 
 
 def sweep(
@@ -266,12 +266,12 @@ def sweep(
     keep: int,
     *,
     grace_period: int = 1,
-    until: float = 1 / REDUCTION_FACTOR,
+    to_end: bool = False,
     ema: bool = False,
 ) -> list[int]:
-    """Successive halving as `tune`'s, with the last rung at this share of a training: the best `keep`, best first."""
+    """Successive halving as `tune`'s, its rungs as `rungs` has them: the best `keep`, best first."""
     left = list(search.numbers)
-    for stop in rungs(search.max_t, search.warmup, grace_period, until):
+    for stop in rungs(search.max_t, search.warmup, grace_period, to_end=to_end):
         scores = {n: search.look(width, n, stop, ema=ema, latest=True) for n in left}
         left = best_of(scores, max(keep, len(left) // REDUCTION_FACTOR))
         if len(left) <= keep:

@@ -57,3 +57,15 @@ def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
     (1, 3, 27)
     """
     return next((m for m in milestones(min_t, max_t, factor) if m >= warmup), max_t)
+
+
+def sweep_milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
+    """Those of a sweep: the last one lies where one more would be the end of a training, unless it is the first.
+
+    From there on full-size models tell more for their price than surrogates do.
+
+    >>> sweep_milestones(1, 27, 3), sweep_milestones(1, 26, 3), sweep_milestones(27, 27, 3)
+    ((1, 3, 9), (1, 3), (27,))
+    """
+    first, *later = milestones(min_t, max_t, factor)
+    return (first, *(stop for stop in later if stop * factor <= max_t))

@@ -22,7 +22,8 @@ from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.result import AllTrialsFailed
 from hydro_rasda.run.state import FINALISTS, Run, failure_line, metric_lines
-from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, milestones, rank
+from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, rank
+from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
     checked_finalists,
@@ -60,13 +61,9 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
 
 
 def halving(run: Run) -> SweepRule:
-    """Successive halving, as the run's settings say; its last rung lies where one more would be the end of a training.
-
-    From there on full-size models tell more for their price than surrogates do.
-    """
+    """Successive halving, as the run's settings say."""
     settings = run.settings
-    first, *later = milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
-    stops = [first, *(stop for stop in later if stop * settings.reduction_factor <= settings.max_t)]
+    stops = sweep_milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
     return Bracket(SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k))
 
 
