@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fusion.kept import kept
 from fusion.members import member_rows
 
 Layout = Mapping[torch.dtype, Mapping[str, torch.Size]]
@@ -59,9 +60,6 @@ class Rows:
         """A copy with another's members after its own."""
         joined = {dtype: torch.cat([a, other.by_dtype[dtype].to(a.device)]) for dtype, a in self.by_dtype.items()}
         return Rows(self.layout, joined)
-
-
-_MOST_CONSTANTS = 8
 
 
 class FlatParameters:
@@ -117,13 +115,10 @@ class FlatParameters:
 
     def on_device(self, numbers: tuple[float, ...], dtype: torch.dtype) -> Tensor:
         """One number for each member as [K, 1], copied to the device once and then kept."""
-        key = (numbers, dtype)
-        if key not in self._constants:
-            if len(self._constants) == _MOST_CONSTANTS:
-                self._constants.clear()
-            device = next(iter(self.values.by_dtype.values())).device
-            self._constants[key] = torch.tensor(numbers, dtype=dtype, device=device)[:, None]
-        return self._constants[key]
+        device = next(iter(self.values.by_dtype.values())).device
+        return kept(
+            self._constants, (numbers, dtype), lambda: torch.tensor(numbers, dtype=dtype, device=device)[:, None]
+        )
 
 
 def _flat(parameter: Tensor) -> Tensor:

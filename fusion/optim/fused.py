@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from fusion.checks import require
+from fusion.kept import kept
 from fusion.members import member_indices, member_rows, member_vector
 from fusion.model import FusedModel
 from fusion.optim import native
@@ -27,8 +28,6 @@ from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, Rows, layout_of
 
 _TABLES = ("steps_KP", "lr_factor_K", "_lr_multipliers_KP", "_decay_multipliers_KP")
-_MOST_KEPT = 8
-"""Sets of parameters with a gradient for which to keep what follows from them."""
 
 
 class FusedOptimizer:
@@ -267,13 +266,12 @@ class FusedOptimizer:
         if len(present) == len(self.names):
             self.steps_KP += 1
             return
-        key, taking = tuple(present), set(present)
-        if key not in self._increments:
-            if len(self._increments) == _MOST_KEPT:
-                self._increments.clear()
-            increment_P = torch.tensor([float(name in taking) for name in self.names])
-            self._increments[key] = increment_P.to(self.steps_KP)
-        self.steps_KP += self._increments[key]
+        taking = set(present)
+
+        def increment_P() -> Tensor:  # noqa: N802
+            return torch.tensor([float(name in taking) for name in self.names]).to(self.steps_KP)
+
+        self.steps_KP += kept(self._increments, tuple(present), increment_P)
         self._history = numbered((h, name in taking) for h, name in zip(self._history, self.names))
 
     @contextmanager
@@ -325,20 +323,18 @@ class FusedOptimizer:
     def _tiles_of(self, present: Sequence[str], layout: Layout) -> list[Tile]:
         """The tiles that parameters with a gradient make, kept for the steps that have the same."""
         key = (tuple(present), tuple(self._history))
-        if key not in self._tiles:
-            if len(self._tiles) == _MOST_KEPT:
-                self._tiles.clear()
-            device = self.steps_KP.device
-            steps = {name: self._history[self._index[name]] for name in present}
-            both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
-            multipliers = dict(zip(self.names, numbered(map(str, both_PK.tolist()))))
-            self._tiles[key] = tiles = []
-            for segment in segments(layout, steps, multipliers, self.K, device):
-                columns = [self._index[name] for name in segment.names]
-                for run in self._runs:
-                    lr_RP, decay_RP = (t[run.start : run.stop, columns] for t in (self._lr_KP, self._decay_KP))
-                    tiles.append(Tile(run, segment, lr_RP, decay_RP, device))
-        return self._tiles[key]
+        return kept(self._tiles, key, lambda: list(self._make_tiles(present, layout)))
+
+    def _make_tiles(self, present: Sequence[str], layout: Layout) -> Iterator[Tile]:
+        device = self.steps_KP.device
+        steps = {name: self._history[self._index[name]] for name in present}
+        both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
+        multipliers = dict(zip(self.names, numbered(map(str, both_PK.tolist()))))
+        for segment in segments(layout, steps, multipliers, self.K, device):
+            columns = [self._index[name] for name in segment.names]
+            for run in self._runs:
+                lr_RP, decay_RP = (t[run.start : run.stop, columns] for t in (self._lr_KP, self._decay_KP))
+                yield Tile(run, segment, lr_RP, decay_RP, device)
 
     def _moment(self, key: str) -> Rows:
         if key not in self._moments:
