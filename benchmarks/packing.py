@@ -135,8 +135,6 @@ SYSTEMS: dict[str, tuple[list[Machine], float]] = {
 TARGETS = ("4 A100", "8 A100", "16 A100", "4 H100 + 12 A100")
 """The systems by which the simulator is judged; the other two are what it was fitted to."""
 
-STATED = profiles.NEIGHBOUR
-
 
 def makespan(quick: bool) -> list[Row]:
     """How many times as short a makespan is as one job a GPU, by system and policy: medians over profiles drawn."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from benchmarks import packing, rasda_beyond, scale
 from benchmarks.fusion_cases import CASES
 from benchmarks.packing_page import PAPERS_DECISIONS
+from benchmarks.packing_profiles import NEIGHBOUR
 from benchmarks.rasda_paper import TOLERANCE
 from benchmarks.rasda_report import RESULTS
 from benchmarks.rasda_settings import APPLICATIONS
@@ -349,7 +350,7 @@ def _packing_decisions(part: Any) -> list[Claim]:
 
 def _packing_makespans(part: Any) -> list[Claim]:
     rows = [row for row in part["rows"] if row["system"] in packing.TARGETS] if part else []
-    stated = [row for row in rows if row["neighbour"] == packing.STATED]
+    stated = [row for row in rows if row["neighbour"] == NEIGHBOUR]
     if not stated:
         return []
     where = f"{_machine(part['environment'])}; {stated[0]['seeds']} seeds"
