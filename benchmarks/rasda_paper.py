@@ -11,7 +11,7 @@ import argparse
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, quantiles
@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.rasda_questions import break_even, factors, paying
 from benchmarks.rasda_report import RESULTS, environment, write
+from benchmarks.rasda_scaling import causes, small_weak_scaling, thousand, weak_scaling
 from benchmarks.rasda_settings import (
     APPLICATIONS,
     CFD,
@@ -29,15 +30,11 @@ from benchmarks.rasda_settings import (
     asha,
     cluster,
     cost_model,
-    curves,
     rasda,
     run,
-    scaled,
     seconds,
 )
-from hydro_rasda.schedulers import milestones
 from hydro_rasda.simulator import (
-    AnyPlan,
     Cluster,
     NodeKind,
     Outcome,
@@ -112,60 +109,6 @@ def sensitivities(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
         ratios = {app.name: speed_up(app, replace(a, **change), seeds)["ratio"] for app in APPLICATIONS}
         rows.append({"change": label, **ratios})
     return rows
-
-
-def small_weak_scaling(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
-    """Fig. 3: ResNet-50 for 20 epochs on 8 to 64 GPUs of JURECA, trials in proportion."""
-    rows = []
-    for gpus in (8, 16, 32, 64):
-        app = scaled(CV, gpus, max_t=20)
-        plain, elastic = seconds(run(app, asha(app), a, seeds)), seconds(run(app, rasda(app), a, seeds))
-        rows.append({"GPUs": gpus, "trials": app.trials, "ASHA_s": plain, "RASDA_s": elastic, "ratio": plain / elastic})
-    return rows
-
-
-def weak_scaling(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
-    """Fig. 4: ResNet-50 for six epochs on 128 to 1,024 GPUs of JUWELS Booster, and beyond."""
-    rows: list[Row] = []
-    for grace in (1, 3):
-        reference = 0.0
-        for gpus in (128, 256, 512, 1024, 4096):
-            app = replace(scaled(CV, gpus, max_t=6), links=4)
-            few = seeds if gpus <= 1024 else seeds[:4]
-            outcomes = run(app, rasda(app, grace), replace(a, curves="power law"), few)
-            reference = reference or seconds(outcomes)
-            rows.append(
-                {
-                    "milestones": list(milestones(grace, 6, 2)),
-                    "GPUs": gpus,
-                    "trials": app.trials,
-                    "seeds": len(few),
-                    "RASDA_s": seconds(outcomes),
-                    "efficiency": reference / seconds(outcomes),
-                    "utilization": mean(o.utilization for o in outcomes),
-                }
-            )
-    return rows
-
-
-def thousand(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
-    """Sec. 5.4: CFD, 64 trials from 16 GPUs on 1,024, 20 epochs: three hours in the paper."""
-    large = replace(CFD, gpus=1024, trials=64, workers=16, max_t=20)
-    large = replace(large, asha_seconds=CFD.asha_seconds / CFD.max_t * large.max_t * CFD.workers / large.workers)
-    rows = []
-    for label, storage in (("data never wait", math.inf), ("shared storage, 300 GB/s", 300 * GB)):
-        hours = seconds(_with_storage(large, rasda(large), a, seeds, storage)) / 3600
-        plain, elastic = (seconds(_with_storage(CFD, plan, a, seeds, storage)) for plan in (asha(CFD), rasda(CFD)))
-        rows.append({"model": label, "hours": hours, "paper_hours": 3.0, "CFD_ratio_on_128": plain / elastic})
-    return rows
-
-
-def _with_storage(
-    app: Application, plan: AnyPlan, a: Assumptions, seeds: Iterable[int], storage: float
-) -> list[Outcome]:
-    cost = replace(cost_model(app, a), dataset_bytes=app.dataset_bytes)
-    machine = replace(cluster(app), storage=storage)
-    return [simulate(plan, curves(a.curves, app.trials, app.max_t, s), machine, cost, s) for s in seeds]
 
 
 def beyond(a: Assumptions, seeds: Sequence[int]) -> list[Row]:
@@ -251,6 +194,7 @@ def main() -> None:
         "sensitivities": sensitivities(a, seeds),
         "fig3": small_weak_scaling(a, seeds),
         "fig4": weak_scaling(a, few),
+        "fig4_causes": causes(a, few),
         "thousand": thousand(a, few),
         "beyond": beyond(a, few),
         "factors": factors(a, seeds),

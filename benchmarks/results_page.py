@@ -193,24 +193,31 @@ def _paper(folder: Path) -> list[Claim]:
         )
         for row in result["ratios"]
     ]
-    largest = [row["efficiency"] for row in result["fig4"] if row["GPUs"] == 1024]
-    hours = [row["hours"] for row in result["thousand"]]
+    largest = [
+        row["efficiency"] for row in result["fig4"] if row["GPUs"] == 1024 and row["survivors"] == "exactly half"
+    ]
+    head_node = next(row for row in result["fig4_causes"] if row["machine"].startswith("0.3 s"))
+    slower = [value for name, value in head_node.items() if name.startswith("efficiency")]
+    hours = {
+        row["model"]: row["hours"] for row in result["thousand"] if row["model"].endswith(("never wait", "fitted"))
+    }
     events = sorted(row["events"] / row["cpu_s"] * 60e-6 for row in result["throughput"])
     return [
         *found,
         Claim(
-            "Weak-scaling efficiency on 1,024 GPUs in virtual time, by milestones",
-            " and ".join(f"{efficiency:.2f}" for efficiency in largest),
-            f"{WEAK_SCALING:g} within 15 %",
-            all(abs(efficiency / WEAK_SCALING - 1) <= TOLERANCE for efficiency in largest),
+            "Weak-scaling efficiency on 1,024 GPUs in virtual time, where exactly half survive, by milestones; and "
+            "with a head node that takes 0.3 s for each process (assumed)",
+            "; ".join(" and ".join(f"{efficiency:.2f}" for efficiency in each) for each in (largest, slower)),
+            f"{WEAK_SCALING:g} within 15 %, with that head node",
+            all(abs(efficiency / WEAK_SCALING - 1) <= TOLERANCE for efficiency in slower),
             where,
             source,
         ),
         Claim(
-            "CFD on 1,024 GPUs in virtual time: " + ", ".join(row["model"] for row in result["thousand"]),
-            " and ".join(f"{hour:.1f} h" for hour in hours),
+            "CFD on 1,024 GPUs in virtual time: " + "; ".join(hours),
+            " and ".join(f"{hour:.1f} h" for hour in hours.values()),
             "3 h within 15 %",
-            all(abs(hour / 3 - 1) <= TOLERANCE for hour in hours),
+            all(abs(hour / 3 - 1) <= TOLERANCE for hour in hours.values()),
             where,
             source,
         ),

@@ -8,10 +8,12 @@ from hydro_rasda.schedulers import Growth, Resize
 from hydro_rasda.simulator.cluster import Cluster, NodeKind
 from hydro_rasda.simulator.cost import CostModel, Link, Spread, all_reduce, hierarchical_all_reduce
 from hydro_rasda.simulator.engine import simulate
+from hydro_rasda.simulator.forecast import Forecast, Recommendation, forecast, recommend
 from hydro_rasda.simulator.lcbench import lcbench, lcbench_folder, lcbench_tasks
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.simulator.packing import Machine, PackingOutcome, simulate_packing
-from hydro_rasda.simulator.past_run import PastRun, read_past_run
+from hydro_rasda.simulator.past_run import PastRun, Sweep
+from hydro_rasda.simulator.reading import read_past_run
 from hydro_rasda.simulator.resize import FillCluster, WhilePaying, as_due
 from hydro_rasda.simulator.rules import (
     AnyPlan,
@@ -22,14 +24,18 @@ from hydro_rasda.simulator.rules import (
     random_search,
     synchronous_halving,
 )
+from hydro_rasda.simulator.spending import Spending, spending, why
+from hydro_rasda.simulator.study import RULES, Study
 from hydro_rasda.simulator.workload import Workload, power_law
 
 __all__ = [
+    "RULES",
     "AnyPlan",
     "Cluster",
     "CostModel",
     "FillCluster",
     "FixedWorkers",
+    "Forecast",
     "Growth",
     "Link",
     "Machine",
@@ -38,16 +44,21 @@ __all__ = [
     "PackingOutcome",
     "PastRun",
     "Plan",
+    "Recommendation",
     "Resize",
     "Rule",
     "Segment",
+    "Spending",
     "Spread",
+    "Study",
+    "Sweep",
     "TrialOutcome",
     "VaryingFactors",
     "WhilePaying",
     "Workload",
     "all_reduce",
     "as_due",
+    "forecast",
     "hierarchical_all_reduce",
     "lcbench",
     "lcbench_folder",
@@ -55,7 +66,10 @@ __all__ = [
     "power_law",
     "random_search",
     "read_past_run",
+    "recommend",
     "simulate",
     "simulate_packing",
+    "spending",
     "synchronous_halving",
+    "why",
 ]

@@ -42,6 +42,11 @@ class Cluster:
             run.
         slow_share: Share of the nodes, chosen at random by the seed, that run at `slow_speed`.
         slow_speed: Speed of these nodes, relative to the others of their kind.
+        speed_spread: Standard deviation of the logarithm of a node's speed, which the seed draws once. A trial runs at
+            the speed of its slowest node.
+        launch_seconds: That the head node takes to start one worker, one after another, of whichever trial.
+        staged_bytes: What each node copies from `storage` when the search begins, before its first step; all nodes copy
+            at once, and keep their copy.
         mtbf: Mean time in seconds between two failures of a node, exponentially distributed; inf for no failures.
         repair_seconds: Time from a node's failure until it is back.
 
@@ -53,6 +58,9 @@ class Cluster:
     storage: float = math.inf
     slow_share: float = 0.0
     slow_speed: float = 1.0
+    speed_spread: float = 0.0
+    launch_seconds: float = 0.0
+    staged_bytes: float = 0.0
     mtbf: float = math.inf
     repair_seconds: float = 3600.0
 
@@ -60,9 +68,11 @@ class Cluster:
         require(bool(self.kinds), "kinds", self.kinds, "one NodeKind or more")
         for name in ("storage", "slow_speed", "mtbf"):
             check_number(name, getattr(self, name), above=0.0)
-        for name in ("slow_share", "repair_seconds"):
+        for name in ("slow_share", "repair_seconds", "speed_spread", "launch_seconds", "staged_bytes"):
             check_number(name, getattr(self, name))
+            require(math.isfinite(getattr(self, name)), name, getattr(self, name), "finite")
         require(self.slow_share <= 1, "slow_share", self.slow_share, "<= 1")
+        require(self.speed_spread <= 1, "speed_spread", self.speed_spread, "<= 1")
 
     @property
     def gpus(self) -> int:
@@ -106,6 +116,8 @@ class Slots:
         self._speed = [cluster.kinds[kinds[rank]].speed for rank in self._kind]
         for node in rng.sample(range(len(self._kind)), round(cluster.slow_share * len(self._kind))):
             self._speed[node] *= cluster.slow_speed
+        if cluster.speed_spread:
+            self._speed = [speed * rng.lognormvariate(0.0, cluster.speed_spread) for speed in self._speed]
         self._free = list(self._gpus)
         self._up = [True] * len(self._kind)
         self._capacity = sum(self._gpus)

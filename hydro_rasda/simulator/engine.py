@@ -10,7 +10,6 @@ An epoch is one's worth of progress. Where a larger batch teaches less per examp
 from __future__ import annotations
 
 import gc
-import heapq
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -18,14 +17,16 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import is_int, require
 from hydro_rasda.schedulers import Decision, Gathering, Growth, Held, Queue, Verdict, Waiting, place
+from hydro_rasda.simulator.clock import Clock
 from hydro_rasda.simulator.cluster import Cluster, Slots
 from hydro_rasda.simulator.cost import CostModel, Spread
+from hydro_rasda.simulator.launching import Launching
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.simulator.rules import AnyPlan
 from hydro_rasda.simulator.storage import SharedStorage
-from hydro_rasda.simulator.trial import Event, Kind, Trial
+from hydro_rasda.simulator.trial import Trial
 from hydro_rasda.simulator.workload import Workload
 
 LOOKAHEAD = 16
@@ -105,10 +106,9 @@ class _Simulation:
         self._fresh = 0  # of the queue, those that have never run
         self._alive = len(self._trials)
         self._running: dict[int, Trial] = {}
-        self._heap: list[Event] = []
-        self._sequence = 0
+        self._clock = Clock()
+        self._launching = Launching(cluster, cost)
         self._events = 0
-        self._now = 0.0
         self._segments: list[Segment] = []
         self._seconds: dict[int, float] = {}
         self._tried: dict[int, int] = {}
@@ -116,15 +116,15 @@ class _Simulation:
     def run(self) -> Outcome:
         if math.isfinite(self._cluster.mtbf):
             for node in range(self._slots.nodes):
-                self._push(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)
+                self._clock.after(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)
         for trial in self._trials:
             self._expect(trial)
         self._fill()
         while self._alive:
-            if self._storage and self._storage.due() <= (self._heap[0][0] if self._heap else math.inf):
+            if self._storage and self._storage.due() <= self._clock.due():
                 self._end_reading(self._storage)
                 continue
-            self._now, _, kind, subject, segment = heapq.heappop(self._heap)
+            kind, subject, segment = self._clock.advance()
             if kind == "epoch":
                 changed = segment == self._trials[subject].segment and self._end_epoch(subject)
             elif kind == "reading":
@@ -142,18 +142,11 @@ class _Simulation:
                 self._fill()
         return self._outcome()
 
-    def _push(self, delay: float, kind: Kind, subject: int, segment: int = 0) -> None:
-        self._push_at(self._now + delay, kind, subject, segment)
-
-    def _push_at(self, time: float, kind: Kind, subject: int, segment: int = 0) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (time, self._sequence, kind, subject, segment))
-
     def _fill(self) -> None:
         """Starts the trials that placement chooses."""
         self._admit()
         while self._someone_fits():
-            placement = place(self._queue, self._held, self._slots.free, self._plan.patience, self._now)
+            placement = place(self._queue, self._held, self._slots.free, self._plan.patience, self._clock.now)
             if placement.start is None:
                 return
             self._queue.start(placement.start.trial)
@@ -194,15 +187,15 @@ class _Simulation:
         trial.allocation = self._slots.take(workers)
         trial.spread = self._slots.spread(trial.allocation)
         trial.training = self._training(trial.spread) * trial.work
-        trial.waited += self._now - trial.since
-        trial.started = self._now
+        trial.waited += self._clock.now - trial.since
+        trial.started = self._clock.now
         self._running[index] = trial
         self._on_its_way(trial)
         if self._storage:
-            self._storage.share(len(self._running), self._now)
-        until = self._now + self._cost.restart_seconds + self._to_milestone(trial, trial.spread)
-        self._held.add(trial.name, workers, until)
-        self._next_epoch(index, self._cost.restart_seconds)
+            self._storage.share(len(self._running), self._clock.now)
+        trial.first_step = self._launching.first_step(workers, self._clock.now)
+        self._held.add(trial.name, workers, trial.first_step + self._to_milestone(trial, trial.spread))
+        self._next_epoch(index, trial.first_step - self._clock.now)
 
     def _next_epoch(self, index: int, delay: float = 0.0) -> None:
         trial = self._trials[index]
@@ -210,10 +203,10 @@ class _Simulation:
         if self._cost.epoch_noise:
             trial.noise *= self._rng.lognormvariate(0.0, self._cost.epoch_noise)
         if self._storage:
-            self._push(delay, "reading", index, trial.segment)
+            self._clock.after(delay, "reading", index, trial.segment)
             return
         trial.epoch_seconds = self._cost.with_reading(trial.training, math.inf) * trial.noise
-        self._push(delay + trial.epoch_seconds + self._checkpoint(trial), "epoch", index, trial.segment)
+        self._clock.after(delay + trial.epoch_seconds + self._checkpoint(trial), "epoch", index, trial.segment)
 
     def _checkpoint(self, trial: Trial) -> float:
         """Seconds of writing a checkpoint after the epoch that the trial trains."""
@@ -222,16 +215,16 @@ class _Simulation:
     def _begin_reading(self, index: int, segment: int) -> None:
         trial = self._trials[index]
         if self._storage and segment == trial.segment:
-            trial.began = self._now
-            self._storage.begin(index, self._cost.dataset_bytes * trial.noise, self._now)
+            trial.began = self._clock.now
+            self._storage.begin(index, self._cost.dataset_bytes * trial.noise, self._clock.now)
 
     def _end_reading(self, storage: SharedStorage) -> None:
-        self._now = storage.due()
+        self._clock.now = storage.due()
         index = storage.end_next()
         trial = self._trials[index]
-        read = self._now - trial.began
+        read = self._clock.now - trial.began
         trial.epoch_seconds = max(trial.training * trial.noise, read) + self._cost.serial_seconds * trial.noise
-        self._push(trial.epoch_seconds - read + self._checkpoint(trial), "epoch", index, trial.segment)
+        self._clock.after(trial.epoch_seconds - read + self._checkpoint(trial), "epoch", index, trial.segment)
 
     def _end_epoch(self, index: int) -> bool:
         """Whether workers were freed."""
@@ -250,18 +243,18 @@ class _Simulation:
         """Has a trial wait at its milestone, without workers, unless it is decided at once."""
         assert self._gathering is not None
         trial = self._trials[index]
-        self._gathering.come(trial.name, trial.epoch, score, self._now)
+        self._gathering.come(trial.name, trial.epoch, score, self._clock.now)
         self._decide_gathered()
         if self._gathering.waits(trial.name):
             self._release(index)
-            trial.since = self._now
+            trial.since = self._clock.now
             if (until := self._gathering.until(trial.epoch)) < math.inf:
-                self._push_at(until, "patience", trial.epoch)
+                self._clock.at(until, "patience", trial.epoch)
         return True
 
     def _decide_gathered(self) -> None:
         """Decides those that have waited long enough, or whose fellows are there."""
-        while self._gathering and (taken := self._gathering.take(self._now)):
+        while self._gathering and (taken := self._gathering.take(self._clock.now)):
             for milestone, scores in taken.items():
                 self._state, verdicts = self._rule.decide(self._state, milestone, scores)
                 self._carry_out({int(name): verdict for name, verdict in verdicts.items()})
@@ -281,7 +274,7 @@ class _Simulation:
         trial = self._trials[index]
         trial.rung = self._rungs[trial.epoch]
         workers = self._resize(self._growth(trial, due, free, sharing))
-        if workers < 1:
+        if not is_int(workers) or workers < 1:
             raise ValueError(f"`resize` gave {workers}, but must give an integer >= 1")
         trial.workers = min(workers, self._gpus)
         # It may have fewer than it was granted, since when a node was down.
@@ -289,7 +282,7 @@ class _Simulation:
             self._requeue(index)
             return False
         self._on_its_way(trial)
-        self._held.expect(trial.name, self._now + self._to_milestone(trial, trial.spread))
+        self._held.expect(trial.name, self._clock.now + self._to_milestone(trial, trial.spread))
         self._next_epoch(index)
         return True
 
@@ -299,7 +292,7 @@ class _Simulation:
 
     def _on_its_way(self, trial: Trial) -> None:
         if self._gathering:
-            self._gathering.begin(trial.name, self._milestones[trial.rung], self._now)
+            self._gathering.begin(trial.name, self._milestones[trial.rung], self._clock.now)
 
     def _measure(self, trial: Trial) -> None:
         workers = trial.spread.workers
@@ -330,14 +323,14 @@ class _Simulation:
             self._release(index)
         if self._gathering:
             self._gathering.leave(trial.name)
-        trial.ended = self._now
+        trial.ended = self._clock.now
         self._alive -= 1
 
     def _requeue(self, index: int) -> None:
         trial = self._trials[index]
         if index in self._running:
             self._release(index)
-            trial.since = self._now
+            trial.since = self._clock.now
         self._expect(trial)
         self._queue.add(self._waiting(trial))
 
@@ -345,15 +338,17 @@ class _Simulation:
         trial = self._running.pop(index)
         if self._storage:
             self._storage.stop(index)
-            self._storage.share(len(self._running), self._now)
+            self._storage.share(len(self._running), self._clock.now)
         self._held.remove(trial.name)
         self._slots.give(trial.allocation)
-        self._segments.append(Segment(index, trial.started, self._now, trial.spread.workers))
+        now = self._clock.now
+        restart = min(trial.first_step, now) - trial.started
+        self._segments.append(Segment(index, trial.started, now, trial.spread.workers, restart))
         trial.segment += 1
 
     def _fail(self, node: int) -> bool:
         self._slots.fail(node)
-        self._push(self._cluster.repair_seconds, "repair", node)
+        self._clock.after(self._cluster.repair_seconds, "repair", node)
         for index in [i for i, trial in self._running.items() if node in trial.allocation]:
             trial = self._trials[index]
             trial.lost_epochs += trial.epoch - trial.saved
@@ -369,7 +364,7 @@ class _Simulation:
 
     def _repair(self, node: int) -> bool:
         self._slots.repair(node)
-        self._push(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)
+        self._clock.after(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)
         return True
 
     def _outcome(self) -> Outcome:

@@ -38,12 +38,14 @@ class Segment:
         start: Virtual seconds from the start of the search.
         stop: Likewise.
         workers: How many it had.
+        restart: Seconds of that time until its first step.
     """
 
     trial: int
     start: float
     stop: float
     workers: int
+    restart: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hydro_rasda.checks import check_int, check_number
+from hydro_rasda.checks import check_int, check_number, require
 from hydro_rasda.schedulers import Growth
 
 
@@ -36,6 +36,7 @@ class WhilePaying:
 
     def __post_init__(self) -> None:
         check_number("threshold", self.threshold, above=0.0)
+        require(self.threshold <= 1, "threshold", self.threshold, "<= 1")
 
     def __call__(self, growth: Growth) -> int:
         seconds = {**self.probed, **growth.seconds}
@@ -63,6 +64,7 @@ class FillCluster:
     def __post_init__(self) -> None:
         check_int("step", self.step, at_least=2)
         check_number("surviving", self.surviving, above=0.0)
+        require(self.surviving <= 1, "surviving", self.surviving, "<= 1")
 
     def __call__(self, growth: Growth) -> int:
         workers = growth.base

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
-from hydro_rasda.checks import check_int, require
+from hydro_rasda.checks import check_int, check_mode, check_number, require
 from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Decision, Growth, Mode, Resize, Verdict
 
 StateT = TypeVar("StateT")
@@ -237,11 +237,24 @@ class Plan(Generic[StateT]):
         rule: Decides which trials go on.
         resize: Decides on how many workers; None for what the rule itself decides.
         patience: After so many starts of trials that waited less, the longest waiting one is next; see `place`.
+
+    Raises:
+        ValueError: where `patience` is no integer above 0, or the rule breaks its contract: milestones are strictly
+            increasing epochs, the last of which is `max_t`; it has one worker or more; it waits no negative time.
     """
 
     rule: Rule[StateT]
     resize: Resize | None = None
     patience: int = 8
+
+    def __post_init__(self) -> None:
+        check_int("patience", self.patience, at_least=1)
+        check_mode(self.rule.mode)
+        check_int("rule.workers", self.rule.workers, at_least=1)
+        check_number("rule.wait", self.rule.wait)
+        stops, max_t = self.rule.milestones, self.rule.max_t
+        holds = all(before < after for before, after in pairwise((0, *stops))) and stops[-1:] == (max_t,)
+        require(holds, "rule.milestones", stops, f"strictly increasing epochs, the last of them `max_t` ({max_t})")
 
 
 AnyPlan = Plan[Any]

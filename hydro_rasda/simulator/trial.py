@@ -1,19 +1,11 @@
-"""What the simulation keeps of a trial, and what it waits for."""
+"""What the simulation keeps of a trial."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from hydro_rasda.simulator.cluster import Allocation
 from hydro_rasda.simulator.cost import Spread
-
-Kind = Literal["epoch", "reading", "failure", "repair", "patience"]
-
-Event = tuple[float, int, Kind, int, int]
-"""Time, sequence number, kind, trial (or node, or milestone), and the segment that an epoch belongs to. "reading" is
-where an epoch's data begin to be read; when that ends depends on who else comes and goes, and `SharedStorage` alone
-knows it. "patience" is where a trial that waits at a milestone has waited its share."""
 
 
 @dataclass(slots=True)
@@ -33,6 +25,7 @@ class Trial:
     training: float = 0.0
     since: float = 0.0
     started: float = 0.0
+    first_step: float = 0.0
     ended: float = 0.0
     began: float = 0.0
     noise: float = 1.0

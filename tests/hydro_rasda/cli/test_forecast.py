@@ -1,14 +1,14 @@
 """Forecasts by the command line, from a run that was really made."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hydro_rasda.cli import main
-from hydro_rasda.cli.forecast import Options, plans
-from hydro_rasda.simulator import read_past_run
+from hydro_rasda.simulator import RULES
 from tests.hydro_rasda.cli.conftest import search
 
 
@@ -20,59 +20,92 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def forecast(capsys: pytest.CaptureFixture[str], run: str, options: str) -> dict[str, dict[str, Any]]:
     assert main(["simulate", run, *options.split(), "--json"]) == 0
-    return {row["scheduler"]: row for row in json.loads(capsys.readouterr().out)}
+    return {row["rule"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def screen(capsys: pytest.CaptureFixture[str], run: str, options: str) -> str:
+    assert main(["simulate", run, *options.split()]) == 0
+    return capsys.readouterr().out
 
 
 def test_one_trial_on_one_gpu_in_closed_form(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--gpus 1 --trials 1 --epoch-seconds 3600 --restart-seconds 0 --jitter 0 --scheduler asha"
+    options = "--gpus 1 --trials 1 --epoch-seconds 3600 --restart-seconds 0 --jitter 0 --rule asha"
     rows = forecast(capsys, past, options)
-    assert rows["ASHA"]["hours"] == pytest.approx(9.0)
-    assert rows["ASHA"]["gpu_hours"] == pytest.approx(9.0)
-    assert rows["ASHA"]["utilization"] == pytest.approx(1.0)
-    assert (rows["ASHA"]["epochs"], rows["ASHA"]["finished"]) == (9, 1)
-
-
-def test_milestones_lie_the_reduction_factor_apart_under_asha_and_the_scaling_factor_under_rasda(past: str) -> None:
-    options = Options(run=past, gpus=1, max_t=9, grace_period=1, reduction_factor=2, scaling_factor=3)
-    both = plans(read_past_run(past), options)
-    assert both["ASHA"].rule.milestones == (1, 2, 4, 8, 9)
-    assert both["RASDA"].rule.milestones == (1, 3, 9)
+    assert rows["asha"]["hours"] == pytest.approx(9.0)
+    assert rows["asha"]["gpu_hours"] == pytest.approx(9.0)
+    assert rows["asha"]["utilization"] == pytest.approx(1.0)
+    assert (rows["asha"]["epochs"], rows["asha"]["finished"]) == (9, 1)
 
 
 def test_speed_divides_the_epoch_of_the_past_run(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--gpus 1 --trials 1 --restart-seconds 0 --jitter 0 --scheduler asha"
+    options = "--gpus 1 --trials 1 --restart-seconds 0 --jitter 0 --rule asha"
     slow = forecast(capsys, past, options)
     fast = forecast(capsys, past, f"{options} --speed 4")
-    assert fast["ASHA"]["hours"] == pytest.approx(slow["ASHA"]["hours"] / 4)
+    assert fast["asha"]["hours"] == pytest.approx(slow["asha"]["hours"] / 4)
 
 
 def test_more_gpus_take_less_time_and_rasda_uses_more_of_them(past: str, capsys: pytest.CaptureFixture[str]) -> None:
     few, many = (forecast(capsys, past, f"--gpus {n} --epoch-seconds 600 --trials 32") for n in (2, 16))
-    assert set(few) == {"ASHA", "RASDA"}
+    assert set(few) == {*RULES, "tune"}
     for name, row in many.items():
         assert row["hours"] < few[name]["hours"]
         assert row["hours_range"][0] <= row["hours"] <= row["hours_range"][1]
         assert row["gpu_hours"] <= row["reserved_gpu_hours"] * 1.0001
-    assert many["RASDA"]["utilization"] > many["ASHA"]["utilization"]
+    assert many["rasda"]["utilization"] > many["asha"]["utilization"]
     assert forecast(capsys, past, "--gpus 16 --epoch-seconds 600 --trials 32") == many
 
 
 def test_failures_make_it_longer(past: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Nine hours on a node that fails every three, each time to be repaired for one."""
-    options = "--gpus 4 --trials 1 --seeds 9 --epoch-seconds 3600 --scheduler asha"
-    sound = forecast(capsys, past, options)["ASHA"]
-    failing = forecast(capsys, past, f"{options} --mtbf-hours 3")["ASHA"]
+    options = "--gpus 4 --trials 1 --seeds 9 --epoch-seconds 3600 --rule asha"
+    sound = forecast(capsys, past, options)["asha"]
+    failing = forecast(capsys, past, f"{options} --mtbf-hours 3")["asha"]
     assert failing["hours"] > sound["hours"] + 1
     assert failing["epochs"] > sound["epochs"]
 
 
-def test_people_get_a_table_and_what_it_rests_on(past: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", past, "--gpus", "4", "--epoch-seconds", "100"]) == 0
+def test_people_get_a_table_what_it_rests_on_and_why_the_slower_ones_are_slower(
+    past: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four trials of nine hours at once, on four GPUs: nobody waits, and growing takes GPUs from nobody."""
+    told = screen(capsys, past, "--gpus 4 --trials 4 --epoch-seconds 3600 --rule random --rule both --grace-period 3")
+    bytes_ = 4 * (8 * 32 + 32 + 32 * 3 + 3)
+    assert "4 trials on 4 GPUs" in told
+    assert (
+        f"an epoch on one GPU 1 h 0 min (10% of it serial), {bytes_ / 1e6:.3g} MB of gradients, a restart 30 s" in told
+    )
+    lines = [line for line in told.splitlines() if line.startswith(("random", "RASDA", "tune()"))]
+    assert [line.split("  ")[0] for line in lines[:3]] == ["RASDA, both", "random search", "tune()"]
+    assert re.match(r"random search: 1\.\d+ times as long as RASDA, both; it trains 36 epochs, not \d\d$", lines[3])
+
+
+def test_limits_are_kept_with_the_fewest_gpu_hours_or_the_least_time(
+    past: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight trials of nine hours each, all of which train to the end: 72 GPU hours on any number of GPUs up to 8."""
+    study = "--gpus 16 --trials 8 --epoch-seconds 3600 --restart-seconds 0 --jitter 0 --serial 0 --rule random"
+    told = screen(capsys, past, f"{study} --within 20h --max-workers 1")
+    assert "Within 20h: random search on 4 GPUs, 1 GPU for a new trial: 18 h 0 min, 72 GPU hours" in told
+    told = screen(capsys, past, f"{study} --gpu-hours 73 --max-workers 1")
+    assert "For 73 GPU hours: random search on 8 GPUs, 1 GPU for a new trial: 9 h 0 min, 72 GPU hours" in told
+    assert main(["simulate", past, *study.split(), "--max-workers", "1", "--within", "60s"]) == 1
     told = capsys.readouterr().out
-    parameters = 8 * 32 + 32 + 32 * 3 + 3
-    assert "12 trials on 4 GPUs" in told
-    assert f"one epoch on one GPU 100 s (10% of it serial), {parameters} parameters" in told
-    assert [line.split()[0] for line in told.splitlines() if line.startswith(("ASHA", "RASDA"))] == ["ASHA", "RASDA"]
+    assert "Nothing within 60s on at most 16 GPUs; nearest: random search on 8 GPUs" in told
+
+
+def test_a_csv_and_its_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "curves.csv"
+    rows = [f"{trial},{t},{trial + 1 / t},60" for trial in range(4) for t in range(1, 5)]
+    file.write_text("\n".join(["trial,epoch,loss,seconds", *rows]))
+    found = forecast(capsys, str(file), "--gpus 4 --mode min --rule random --restart-seconds 0 --jitter 0")
+    assert found["random"]["hours"] == pytest.approx(4 / 60)
+    assert found["random"]["regret"] == 0
+    for options, message in {
+        "": "`--mode` is None, but must be 'min' or 'max'",
+        "--mode min --metric accuracy": "`--metric` is 'accuracy', but must be one of the columns ['loss']",
+    }.items():
+        assert main(["simulate", str(file), "--gpus", "4", *options.split()]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -94,7 +127,18 @@ def test_people_get_a_table_and_what_it_rests_on(past: str, capsys: pytest.Captu
         ("--gpus 2 --trials 0", "`--trials` is 0, but must be an integer >= 1"),
         ("--gpus 2 --steps 0", "`--steps` is 0.0, but must be a number > 0"),
         ("--gpus 2 --epoch-seconds -1", "`--epoch-seconds` is -1.0, but must be a number > 0"),
-        ("--gpus 2 --epoch-seconds inf", "`--epoch-seconds` is inf, but must be finite"),
+        ("--gpus 2 --epoch-seconds inf", "`--epoch-seconds` is inf, but must be <= 1e+09"),
+        ("--gpus 2 --restart-seconds 1e308", "`--restart-seconds` is 1e+308, but must be <= 1e+09"),
+        ("--gpus 2 --speed 1e-300", "`--speed` is 1e-300, but must be such that an epoch takes <= 1e+09 s"),
+        (
+            "--gpus 2 --intra-bandwidth 1e-300",
+            "`--intra-bandwidth` is 1e-300, but must be such that an epoch's gradients",
+        ),
+        ("--gpus 2 --wait -1", "`--wait` is -1.0, but must be a number >= 0"),
+        ("--gpus 2 --rule fast", "`--rule` is 'fast', but must be one of ['random', 'synchronous',"),
+        ("--gpus 2 --within 4", "`--within` is '4', but must be a number above 0 and its unit, such as 4h"),
+        ("--gpus 2 --within 1h --gpu-hours 0", "`--gpu-hours` is 0.0, but must be a number > 0"),
+        ("--gpus 2 --mode max", "`--mode` is 'max', but must be the run's, 'min'"),
         ("--gpus 2 --jitter nan", "`--jitter` is nan, but must be >= 0 and <= 1"),
         ("--gpus 2 --jitter 1e300", "`--jitter` is 1e+300, but must be >= 0 and <= 1"),
         ("--gpus 2 --inter-bandwidth 0", "`--inter-bandwidth` is 0.0, but must be a number > 0"),
@@ -109,4 +153,4 @@ def test_bad_input(past: str, capsys: pytest.CaptureFixture[str], options: str, 
 
 def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(tmp_path), "--gpus", "2"]) == 2
-    assert "must be a run's folder: it holds no run.json" in capsys.readouterr().err
+    assert "must be the folder of a run, which holds run.json, that of a Ray Tune" in capsys.readouterr().err

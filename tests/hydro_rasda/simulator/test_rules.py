@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Decision
-from hydro_rasda.simulator import FixedWorkers, VaryingFactors
+from hydro_rasda.simulator import FixedWorkers, Plan, VaryingFactors
 
 
 def test_fixed_workers_decide_as_asha() -> None:
@@ -53,3 +53,24 @@ def test_bad_input() -> None:
     for rule in (partial(FixedWorkers, AsyncSuccessiveHalving(4)), partial(VaryingFactors, (1, 4), (2,), (2,))):
         with pytest.raises(ValueError, match=r"`workers` is 0, but must be an integer >= 1"):
             rule(workers=0)
+
+
+def test_a_rule_that_breaks_its_contract() -> None:
+    class Odd(FixedWorkers):
+        milestones = (1, 9, 3)
+        wait = -1.0
+
+    class Unordered(Odd):
+        wait = 0.0
+
+    for rule, message in (
+        (Odd, "`rule.wait` is -1.0, but must be a number >= 0"),
+        (
+            Unordered,
+            r"`rule.milestones` is \(1, 9, 3\), but must be strictly increasing epochs",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Plan(rule(AsyncSuccessiveHalving(9)))
+    with pytest.raises(ValueError, match="`patience` is 0, but must be an integer >= 1"):
+        Plan(FixedWorkers(AsyncSuccessiveHalving(9)), patience=0)

@@ -9,7 +9,7 @@ import pytest
 
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.store import Store
-from hydro_rasda.simulator import read_past_run
+from hydro_rasda.simulator import Sweep, read_past_run
 from hydro_rasda.simulator.past_run import continued
 
 NAN, INF = np.nan, np.inf
@@ -57,6 +57,10 @@ def test_a_stopped_trial_goes_on_with_the_mean_step_of_the_others() -> None:
 
 def test_what_nobody_trained_leaves_scores_as_they_are() -> None:
     assert continued(np.array([[2.0, 1.0, NAN], [3.0, NAN, NAN]])).tolist() == [[2, 1, 1], [3, 2, 2]]
+
+
+def test_before_its_first_score_a_trial_has_that() -> None:
+    assert continued(np.array([[NAN, 2.0, 1.0]])).tolist() == [[2, 2, 1]]
 
 
 def test_a_diverged_trial_stays_diverged() -> None:
@@ -140,6 +144,32 @@ def test_epochs_on_ray_count_in_seconds_of_one_worker(tmp_path: Path, name: str)
     assert run.workload.work.tolist() == [1.5, 0.5]
 
 
+def test_restarts_are_what_lies_between_two_sizes_of_a_trial(tmp_path: Path) -> None:
+    """The clock of a store runs on, so that gaps are short; a trial that keeps its workers has none."""
+    with Store.open(tmp_path / "run", ASKED, "auto") as store:
+        for stop, workers in ((1, 1), (2, 2), (3, 2), (4, 4)):
+            train(store, 0, stop, each=0.0, start=stop - 1, workers=workers)
+    run = read_past_run(tmp_path / "run")
+    assert run.resizes == 2
+    assert run.restart_seconds is not None
+    assert 0 <= run.restart_seconds < 1
+
+
+def test_the_sweep_and_its_finalists(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "run", ASKED, "auto") as store:
+        for group, seconds, trials in ((0, 3.0, (0, 1)), (2, 5.0, (2,))):
+            lines = [metrics("surrogate", n, 1, 1.0 + n) for n in trials]
+            store.record(f"surrogate/to-1/from-0/group-{group}", Unit(None, lines, seconds))
+        lines = [metrics("surrogate", 0, t, 1.0 / t) for t in (2, 3)]
+        store.record("surrogate/to-3/from-1/group-0", Unit(None, lines, 4.0))
+        train(store, 0, 4, each=10.0)
+    run = read_past_run(tmp_path / "run")
+    assert run.sweep == Sweep(trials=3, device_seconds=12.0, longest=5.0 + 4.0, epochs=5)
+    assert run.workload.trials == 3
+    assert run.finalists is not None
+    assert run.finalists.scores.tolist() == [[1, 1 / 2, 1 / 3, 1 / 4]]
+
+
 def test_failed_trials_and_half_a_line(record: Callable[..., Path]) -> None:
     path = record(
         (
@@ -166,7 +196,7 @@ def test_data_sets_tell_their_length_and_loaders_do_not(record: Callable[..., Pa
 
 
 def test_bad_input(tmp_path: Path, record: Callable[..., Path]) -> None:
-    with pytest.raises(FileNotFoundError, match=r"`run` is .*, but must be a run's folder: it holds no run.json"):
+    with pytest.raises(FileNotFoundError, match=r"`run` is .*, but must be the folder of a run, which holds run.json"):
         read_past_run(tmp_path)
     with pytest.raises(ValueError, match=r"`run` is .*, but must have trained at least one epoch"):
         read_past_run(record())

@@ -1,0 +1,248 @@
+"""How long a study would take under each rule, in GPU hours, what it would find, and which size and rule to choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, median
+
+from hydro_rasda.checks import check_number
+from hydro_rasda.schedulers import RASDA
+from hydro_rasda.simulator.engine import simulate
+from hydro_rasda.simulator.outcome import Outcome
+from hydro_rasda.simulator.past_run import PastRun
+from hydro_rasda.simulator.rules import AnyPlan, Plan
+from hydro_rasda.simulator.spending import Spending, spending
+from hydro_rasda.simulator.study import HOUR, RULES, Study, check, cluster, cost_model, epoch_seconds, plans
+from hydro_rasda.simulator.workload import Workload
+
+TUNE = "tune"
+"""In the place of a rule: `tune(backend="ray")`, surrogates first."""
+
+TOLERANCE = 0.05
+"""Of the way from the best score to the median one: a rule whose mean regret is above it is not recommended."""
+
+MOST_TRIED = 3
+"""Seeds of each size and rule while a recommendation is looked for."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a search would take under one rule: medians over seeds, and the range of the time.
+
+    Attributes:
+        rule: A name in `RULES`, or "tune".
+        name: What people call it.
+        gpus: Of the cluster.
+        workers: GPUs of a new trial.
+        hours: Time until the last trial ends.
+        hours_range: The shortest and the longest such time.
+        gpu_hours: GPU time of all trials.
+        reserved_gpu_hours: GPU time of the whole cluster from start to end, as a batch system would charge it.
+        utilization: `gpu_hours` over `reserved_gpu_hours`.
+        epochs: Epochs trained by all trials; of "tune", at full size.
+        finished: Number of trials that reached `max_t`.
+        regret: By how much the winner's last score is worse than the best trial's would have been, in the mean; NaN for
+            "tune", whose surrogates' scores say nothing of that.
+        relative_regret: Likewise, over the way from the best trial's last score to the median one's.
+        spending: What GPU time goes into, in GPU hours; of "tune", its full-size stage's.
+        sweep_hours: Of "tune": the part of `hours` that surrogates take; else 0.
+    """
+
+    rule: str
+    name: str
+    gpus: int
+    workers: int
+    hours: float
+    hours_range: tuple[float, float]
+    gpu_hours: float
+    reserved_gpu_hours: float
+    utilization: float
+    epochs: float
+    finished: float
+    regret: float
+    relative_regret: float
+    spending: Spending
+    sweep_hours: float = 0.0
+
+
+def forecast(run: PastRun, study: Study) -> list[Forecast]:
+    """Simulates each rule for each seed, and `tune()` where the past run had surrogates; the fastest rule first.
+
+    Raises:
+        ValueError: where an argument of the study is out of range or does not fit the past run, or nodes fail so often
+            that a trial never gets on.
+    """
+    check(study, run)
+    found = [_forecast(name, plan, run, study) for name, plan in plans(study, run).items()]
+    found.sort(key=lambda each: each.hours)
+    return [*found, *forecast_tune(run, study)]
+
+
+def _forecast(rule: str, plan: AnyPlan, run: PastRun, study: Study) -> Forecast:
+    trials = run.workload.trials if study.trials is None else study.trials
+    workloads = [run.workload.resampled(trials, seed) for seed in range(study.seeds)]
+    outcomes = _simulated(plan, workloads, run, study)
+    regrets, spreads = zip(*(_regret(o, w) for o, w in zip(outcomes, workloads)))
+    found = _summary(rule, RULES[rule], outcomes, run, study)
+    spread = mean(spreads)
+    relative = mean(regrets) / spread if spread else 0.0
+    return replace(found, regret=mean(regrets), relative_regret=relative)
+
+
+def _simulated(plan: AnyPlan, workloads: Iterable[Workload], run: PastRun, study: Study) -> list[Outcome]:
+    machine, cost = cluster(study), cost_model(study, run)
+    try:
+        return [simulate(plan, workload, machine, cost, seed) for seed, workload in enumerate(workloads)]
+    except RuntimeError as error:
+        raise ValueError(f"`mtbf_hours` is {study.mtbf_hours}, but must be longer: {error}") from error
+
+
+def _regret(outcome: Outcome, workload: Workload) -> tuple[float, float]:
+    """By how much the winner is worse than the best of all trials, and the median trial, at the end."""
+    last = sorted(score for score in workload.scores[:, outcome.max_t - 1].tolist() if math.isfinite(score))
+    if not last or not math.isfinite(outcome.best_score):
+        return 0.0, 0.0
+    best = last[0] if workload.mode == "min" else last[-1]
+    return abs(outcome.best_score - best), abs(median(last) - best)
+
+
+def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, study: Study) -> Forecast:
+    """Medians over outcomes."""
+    hours = [o.seconds / HOUR for o in outcomes]
+    cost = cost_model(study, run)
+    spent = [spending(o, cost, study.workers, study.gpus_per_node) for o in outcomes]
+    return Forecast(
+        rule=rule,
+        name=name,
+        gpus=study.gpus,
+        workers=study.workers,
+        hours=median(hours),
+        hours_range=(min(hours), max(hours)),
+        gpu_hours=median(o.gpu_seconds for o in outcomes) / HOUR,
+        reserved_gpu_hours=median(hours) * study.gpus,
+        utilization=median(o.utilization for o in outcomes),
+        epochs=median(o.epochs for o in outcomes),
+        finished=median(len(o.finished) for o in outcomes),
+        regret=math.nan,
+        relative_regret=math.nan,
+        spending=Spending(*(mean(column) / HOUR for column in zip(*spent))),
+    )
+
+
+def forecast_tune(run: PastRun, study: Study) -> list[Forecast]:
+    """What `tune(backend="ray")` would take: the sweep on surrogates, then the finalists under the run's own RASDA.
+
+    Groups of surrogates take as long as they did, and go to whichever GPU is free. That full-size models start before
+    the sweep is over is left out.
+
+    Returns:
+        One forecast; none where the run had no surrogates, or has timed no full-size epoch.
+    """
+    if run.sweep is None or run.finalists is None or run.epoch_seconds is None:
+        return []
+    sweep, faster = run.sweep, run.epoch_seconds / epoch_seconds(study, run)
+    trials = sweep.trials if study.trials is None else study.trials
+    device_hours = sweep.device_seconds * trials / sweep.trials / faster / HOUR
+    hours = max(device_hours / study.gpus, sweep.longest / faster / HOUR)
+    finalists = [run.finalists.resampled(int(run.settings["top_k"]), seed) for seed in range(study.seeds)]
+    full = _summary(TUNE, "tune()", _simulated(_full_size(run, study), finalists, run, study), run, study)
+    return [
+        replace(
+            full,
+            hours=hours + full.hours,
+            hours_range=(hours + full.hours_range[0], hours + full.hours_range[1]),
+            gpu_hours=device_hours + full.gpu_hours,
+            reserved_gpu_hours=(hours + full.hours) * study.gpus,
+            utilization=(device_hours + full.gpu_hours) / ((hours + full.hours) * study.gpus),
+            sweep_hours=hours,
+        )
+    ]
+
+
+def _full_size(run: PastRun, study: Study) -> AnyPlan:
+    """RASDA as `tune(backend="ray")` has it after a sweep: the run's own settings, where the study does not differ."""
+    before = run.settings["rasda"]
+    max_t = study.max_t or int(run.settings["max_t"])
+    grace = study.grace_period or before.get("grace_period") or max(1, max_t // 4)
+    return Plan(
+        RASDA(
+            max_t,
+            min(grace, max_t),
+            study.reduction_factor or before["reduction_factor"],
+            study.scaling_factor or before["scaling_factor"],
+            study.workers,
+            study.max_workers,
+            run.workload.mode,
+            before.get("wait", 0.0),
+            before.get("grow", "due"),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to run, under a deadline or a budget.
+
+    Attributes:
+        rule: The best forecast that keeps the limits, of a rule whose winner is about the best trial (`TOLERANCE`):
+            with a deadline, that of the fewest GPU hours reserved, else the fastest. None where none keeps them.
+        tune: Likewise, of `tune()`; None where none keeps them, or the past run had no surrogates.
+        nearest: The one that comes nearest to the limits.
+    """
+
+    rule: Forecast | None
+    tune: Forecast | None
+    nearest: Forecast
+
+
+def recommend(
+    run: PastRun, study: Study, within_hours: float | None = None, gpu_hours: float | None = None
+) -> Recommendation:
+    """Looks for GPUs, up to the study's, workers of a new trial and a rule, under one limit or both.
+
+    Tried are 1, 2, 4, ... GPUs and all of them; workers from the study's on, doubled up to a node's.
+
+    Args:
+        run: The past run.
+        study: Its `gpus` are the most, its `workers` the fewest of a new trial.
+        within_hours: Deadline.
+        gpu_hours: Budget of GPU hours reserved: all GPUs from start to end.
+
+    Raises:
+        ValueError: as `forecast`, or where a limit is not above 0, or none is given.
+    """
+    if within_hours is None and gpu_hours is None:
+        raise ValueError("`within_hours` and `gpu_hours` are None, but one must be given")
+    for name, limit in (("within_hours", within_hours), ("gpu_hours", gpu_hours)):
+        if limit is not None:
+            check_number(name, limit, above=0.0)
+    check(study, run)
+    tried: list[Forecast] = []
+    for gpus in _doubled(study.workers, study.gpus):
+        most = min(gpus, max(study.workers, study.gpus_per_node), study.max_workers or gpus)
+        for workers in _doubled(study.workers, most):
+            tried += forecast(run, replace(study, gpus=gpus, workers=workers, seeds=min(study.seeds, MOST_TRIED)))
+
+    def over(each: Forecast) -> float:
+        """How far a forecast is beyond the limits; at most 1 where it keeps them."""
+        times = 0.0 if within_hours is None else each.hours / within_hours
+        return max(times, 0.0 if gpu_hours is None else each.reserved_gpu_hours / gpu_hours)
+
+    def best(forecasts: Iterable[Forecast]) -> Forecast | None:
+        kept = [each for each in forecasts if over(each) <= 1]
+        return min(kept, key=lambda f: f.hours if within_hours is None else f.reserved_gpu_hours, default=None)
+
+    rules = [each for each in tried if each.rule != TUNE and each.relative_regret <= TOLERANCE]
+    nearest = min(rules or tried, key=over)
+    return Recommendation(best(rules), best(each for each in tried if each.rule == TUNE), nearest)
+
+
+def _doubled(least: int, most: int) -> list[int]:
+    """`least`, doubled as often as it stays below `most`, and `most`."""
+    found = []
+    while least < most:
+        found.append(least)
+        least *= 2
+    return [*found, most]

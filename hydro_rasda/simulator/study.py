@@ -1,0 +1,230 @@
+"""A study that is asked about: what is to be tried, by which rules, on which machine; what is not said is as before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from hydro_rasda.checks import check_int, check_number, require
+from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
+from hydro_rasda.simulator.cluster import Cluster
+from hydro_rasda.simulator.cost import CostModel, Link
+from hydro_rasda.simulator.past_run import PastRun
+from hydro_rasda.simulator.rules import AnyPlan, FixedWorkers, Plan, random_search, synchronous_halving
+
+GIGA, HOUR = 1e9, 3600.0
+
+RULES: Mapping[str, str] = {
+    "random": "random search",
+    "synchronous": "synchronous halving",
+    "asha": "ASHA",
+    "rasda": "RASDA as published",
+    "waiting": "RASDA, waiting",
+    "efficient": "RASDA, efficient growth",
+    "both": "RASDA, both",
+}
+"""Rules that can be compared, and what people call them. "waiting" has `wait`, "efficient" `grow="efficient"`."""
+
+RESTART_SECONDS = 30.0
+"""Where neither the study nor the past run tells."""
+
+MOST_SECONDS = 1e9
+"""Of an epoch or a restart: 32 years. What is more is a mistake, and sums of it are no numbers any more."""
+
+_LEAST = {
+    "trials": 1,
+    "max_t": 1,
+    "grace_period": 1,
+    "reduction_factor": 2,
+    "scaling_factor": 2,
+    "workers": 1,
+    "max_workers": 1,
+    "seeds": 1,
+    "gpus": 1,
+    "gpus_per_node": 1,
+    "parameters": 1,
+}
+_MOST: Mapping[str, float] = {
+    "trials": 1e6,
+    "gpus": 1e7,
+    "epoch_seconds": MOST_SECONDS,
+    "restart_seconds": MOST_SECONDS,
+    "launch_seconds": MOST_SECONDS,
+    "steps": 1e12,
+    "parameters": 1e15,
+}
+_ABOVE_ZERO = ("speed", "epoch_seconds", "steps", "intra_bandwidth", "inter_bandwidth", "mtbf_hours")
+_NOT_BELOW_ZERO = ("restart_seconds", "launch_seconds", "wait")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is asked; where it says nothing of the search, that is as in the past run.
+
+    Attributes:
+        gpus: GPUs of the cluster.
+        gpus_per_node: GPUs of a node.
+        rules: Names in `RULES`.
+        trials: Configurations to try; those of the run, repeated where it has less.
+        max_t: Epochs of a full training.
+        grace_period: Epochs before the first decision; None: as in the run, or a quarter of `max_t`.
+        reduction_factor: The paper's rf; None: as in the run, or 2.
+        scaling_factor: The paper's sf; likewise.
+        workers: GPUs of a new trial.
+        max_workers: Most GPUs of a trial; None: all.
+        wait: Of the rules that wait: how long, at most, over the time that a trial took to come.
+        seeds: Simulations to take the median of.
+        speed: Of a GPU over the device of the past run.
+        epoch_seconds: Of the full-size model on one GPU, in place of `speed`.
+        steps: Steps of an epoch on one GPU; None: from the run's data.
+        parameters: Of the full-size model; None: as in the run. Without, gradients cost nothing.
+        serial: Share of that epoch that more GPUs do not shorten.
+        intra_bandwidth: GB/s of a GPU within its node.
+        inter_bandwidth: GB/s of a node.
+        jitter: Relative standard deviation of step times.
+        restart_seconds: From the grant of GPUs to the first step; None: as the run's own resizes took, or 30.
+        launch_seconds: That the head node takes to start one process, one after another.
+        mtbf_hours: Mean time between failures of a node; None: never.
+    """
+
+    gpus: int
+    gpus_per_node: int = 4
+    rules: tuple[str, ...] = tuple(RULES)
+    trials: int | None = None
+    max_t: int | None = None
+    grace_period: int | None = None
+    reduction_factor: int | None = None
+    scaling_factor: int | None = None
+    workers: int = 1
+    max_workers: int | None = None
+    wait: float = 0.1
+    seeds: int = 5
+    speed: float = 1.0
+    epoch_seconds: float | None = None
+    steps: float | None = None
+    parameters: int | None = None
+    serial: float = 0.1
+    intra_bandwidth: float = 300.0
+    inter_bandwidth: float = 25.0
+    jitter: float = 0.02
+    restart_seconds: float | None = None
+    launch_seconds: float = 0.0
+    mtbf_hours: float | None = None
+
+
+def check(study: Study, run: PastRun) -> None:
+    """Refuses what is out of range, or does not fit the past run.
+
+    Raises:
+        ValueError: where an argument is or does not.
+    """
+    given = {field.name: value for field in fields(study) if (value := getattr(study, field.name)) is not None}
+    for argument, least in _LEAST.items():
+        if argument in given:
+            check_int(argument, given[argument], least)
+    for argument in (*_ABOVE_ZERO, *_NOT_BELOW_ZERO):
+        if argument in given:
+            check_number(argument, given[argument], above=0.0 if argument in _ABOVE_ZERO else None)
+    for argument, most in _MOST.items():
+        require(given.get(argument, 0) <= most, argument, given.get(argument), f"<= {most:g}")
+    require(bool(study.rules), "rules", study.rules, f"one or more of {[*RULES]}")
+    for rule in study.rules:
+        require(rule in RULES, "rules", rule, f"one of {[*RULES]}")
+    require(0 <= study.serial < 1, "serial", study.serial, ">= 0 and < 1")
+    require(0 <= study.jitter <= 1, "jitter", study.jitter, ">= 0 and <= 1")
+    gpus = f"<= `gpus` ({study.gpus})"
+    require(study.workers <= study.gpus, "workers", study.workers, gpus)
+    most_workers = given.get("max_workers", study.workers)
+    at_least = f">= `workers` ({study.workers})"
+    require(most_workers >= study.workers, "max_workers", most_workers, at_least)
+    max_t, grace, _, _ = _halving(study, run)
+    epochs = run.workload.epochs
+    require(max_t <= epochs, "max_t", max_t, f"<= the past run's {epochs} epochs")
+    require(grace <= max_t, "grace_period", grace, f"<= `max_t` ({max_t})")
+    _check_costs(study, run)
+
+
+def _check_costs(study: Study, run: PastRun) -> None:
+    if run.epoch_seconds is None:
+        why = "given: the run has timed no full-size epoch"
+        require(study.epoch_seconds is not None, "epoch_seconds", study.epoch_seconds, why)
+    if _steps(study, run) is None:
+        raise ValueError("`steps` is None, but must be given: the run does not tell how much data it had")
+    seconds = epoch_seconds(study, run)
+    require(seconds <= MOST_SECONDS, "speed", study.speed, f"such that an epoch takes <= {MOST_SECONDS:g} s")
+    for argument in ("intra_bandwidth", "inter_bandwidth"):
+        slow = cost_model(study, run).gradient_bytes / (getattr(study, argument) * GIGA) * (_steps(study, run) or 1.0)
+        rule = f"such that an epoch's gradients take <= {MOST_SECONDS:g} s"
+        require(slow <= MOST_SECONDS, argument, getattr(study, argument), rule)
+
+
+def plans(study: Study, run: PastRun) -> dict[str, AnyPlan]:
+    """The rules to compare, by name; what the study leaves open is as in the past run."""
+    max_t, grace, rf, sf = _halving(study, run)
+    workers, mode = study.workers, run.workload.mode
+    rasda = RASDA(max_t, grace, rf, sf, workers, study.max_workers, mode)
+    every: dict[str, Callable[[], AnyPlan]] = {
+        "random": lambda: Plan(random_search(max_t, workers, mode)),
+        "synchronous": lambda: Plan(synchronous_halving(max_t, grace, rf, workers, mode)),
+        "asha": lambda: Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, grace, rf, mode), workers)),
+        "rasda": lambda: Plan(rasda),
+        "waiting": lambda: Plan(replace(rasda, wait=study.wait)),
+        "efficient": lambda: Plan(replace(rasda, grow="efficient")),
+        "both": lambda: Plan(replace(rasda, wait=study.wait, grow="efficient")),
+    }
+    return {name: make() for name, make in every.items() if name in study.rules}
+
+
+def _halving(study: Study, run: PastRun) -> tuple[int, int, int, int]:
+    """Epochs, first milestone, rf and sf."""
+    before = run.settings.get("rasda", {})
+    max_t = _given(study.max_t, run.settings.get("max_t"), run.workload.epochs)
+    grace = _given(study.grace_period, before.get("grace_period"), max(1, max_t // 4))
+    rf = _given(study.reduction_factor, before.get("reduction_factor"), 2)
+    return max_t, grace, rf, _given(study.scaling_factor, before.get("scaling_factor"), 2)
+
+
+def _given(option: int | None, before: int | None, otherwise: int) -> int:
+    return option if option is not None else before if before is not None else otherwise
+
+
+def epoch_seconds(study: Study, run: PastRun) -> float:
+    """Seconds of a full-size epoch on one GPU."""
+    if study.epoch_seconds is not None:
+        return study.epoch_seconds
+    return (run.epoch_seconds or 0.0) / study.speed
+
+
+def restart_seconds(study: Study, run: PastRun) -> float:
+    """Seconds of a restart: as the study says, or the run's own resizes."""
+    return next((s for s in (study.restart_seconds, run.restart_seconds) if s is not None), RESTART_SECONDS)
+
+
+def _steps(study: Study, run: PastRun) -> float | None:
+    """Without gradients to average, it does not matter how many steps there are."""
+    sizeless = study.parameters is None and not run.gradient_bytes
+    return next((s for s in (study.steps, run.steps, 1.0 if sizeless else None) if s is not None), None)
+
+
+def cost_model(study: Study, run: PastRun) -> CostModel:
+    """The past run's own epoch time and model size, on the links that the study names."""
+    seconds, steps = epoch_seconds(study, run), _steps(study, run) or 1.0
+    return CostModel(
+        step_seconds=seconds * (1 - study.serial) / steps,
+        steps=steps,
+        serial_seconds=seconds * study.serial,
+        gradient_bytes=run.gradient_bytes if study.parameters is None else 4.0 * study.parameters,
+        intra=Link(study.intra_bandwidth * GIGA, 5e-6),
+        inter=Link(study.inter_bandwidth * GIGA, 5e-6),
+        jitter=study.jitter,
+        epoch_noise=study.jitter,
+        restart_seconds=restart_seconds(study, run),
+    )
+
+
+def cluster(study: Study) -> Cluster:
+    """The machine."""
+    mtbf = math.inf if study.mtbf_hours is None else study.mtbf_hours * HOUR
+    whole = Cluster.uniform(study.gpus, study.gpus_per_node)
+    return replace(whole, mtbf=mtbf, launch_seconds=study.launch_seconds)

@@ -1,0 +1,108 @@
+"""Learning curves from a CSV file, from a pandas frame, and from a Ray Tune experiment's files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hydro_rasda.schedulers import Mode
+from hydro_rasda.simulator import PastRun, read_past_run
+
+FRAME = pd.DataFrame(
+    {
+        "trial_id": ["b", "b", "a", "a", "c"],
+        "training_iteration": [1, 3, 1, 2, 2],
+        "loss": [4.0, 2.0, 5.0, np.nan, 1.5],
+        "seconds": [10.0, 10.0, 30.0, 30.0, np.nan],
+        "workers": [2, 2, 1, 1, 1],
+    }
+)
+"""Trial b reported no second epoch, a diverged in it, c began to report there. b's epochs take 20 s on one worker."""
+
+
+def same(one: PastRun, other: PastRun) -> None:
+    assert np.array_equal(one.workload.scores, other.workload.scores, equal_nan=True)
+    assert one.workload.work.tolist() == other.workload.work.tolist()
+    assert one.epoch_seconds == other.epoch_seconds
+
+
+def test_a_frame_and_the_csv_file_of_it(tmp_path: Path) -> None:
+    run = read_past_run(FRAME, mode="min")
+    # Nobody trained two epochs in a row with finite scores: what is missing stays as it was.
+    assert run.workload.scores[0].tolist() == [4, 4, 2]
+    assert np.isnan(run.workload.scores[1]).tolist() == [False, True, True]
+    assert run.workload.scores[2].tolist() == [1.5, 1.5, 1.5]
+    assert run.workload.work.tolist() == [1, 1, 1]
+    assert run.epoch_seconds == 30.0
+    FRAME.to_csv(tmp_path / "curves.csv", index=False)
+    same(read_past_run(tmp_path / "curves.csv", mode="min"), run)
+
+
+def test_one_of_several_metrics() -> None:
+    frame = FRAME.assign(accuracy=[0.1, 0.2, 0.3, 0.4, 0.5])
+    assert read_past_run(frame, metric="accuracy", mode="max").workload.best(3) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "metric", "mode", "message"),
+    [
+        ({"accuracy": 1.0}, None, "min", r"`metric` is None, but must be one of the columns \['loss', 'accuracy'\]"),
+        ({}, None, None, "`mode` is None, but must be 'min' or 'max'"),
+        ({"training_iteration": 0}, None, "min", r"`epoch` is 0.0, but must be an integer from 1 to 100,000 \(row 1\)"),
+        ({"training_iteration": 1e18}, None, "min", "`epoch` is 1e.18, but must be an integer"),
+        ({"workers": 0.5}, None, "min", r"`workers` is 0.5, but must be an integer >= 1 \(row 1\)"),
+        ({"loss": "low"}, None, "min", "`loss` is 'low' in row 1, but must be a number"),
+    ],
+)
+def test_bad_tables(change: dict[str, Any], metric: str | None, mode: Mode | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_past_run(FRAME.assign(**change), metric, mode)
+
+
+def test_columns_that_are_missing() -> None:
+    with pytest.raises(ValueError, match=r"`run` is .*, but must be columns, among them epoch or training_iteration"):
+        read_past_run(FRAME.drop(columns="training_iteration"), mode="min")
+    with pytest.raises(ValueError, match="`run` is 'a table without rows', but must be"):
+        read_past_run(FRAME.iloc[:0], mode="min")
+
+
+def report(t: int, loss: float, seconds: float, at: float, workers: int = 1, first: bool = False) -> str:
+    """A line of Tune's, which writes times in whole seconds."""
+    line = {"training_iteration": t, "loss": loss, "time_this_iter_s": seconds, "timestamp": int(at), "done": False}
+    return json.dumps(line | {"iterations_since_restore": 1 if first else 2, "workers": workers, "config": {"lr": 1}})
+
+
+def test_an_experiment_of_ray_tune(tmp_path: Path) -> None:
+    """Epochs of 10 s, or of 5 s on two workers; each start takes 20 s, which Tune counts with the epoch after it."""
+    grown = [report(1, 3.0, 30, 130, first=True), report(2, 2.0, 10, 140)]
+    grown += [report(3, 1.0, 25, 165, 2, first=True), report(4, 0.5, 5, 170, 2)]
+    failed = [report(1, 4.0, 30, 130, first=True), report(2, 4.0, 10, 140), '{"training_iter']
+    for name, lines in (("train_0", grown), ("train_1", failed)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text("\n".join(lines))
+    trials = [[json.dumps({"relative_logdir": "train_1", "status": "ERROR"}), "{}"]]
+    state = {"trial_data": trials, "runner_data": {"_metric": "loss"}}
+    (tmp_path / "experiment_state-2026.json").write_text(json.dumps(state))
+    run = read_past_run(tmp_path, mode="min")
+    assert run.workload.scores[0].tolist() == [3, 2, 1, 0.5]
+    assert np.isnan(run.workload.scores[1]).tolist() == [False, False, True, True]
+    assert run.epoch_seconds == 10.0
+    assert (run.restart_seconds, run.resizes) == (165 - 140 - 5, 1)
+
+
+def test_tunes_csv_where_its_json_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "train_0").mkdir()
+    lines = ["loss,training_iteration,time_this_iter_s,trial_id", "3.0,1,10.0,a", "2.0,2,10.0,a"]
+    (tmp_path / "train_0" / "progress.csv").write_text("\n".join(lines))
+    run = read_past_run(tmp_path, mode="min")
+    assert (run.workload.scores.tolist(), run.epoch_seconds) == ([[3, 2]], 10.0)
+
+
+def test_an_experiment_without_the_metric(tmp_path: Path) -> None:
+    (tmp_path / "train_0").mkdir()
+    (tmp_path / "train_0" / "result.json").write_text(report(1, 3.0, 30, 130))
+    with pytest.raises(ValueError, match=r"`metric` is 'accuracy', but must be one of \['loss'\]"):
+        read_past_run(tmp_path, "accuracy", "max")
