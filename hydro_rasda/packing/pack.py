@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from hydro_rasda.checks import require
 from hydro_rasda.packing.devices import Device, local_devices
 from hydro_rasda.packing.grid import Grid
+from hydro_rasda.packing.mps import CONTROL, available
 from hydro_rasda.packing.packer import Packer
 from hydro_rasda.packing.records import PackResult
 from hydro_rasda.packing.table import Progress
@@ -25,6 +27,7 @@ def pack(
     devices: Devices | None = None,
     *,
     policy: Policy | None = None,
+    mps: bool | Literal["auto"] = "auto",
     storage_path: str | Path = "packed",
     name: str = "pack",
     retry_failed: bool = False,
@@ -42,6 +45,10 @@ def pack(
         devices: Where they run; by default the GPUs of this machine, else its cores. A function is asked all the time:
             jobs of a device that it no longer names are stopped and wait again, and a new one gets some.
         policy: Says which jobs share a device; by default `FastestTogether`.
+        mps: Whether jobs share a GPU through NVIDIA's Multi-Process Service, each with as many of its threads as it was
+            measured to need, rather than in turns. "auto": where `nvidia-cuda-mps-control` is installed and
+            CUDA_MPS_PIPE_DIRECTORY is not set, as it is where you have started your own. A fault of one job then ends
+            all on its GPU; those run once more, alone.
         storage_path: Folder for runs.
         name: Of this one; its journal, the jobs' output and their ends are in `storage_path/name`.
         retry_failed: Whether jobs that failed in an earlier call are tried again.
@@ -58,13 +65,17 @@ def pack(
     tasks = tasks_of(jobs)
     listed = devices if callable(devices) else partial(list, local_devices() if devices is None else devices)
     require(callable(devices) or bool(listed()), "devices", devices, "at least one device")
+    require(mps in (True, False, "auto"), "mps", mps, "True, False or 'auto'")
+    require(
+        mps is not True or available(), "mps", mps, f"False or 'auto' where {CONTROL} is not found, or one is set up"
+    )
     names = [device.name for device in listed()]
     require(len({*names}) == len(names), "devices", names, "devices of different names")
     with Store.open(Path(storage_path).expanduser().absolute() / name, {"packing": 1}, "auto") as store:
         grid = Grid(store, tasks, retry_failed)
         with (
             Progress(grid.records, silent=not verbose) as progress,
-            Packer(grid, listed, FastestTogether() if policy is None else policy) as packer,
+            Packer(grid, listed, FastestTogether() if policy is None else policy, mps and available()) as packer,
         ):
             while packer.step():
                 progress.show(packer.running.values(), packer.devices.values(), store.seconds)

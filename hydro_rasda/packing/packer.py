@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.estimates import Estimates
 from hydro_rasda.packing.grid import End, Grid
+from hydro_rasda.packing.mps import Daemon, percentage
 from hydro_rasda.packing.process import Process
 from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Estimate
@@ -20,19 +22,29 @@ LOOK_S = 0.5
 """So often, at least, jobs and devices are looked at."""
 
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "MemoryError", "std::bad_alloc", "annot allocate memory")
+_BY_A_NEIGHBOUR = ("MPS client", "MPS server")
+"""What CUDA says where the fault of one process of a GPU ended all that shared it through one server."""
+
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class Packer:
     """Starts jobs and sees them end.
 
+    Args:
+        grid: The jobs.
+        listed: Says which devices there are now.
+        policy: Says which jobs share one.
+        mps: Whether jobs share GPUs through NVIDIA's Multi-Process Service.
+
     Attributes:
         running: By name, what runs.
         devices: By name, those that there are.
     """
 
-    def __init__(self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy) -> None:
-        self._grid, self._listed, self._policy = grid, listed, policy
+    def __init__(self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy, mps: bool = False) -> None:
+        self._grid, self._listed, self._policy, self._mps = grid, listed, policy, mps
+        self._daemons: dict[str, Daemon] = {}  # by GPU
         self._estimates = Estimates()
         self.running: dict[str, Process] = {}
         self.devices: dict[str, Device] = {}
@@ -51,6 +63,8 @@ class Packer:
             process.stop()
         for process in list(self.running.values()):
             self._take_end(process)
+        for daemon in self._daemons.values():
+            daemon.stop()
 
     def step(self) -> bool:
         """Look at everything, start what has room, and wait for something to end; whether anything is left to do."""
@@ -129,7 +143,23 @@ class Packer:
         self._grid.change(name, state="running", attempt=record.attempt + 1, device=device.name)
         job = self._expected(name)
         expected = job.memory if job is not None else device.memory
-        self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected)
+        # What runs to be measured is not held back.
+        shared = self._shared(device, job.compute / device.compute if job is not None and not record.alone else 1.0)
+        self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected, shared)
+
+    def _shared(self, device: Device, share: float) -> dict[str, str]:
+        """What has a job compute beside others on a GPU, rather than in turns with them."""
+        if not (self._mps and device.gpu):
+            return {}
+        daemon = self._daemons.get(device.gpu)
+        if daemon is None or daemon.over:
+            try:
+                daemon = self._daemons[device.gpu] = Daemon(device.gpu)
+            except OSError as error:
+                self._mps = False
+                warnings.warn(f"jobs take turns on GPUs: {error}", stacklevel=1)
+                return {}
+        return {**daemon.environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(share)}
 
     def _take_end(self, process: Process) -> None:
         name = process.task.name
@@ -165,7 +195,7 @@ class Packer:
             }
         elif stopped or end is None:
             changed = {"state": "pending"}
-        elif not record.alone and self._out_of_memory(name, end):
+        elif not record.alone and self._beside_too_much(name, end):
             changed = {"state": "pending", "alone": True}
         else:
             error = self._error(name, end)
@@ -173,8 +203,10 @@ class Packer:
         self._grid.change(name, **changed)
         self._grid.forget_files(name)
 
-    def _out_of_memory(self, name: str, end: End) -> bool:
-        return end["exit"] in _KILLED or any(words in self._grid.log_tail(name) for words in _OUT_OF_MEMORY)
+    def _beside_too_much(self, name: str, end: End) -> bool:
+        """Whether what ran beside a job may have ended it."""
+        told = self._grid.log_tail(name)
+        return end["exit"] in _KILLED or any(words in told for words in (*_OUT_OF_MEMORY, *_BY_A_NEIGHBOUR))
 
     def _error(self, name: str, end: End) -> str:
         code = int(end["exit"])

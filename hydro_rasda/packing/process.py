@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -17,7 +18,7 @@ from hydro_rasda.packing.grid import End, Grid
 from hydro_rasda.packing.tasks import Estimate, Task
 
 _HERE = Path(__file__).parent
-_CHILD, _CALL = _HERE / "child.py", _HERE / "call.py"
+CHILD, _CALL = _HERE / "child.py", _HERE / "call.py"
 
 SETTLED_S = 20.0
 """After so long, what a job takes so far tells of its kind: data are loaded, and steps of training alike."""
@@ -25,6 +26,13 @@ SETTLED_S = 20.0
 
 class Process:
     """A job that was started, and all processes that it starts.
+
+    Args:
+        task: The job.
+        device: Where it runs.
+        grid: Says where its files are.
+        expected: Bytes that it is given.
+        shared: Environment by which it shares the device.
 
     Attributes:
         task: The job.
@@ -36,21 +44,21 @@ class Process:
         over: A file that becomes readable once no process of the job is left.
     """
 
-    def __init__(self, task: Task, device: Device, grid: Grid, expected: float) -> None:
+    def __init__(self, task: Task, device: Device, grid: Grid, expected: float, shared: Mapping[str, str]) -> None:
         self.task, self.device, self.expected = task, device, expected
         self.memory = self.now = 0.0
         self.stopped = False
         self._began = monotonic()
         self._cpu = self._waited = 0.0
         self._busy: list[float] = []  # samples of a GPU
-        environment = {**os.environ, **device.environment}
+        environment = {**os.environ, **device.environment, **shared}
         command = _command(task, grid)
         if callable(task.run):
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         files = [str(grid.lock(task.name)), str(grid.end_file(task.name))]
         with open(grid.log(task.name), "wb") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), *files, *command],
+                [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *files, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

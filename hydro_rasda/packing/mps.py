@@ -1,0 +1,123 @@
+"""NVIDIA's Multi-Process Service, by which processes compute on one GPU at the same time instead of in turns.
+
+A daemon for each GPU, started for the jobs of one call and ended with it. It runs under `child.py`, as jobs do: where
+this process dies, however it dies, the daemon and its servers are ended. Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hydro_rasda.packing.process import CHILD
+
+CONTROL = "nvidia-cuda-mps-control"
+STARTS_S = 10.0
+"""A daemon answers after so long, or is not waited for any longer."""
+
+_PREFIX = "hydro-rasda-mps-"
+
+
+def available() -> bool:
+    """Whether it can be started here: it is installed, and whoever called has not set up their own."""
+    return shutil.which(CONTROL) is not None and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+def percentage(share: float) -> str:
+    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of a job: its share of the GPU, rounded up.
+
+    >>> percentage(0.301), percentage(1.5)
+    ('31', '100')
+    """
+    return str(min(100, max(1, math.ceil(100 * share - 1e-9))))
+
+
+class Daemon:
+    """A control daemon for one GPU, with a folder of its own for its sockets.
+
+    Args:
+        gpu: UUID.
+
+    Attributes:
+        environment: Set for processes that are to share the GPU through it.
+
+    Raises:
+        OSError: where it does not start, with what it wrote.
+    """
+
+    def __init__(self, gpu: str) -> None:
+        _remove_leftovers()
+        # Below the temporary folder, as the paths of sockets have to be short.
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.environment = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._folder / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(self._folder / "log"),
+        }
+        for folder in self.environment.values():
+            Path(folder).mkdir()
+        self._own = {**os.environ, **self.environment, "CUDA_VISIBLE_DEVICES": gpu}
+        files = [str(self._lock), str(self._folder / "end")]
+        with open(self._folder / "output", "wb") as output:
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *files, CONTROL, "-f"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._own,
+                start_new_session=True,
+            )
+        until = time.monotonic() + STARTS_S
+        while not self._tell("get_server_list"):
+            if self.over or time.monotonic() > until:
+                told = (self._folder / "output").read_text(errors="replace").strip()[-500:]
+                self.stop()
+                raise OSError(f"{CONTROL} did not start for GPU {gpu}: {told or 'it does not answer'}")
+            time.sleep(0.05)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, by itself or by somebody else."""
+        return self._child.poll() is not None
+
+    def stop(self) -> None:
+        """End it, and what it started."""
+        if not self.over and self._tell("quit"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(STARTS_S)
+        self._child.terminate()
+        self._child.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _lock(self) -> Path:
+        return self._folder / "lock"
+
+    def _tell(self, command: str) -> bool:
+        """Whether the daemon took a command."""
+        try:
+            told = subprocess.run(
+                [CONTROL], input=command.encode(), env=self._own, capture_output=True, timeout=STARTS_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return told.returncode == 0
+
+
+def _remove_leftovers() -> None:
+    """Folders of daemons that ended with their process, before it could remove them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            # Of this user, and not a link that somebody else has put there.
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with open(folder / "lock", "rb") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
