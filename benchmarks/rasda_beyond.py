@@ -1,7 +1,7 @@
 """RASDA beyond its paper, in virtual time: waiting for fellows, and growing by what it brings.
 
-`python -m benchmarks.rasda_beyond` takes about ten minutes on one core; `--quick` half a minute. It rewrites
-`rasda_beyond.{json,md}` in `benchmarks/results`, or in another folder (`--out`). LCBench's curves are read from
+`python -m benchmarks.rasda_beyond` takes about twenty minutes on one core; `--quick` half a minute. It rewrites
+`rasda_beyond.{json,md,png}` in `benchmarks/results`, or in another folder (`--out`). LCBench's curves are read from
 `$HYDRO_RASDA_DATA/lcbench` (default `../shared/data`), the recorded trainings from `results/replay`.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rasda_report import RESULTS, environment, table
+from benchmarks.rasda_report import RESULTS, draw_held, environment, held_by, table
 from benchmarks.rasda_settings import APPLICATIONS, CFD, CV, Application, Assumptions, cluster, cost_model, curves
 from benchmarks.rasda_settings import scaled as resized
 from benchmarks.replay.table import load
@@ -32,6 +32,7 @@ from hydro_rasda.simulator import (
     FixedWorkers,
     Plan,
     Workload,
+    random_search,
     simulate,
     synchronous_halving,
 )
@@ -43,6 +44,27 @@ SERIAL = 0.067
 WAITS = (0.0, 0.02, 0.1, 0.2)
 GROW: tuple[Grow, ...] = ("due", "efficient")
 PAPER, CHOSEN = "due, 0", "efficient, 0.1"
+PICTURE = "rasda_beyond.png"
+DRAWN = {
+    "ASHA": "ASHA",
+    "random": "random search",
+    "synchronous": "synchronous halving",
+    PAPER: "RASDA as published",
+    "due, 0.1": "RASDA, waiting",
+    "efficient, 0": "RASDA, efficient growth",
+    CHOSEN: "RASDA, both",
+}
+"""Rules of the figure, and what they are called there."""
+
+SHOWN = (
+    "CV: 32 trials, 64 GPUs",
+    "AM: 16 trials, 128 GPUs",
+    "CFD: 16 trials, 128 GPUs",
+    "CV: 64 trials, 64 GPUs",
+    "CV: 64 trials, 64 GPUs, noise scale 4 batches",
+)
+"""Settings of the figure."""
+
 RECORDED = ("breast_cancer", "diabetes", "digits")
 
 Row = dict[str, Any]
@@ -123,7 +145,7 @@ def settings(quick: bool) -> list[Setting]:
 
 
 def plans(setting: Setting) -> dict[str, AnyPlan]:
-    """The rules: ASHA, synchronous halving, and RASDA by growth and wait, of which "due, 0" is the paper's."""
+    """The rules: ASHA, random and synchronous search, and RASDA by growth and wait: "due, 0" is the paper's."""
     app, mode = setting.app, setting.mode
     rasda = {
         f"{grow}, {wait:g}": Plan(RASDA(app.max_t, 5, 2, 2, app.workers, app.gpus, mode, wait, grow))
@@ -132,6 +154,7 @@ def plans(setting: Setting) -> dict[str, AnyPlan]:
     }
     return {
         "ASHA": Plan(FixedWorkers(AsyncSuccessiveHalving(app.max_t, 5, 2, mode), app.workers)),
+        "random": Plan(random_search(app.max_t, app.workers, mode)),
         "synchronous": Plan(synchronous_halving(app.max_t, 5, 2, app.workers, mode)),
         **rasda,
     }
@@ -206,7 +229,33 @@ def markdown(results: Row) -> str:
         }
         for row in rows
     ]
-    return "\n\n".join([*parts, "## Runs", _RUNS, table(runs)]) + "\n"
+    picture = f"![GPUs over time, run times and GPU hours of the rules]({PICTURE})"
+    return "\n\n".join([*parts, "## Runs", _RUNS, table(runs), picture]) + "\n"
+
+
+def plot(results: Row, path: Path) -> None:
+    """What trials hold over time on CV's machine, and, on five machines, how fast the rules are and what they cost."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    held, fast, spent = figure.subplot_mosaic([["held", "held"], ["fast", "spent"]]).values()
+    first = settings(quick=True)[0]
+    cost, machine, workload = first.cost(), cluster(first.app), first.workload(0)
+    drawn = {name: plan for name, plan in plans(first).items() if name in DRAWN}
+    draw_held(held, [held_by(DRAWN[name], simulate(plan, workload, machine, cost)) for name, plan in drawn.items()])
+    held.set_title(f"{first.name}, one seed")
+    held.lines[-1].set_linestyle("--")  # where nobody grows beyond what pays, it is the line of waiting
+    held.legend(loc="center right")
+    rows = [row for row in results["rows"] if row["setting"] in SHOWN]
+    for i, name in enumerate(drawn):
+        at = [x + (i - 3) * 0.12 for x in range(len(rows))]
+        for axes, number in ((fast, faster), (spent, hours)):
+            axes.bar(at, [number(row, name) for row in rows], 0.12, label=DRAWN[name])
+    for axes, words in ((fast, "times as fast as ASHA"), (spent, "GPU hours over ASHA's")):
+        axes.set_xticks(range(len(rows)), [row["setting"].replace(": ", ":\n").replace(", ", ",\n") for row in rows])
+        axes.set_ylabel(words)
+        axes.axhline(1.0, color="0.6", linestyle="--")
+    figure.savefig(path, dpi=100)
 
 
 _HEAD = """# RASDA beyond its paper, in virtual time
@@ -214,7 +263,7 @@ _HEAD = """# RASDA beyond its paper, in virtual time
 Columns name how a survivor grows, and how long a trial waits at a milestone for its fellows, at most, over the time
 that it took to come: "due, 0" is the paper's algorithm. "efficient": the smaller of what is due and an even share of
 what is free, while the trial's parallel efficiency is above a half and its batch within the gradient noise scale.
-Synchronous halving waits for all, on the workers of a new trial.
+Synchronous halving waits for all, on the workers of a new trial; random search trains every trial to the end on them.
 
 Settings are those of [rasda_paper.md](rasda_paper.md): the paper's applications, and CV with as many trials as fit at
 once, or twice as many, on other machines; milestones 5, 10, 20, ...; rf = sf = 2; a restart takes 60 s, also of a trial
@@ -253,6 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / FILE).write_text(json.dumps(results, indent=1) + "\n")
     (given.out / "rasda_beyond.md").write_text(markdown(results))
+    plot(results, given.out / PICTURE)
     print(f"wrote {given.out / 'rasda_beyond.md'}")
 
 

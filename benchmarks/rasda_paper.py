@@ -18,7 +18,7 @@ from statistics import mean, quantiles
 from typing import Any
 
 from benchmarks.rasda_questions import break_even, factors, paying
-from benchmarks.rasda_report import RESULTS, environment, write
+from benchmarks.rasda_report import RESULTS, environment, held_by, write
 from benchmarks.rasda_scaling import causes, small_weak_scaling, thousand, weak_scaling
 from benchmarks.rasda_settings import (
     APPLICATIONS,
@@ -166,10 +166,7 @@ def throughput() -> list[Row]:
 
 def timeline(a: Assumptions, seed: int = 0) -> list[Row]:
     """GPUs of the trials of one CV run, for the figure."""
-    return [
-        {"rule": name, "held": [asdict(s) for s in run(CV, plan, a, [seed])[0].segments]}
-        for name, plan in (("ASHA", asha(CV)), ("RASDA", rasda(CV)))
-    ]
+    return [held_by(name, run(CV, plan, a, [seed])[0]) for name, plan in (("ASHA", asha(CV)), ("RASDA", rasda(CV)))]
 
 
 def main() -> None:

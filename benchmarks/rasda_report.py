@@ -8,12 +8,16 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from benchmarks.rasda_settings import APPLICATIONS, ORIGINS
+from hydro_rasda.simulator import Outcome
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -199,18 +203,32 @@ def plot(results: Row, timelines: list[Row], path: Path) -> None:
     scaling.set_xticks(sizes, [f"{size:,}" for size in sizes])
     scaling.minorticks_off()
     scaling.legend(title="milestones; survivors")
-    for timeline in timelines:
-        changes = sorted(
-            [(s["start"], s["workers"]) for s in timeline["held"]]
-            + [(s["stop"], -s["workers"]) for s in timeline["held"]]
-        )
-        totals = [0]
-        for _, change in changes:
-            totals.append(totals[-1] + change)
-        held.step([0.0, *(t / 3600 for t, _ in changes)], totals, where="post", label=timeline["rule"])
-    held.set(xlabel="hours", ylabel="GPUs held", title="CV, one seed")
-    held.legend()
+    draw_held(held, timelines)
+    held.set_title("CV, one seed")
     figure.savefig(path, dpi=110)
+
+
+def held_by(rule: str, outcome: Outcome) -> Row:
+    """What the trials of a search hold over time, for `draw_held`."""
+    return {"rule": rule, "held": [{"start": s.start, "stop": s.stop, "workers": s.workers} for s in outcome.segments]}
+
+
+def draw_held(axes: Any, timelines: Sequence[Row]) -> None:
+    """GPUs that trials hold over time, a line for each rule: means over 1 / 200 of the longest search."""
+    edges = np.linspace(0.0, max(map(_end, timelines)), 201)
+    for timeline in timelines:
+        spent = np.zeros(len(edges))
+        for s in timeline["held"]:
+            spent += s["workers"] * np.clip(edges - s["start"], 0.0, s["stop"] - s["start"])
+        held = np.where(edges[1:] <= _end(timeline) + edges[1], np.diff(spent) / edges[1], np.nan)
+        axes.step(edges[:-1] / 3600, held, where="post", label=timeline["rule"])
+    axes.set(xlabel="hours", ylabel="GPUs held", ylim=(0, None))
+    axes.legend()
+
+
+def _end(timeline: Row) -> float:
+    """When the last trial ended."""
+    return max(float(s["stop"]) for s in timeline["held"])
 
 
 def _with_error(results: Row, name: str) -> list[Row]:

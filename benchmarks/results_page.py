@@ -406,18 +406,24 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def page(full: Sequence[Claim], quick: dict[str, Any] | None) -> str:
+PICTURES = {rasda_beyond.PICTURE: "RASDA and its neighbours in virtual time: GPUs held, run times, GPU hours"}
+"""Figures of the folder of results that the page shows."""
+
+
+def page(full: Sequence[Claim], quick: dict[str, Any] | None, pictures: Sequence[str] = ()) -> str:
     """The page.
 
     Args:
         full: What the full benchmarks measured.
         quick: What `benchmarks.bench` wrote; None where it never ran.
+        pictures: Those of `PICTURES` that there are.
     """
     misses = [claim for claim in full if claim.met is False]
     parts = [
         _HEAD,
         _table(full, "results"),
         f"Missed: {len(misses)} of {sum(c.met is not None for c in full)} targets.",
+        *(f"![{PICTURES[name]}](results/{name})" for name in pictures),
     ]
     if quick is not None:
         left_out = "".join(f" Left out: {reason}." for reason in quick["left_out"])
@@ -448,7 +454,7 @@ def _table(found: Sequence[Claim], folder: str | None) -> str:
 
 def render(results: Path) -> str:
     """The page of a folder of results."""
-    return page(claims(results), _read(results / QUICK))
+    return page(claims(results), _read(results / QUICK), [name for name in PICTURES if (results / name).exists()])
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import print_json, print_table
+from hydro_rasda.cli.output import print_json, print_table, size
 from hydro_rasda.run.report import duration
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator import Forecast, PastRun, Recommendation, Study, forecast, read_past_run, recommend, why
@@ -46,7 +46,7 @@ def print_forecasts(
     except ValueError as error:
         raise ValueError(_as_given(error, {*options, "rules", "metric", "mode"})) from error
     if as_json:
-        print_json(_plain(forecasts, advice) if advice else [_row(each) for each in forecasts])
+        print_json(_plain(forecasts, advice))
     else:
         _print_table(run, study, forecasts)
         if advice:
@@ -84,8 +84,8 @@ def _row(each: Forecast) -> dict[str, Any]:
     return asdict(each) | {"spending": each.spending._asdict()}
 
 
-def _plain(forecasts: Sequence[Forecast], advice: Recommendation) -> dict[str, Any]:
-    chosen = {name: each and _row(each) for name, each in vars(advice).items()}
+def _plain(forecasts: Sequence[Forecast], advice: Recommendation | None) -> dict[str, Any]:
+    chosen = advice and {name: each and _row(each) for name, each in vars(advice).items()}
     return {"forecasts": [_row(each) for each in forecasts], "recommended": chosen}
 
 
@@ -114,12 +114,12 @@ def _basis(run: PastRun, study: Study) -> list[str]:
     cost = cost_model(study, run)
     trials = run.workload.trials if study.trials is None else study.trials
     epoch = cost.steps * cost.step_seconds + cost.serial_seconds
-    size = "gradients without cost" if not cost.gradient_bytes else f"{cost.gradient_bytes / 1e6:.3g} MB of gradients"
+    gradients = f"{size(int(cost.gradient_bytes))} of gradients" if cost.gradient_bytes else "gradients without cost"
     measured = study.restart_seconds is None and run.restart_seconds is not None
     told = f" (as in the run's {run.resizes} resizes)" if measured else ""
     return [
         f"{trials} trials on {study.gpus:,} GPUs, {study.workers} for a new trial, {study.seeds} seeds",
-        f"an epoch on one GPU {duration(epoch)} ({study.serial:.0%} of it serial), {size}, "
+        f"an epoch on one GPU {duration(epoch)} ({study.serial:.0%} of it serial), {gradients}, "
         f"a restart {duration(cost.restart_seconds)}{told}",
     ]
 
@@ -131,7 +131,7 @@ def _reasons(forecasts: Sequence[Forecast]) -> list[str]:
     lines = []
     for each in slower:
         if (times := each.hours / best.hours) >= 1.01:
-            reason = why(each.spending, best.spending, (each.epochs, best.epochs))
+            reason = why(each.spending, best.spending, (each.epochs, best.epochs), each.gpus)
             lines.append(f"{each.name}: {times:.2f} times as long as {best.name}; {reason}")
     for each in forecasts:
         if each.rule == TUNE:

@@ -2,6 +2,9 @@
 
 The code that decides which trials go on, and on how many workers, is that of `hydro_rasda.schedulers`, which decides in
 real runs, too. Only learning curves, the costs of training and the nodes are models.
+
+`forecast(read_past_run("runs/digits"), Study(gpus=64))` compares rules, as `hydro-rasda simulate` does; `simulate` runs
+one plan on one workload.
 """
 
 from hydro_rasda.schedulers import Growth, Resize

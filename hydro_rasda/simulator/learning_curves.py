@@ -76,14 +76,13 @@ def of_rows(rows: Iterable[Row], mode: Mode, failed: Collection[str] = (), gaps:
 
 def read_csv(path: Path, metric: str | None, mode: Mode | None) -> PastRun:
     """A CSV file with a heading: see `read_columns`."""
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        lines = csv.DictReader(file)
-        names = list(lines.fieldnames or ())
-        columns: dict[str, list[Any]] = {name: [] for name in names}
-        for line in lines:
-            for name in names:
-                columns[name].append(line[name])
-    return read_columns(columns, metric, mode)
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = csv.DictReader(file)
+            names, rows = list(lines.fieldnames or ()), list(lines)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"`run` is {str(path)!r}, but must be a CSV file in UTF-8: {error}") from error
+    return read_columns({name: [row[name] for row in rows] for name in names}, metric, mode)
 
 
 def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode: Mode | None) -> PastRun:

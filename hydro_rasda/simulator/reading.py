@@ -42,7 +42,12 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
             if asked is not None and asked != past.settings[name]:
                 raise ValueError(f"`{name}` is {asked!r}, but must be the run's, {past.settings[name]!r}")
         return past
+    inside = [child.name for child in _folders(path) if (child / ASKED).exists() or is_experiment(child)]
     raise FileNotFoundError(
         f"`run` is {str(run)!r}, but must be the folder of a run, which holds {ASKED}, that of a Ray Tune experiment, "
-        "or a CSV file"
+        "or a CSV file" + (f": in it are {', '.join(inside)}" if inside else "")
     )
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []

@@ -61,23 +61,24 @@ def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int
     return Spending(training, growing, restarts, idle)
 
 
-def why(slower: Spending, faster: Spending, epochs: tuple[float, float]) -> str:
+def why(slower: Spending, faster: Spending, epochs: tuple[float, float], gpus: int) -> str:
     """Why a search takes longer than another on the same cluster: what makes up most of the difference, in words.
 
     Args:
         slower: What it spends.
         faster: What the other spends.
         epochs: How many epochs either trains.
+        gpus: Of the cluster.
     """
     more = {name: getattr(slower, name) - getattr(faster, name) for name in Spending._fields}
     most = max(more, key=more.__getitem__)
     if most == "training":
         return f"it trains {epochs[0]:.0f} epochs, not {epochs[1]:.0f}"
     if most == "idle":
-        return f"GPUs are idle {slower.idle / slower.reserved:.0%} of the time, not {faster.idle / faster.reserved:.0%}"
+        held, other = (gpus * spent.held / spent.reserved for spent in (slower, faster))
+        return f"its trials hold {held:,.3g} GPUs on average, not {other:,.3g}"
     here, there = getattr(slower, most), getattr(faster, most)
-    share, other = here / slower.held, there / faster.held
+    share = f"{here / slower.held:.0%} of GPU time"
     if most == "growing":
-        return f"growing wastes {share:.0%} of GPU time, not {other:.0%}"
-    times = f" ({here / there:.1f} times as much)" if there else ""
-    return f"restarts are {share:.0%} of GPU time{times}"
+        return f"growing wastes {share}, not {there / faster.held:.0%}"
+    return f"restarts are {share}" + (f" ({here / there:.1f} times as much)" if there else "")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda.cli import main
+from hydro_rasda.cli.output import size
 from hydro_rasda.simulator import RULES
 from tests.hydro_rasda.cli.conftest import search
 
@@ -20,7 +21,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def forecast(capsys: pytest.CaptureFixture[str], run: str, options: str) -> dict[str, dict[str, Any]]:
     assert main(["simulate", run, *options.split(), "--json"]) == 0
-    return {row["rule"]: row for row in json.loads(capsys.readouterr().out)}
+    return {row["rule"]: row for row in json.loads(capsys.readouterr().out)["forecasts"]}
 
 
 def screen(capsys: pytest.CaptureFixture[str], run: str, options: str) -> str:
@@ -69,11 +70,9 @@ def test_people_get_a_table_what_it_rests_on_and_why_the_slower_ones_are_slower(
 ) -> None:
     """Four trials of nine hours at once, on four GPUs: nobody waits, and growing takes GPUs from nobody."""
     told = screen(capsys, past, "--gpus 4 --trials 4 --epoch-seconds 3600 --rule random --rule both --grace-period 3")
-    bytes_ = 4 * (8 * 32 + 32 + 32 * 3 + 3)
+    gradients = 4 * (8 * 32 + 32 + 32 * 3 + 3)
     assert "4 trials on 4 GPUs" in told
-    assert (
-        f"an epoch on one GPU 1 h 0 min (10% of it serial), {bytes_ / 1e6:.3g} MB of gradients, a restart 30 s" in told
-    )
+    assert f"an epoch on one GPU 1 h 0 min (10% of it serial), {size(gradients)} of gradients, a restart 30 s" in told
     lines = [line for line in told.splitlines() if line.startswith(("random", "RASDA", "tune()"))]
     assert [line.split("  ")[0] for line in lines[:3]] == ["RASDA, both", "random search", "tune()"]
     assert re.match(r"random search: 1\.\d+ times as long as RASDA, both; it trains 36 epochs, not \d\d$", lines[3])
@@ -88,6 +87,8 @@ def test_limits_are_kept_with_the_fewest_gpu_hours_or_the_least_time(
     assert "Within 20h: random search on 4 GPUs, 1 GPU for a new trial: 18 h 0 min, 72 GPU hours" in told
     told = screen(capsys, past, f"{study} --gpu-hours 73 --max-workers 1")
     assert "For 73 GPU hours: random search on 8 GPUs, 1 GPU for a new trial: 9 h 0 min, 72 GPU hours" in told
+    told = json.loads(screen(capsys, past, f"{study} --gpu-hours 73 --max-workers 1 --json"))
+    assert told["recommended"]["rule"]["gpus"] == 8
     assert main(["simulate", past, *study.split(), "--max-workers", "1", "--within", "60s"]) == 1
     told = capsys.readouterr().out
     assert "Nothing within 60s on at most 16 GPUs; nearest: random search on 8 GPUs" in told
@@ -149,6 +150,11 @@ def test_a_csv_and_its_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_bad_input(past: str, capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
     assert main(["simulate", past, *options.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_folder_above_names_the_runs_in_it(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(Path(past).parent), "--gpus", "2"]) == 2
+    assert capsys.readouterr().err.endswith("or a CSV file: in it are past\n")
 
 
 def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

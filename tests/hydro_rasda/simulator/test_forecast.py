@@ -76,13 +76,13 @@ def test_what_gpu_time_goes_into_sums_up_to_the_clusters() -> None:
     [
         (Spending(100, 0, 300, 0), "restarts are 75% of GPU time (3.0 times as much)"),
         (Spending(300, 0, 100, 0), "it trains 300 epochs, not 100"),
-        (Spending(100, 0, 100, 200), "GPUs are idle 50% of the time, not 0%"),
+        (Spending(100, 0, 100, 200), "its trials hold 4 GPUs on average, not 8"),
         (Spending(100, 200, 100, 0), "growing wastes 50% of GPU time, not 0%"),
     ],
 )
 def test_why_is_what_makes_up_most_of_the_difference(slower: Spending, reason: str) -> None:
     faster = Spending(100, 0, 100, 0)
-    assert why(slower, faster, (slower.training, faster.training)) == reason
+    assert why(slower, faster, (slower.training, faster.training), gpus=8) == reason
 
 
 def test_tune_sweeps_first_as_long_as_its_slowest_groups_or_its_share_of_all() -> None:

@@ -69,6 +69,12 @@ def test_columns_that_are_missing() -> None:
         read_past_run(FRAME.iloc[:0], mode="min")
 
 
+def test_no_text(tmp_path: Path) -> None:
+    (tmp_path / "curves.csv").write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match=r"`run` is .*, but must be a CSV file in UTF-8"):
+        read_past_run(tmp_path / "curves.csv", mode="min")
+
+
 def report(t: int, loss: float, seconds: float, at: float, workers: int = 1, first: bool = False) -> str:
     """A line of Tune's, which writes times in whole seconds."""
     line = {"training_iteration": t, "loss": loss, "time_this_iter_s": seconds, "timestamp": int(at), "done": False}

@@ -16,6 +16,7 @@ from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
 from hydro_rasda import RASDAScheduler, read_journal
+from hydro_rasda.simulator import read_past_run
 from tests.hydro_rasda.backends.ray.curves import (
     Counter,
     HoldsHalf,
@@ -148,7 +149,12 @@ def test_searchers(search: str, ray8: None, tmp_path: Path) -> None:
     results = run(tmp_path, scheduler, {"x": tune.uniform(0, 1)}, search_alg=algorithm, num_samples=10)
     assert results.num_errors == 0
     assert len(results) == 10
-    assert {e.workers for e in read_journal(results.experiment_path)} == {1, 2, 4}
+    entries = read_journal(results.experiment_path)
+    assert {e.workers for e in entries} == {1, 2, 4}
+    past = read_past_run(results.experiment_path, mode="min")  # the simulator reads the experiment's own files
+    assert sorted(past.workload.scores[:, 0]) == sorted(e.score or 0.0 for e in entries if e.t == 1)
+    assert past.resizes == len({(e.trial, e.workers) for e in entries if e.workers > 1})
+    assert past.restart_seconds is not None
 
 
 @pytest.mark.slow
