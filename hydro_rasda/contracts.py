@@ -168,6 +168,8 @@ class TargetOutcome:
         error: Traceback, where it failed.
         seconds: Wall time that it took.
         died: Whether it failed by the end of its process, so often that it is not to be tried again.
+        beside: How many shared the device, itself included: its training took that many times `seconds`.
+        device: Which trained it; None where there is only one.
     """
 
     task: TargetTask
@@ -176,6 +178,8 @@ class TargetOutcome:
     error: str | None
     seconds: float
     died: bool = False
+    beside: int = 1
+    device: int | None = None
 
 
 @dataclass(frozen=True)
@@ -252,11 +256,13 @@ class Finished:
         task: What it was asked for.
         outcome: What it gave.
         seconds: Wall time that it took.
+        device: Which trained it; None where there is only one.
     """
 
     task: GroupTask
     outcome: GroupOutcome
     seconds: float
+    device: int | None = None
 
 
 class Devices(TargetTrainer, Protocol):

@@ -16,7 +16,7 @@ FLOORS = (
     {"checks", "config", "seeds", "trial"},
     {"schedulers"},
     {"data", "metrics", "objective", "plans", "problem", "reads", "space"},
-    {"run"},
+    {"page", "plots", "run"},
     {"contracts"},
     {"training"},
     {"backends", "search", "stages"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -203,10 +203,10 @@ class DevicePool:
             epochs = len(work.members) * (work.span.stop - work.span.start)
             self._speeds |= {(number, group.kind): epochs / max(seconds, 1e-9) for group in work.groups}
             self._trained(epochs)
-            self._done.append(Finished(work, outcome, seconds))
+            self._done.append(Finished(work, outcome, seconds, number))
         else:
             self._trained(sum(len(outcome.history) for outcome in result))
-            self._outcomes += result
+            self._outcomes += [replace(outcome, device=number) for outcome in result]
 
     def _replace(self, number: int) -> None:
         """Give a device whose process has died a new one."""

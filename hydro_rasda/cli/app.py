@@ -136,6 +136,20 @@ def best(
 
 
 @app.command()
+def report(
+    path: Run,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Default: report.html in the run's folder.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a run as one HTML page that works offline: figures, failures, and the call that made it."""
+    from hydro_rasda.cli.report import write_report
+
+    write_report(path, out, json)
+
+
+@app.command()
 def compare(a: Run, b: Run, json: Json = False) -> None:
     """Say what two runs were asked, found and cost, where they differ."""
     from hydro_rasda.cli.compare import compare_runs

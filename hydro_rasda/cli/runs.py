@@ -8,17 +8,9 @@ from typing import Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import age, print_json, print_table, trial_values
-from hydro_rasda.run.held import held
 from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import duration, make_console, render
-
-
-def state_of(record: RunRecord) -> str:
-    """A word for where a run stands; "not finished" is one that was interrupted, or that goes on on another machine."""
-    if record.ended:
-        return "finished" if record.finished else "out of time"
-    return "running" if held(record.path) else "not finished"
+from hydro_rasda.run.report import duration, make_console, render, state_of
 
 
 def written(record: RunRecord) -> float:

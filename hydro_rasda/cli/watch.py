@@ -17,10 +17,10 @@ from rich.text import Text
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import age
-from hydro_rasda.cli.runs import row_of, state_of, written
+from hydro_rasda.cli.runs import row_of, written
 from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import LINE_SECONDS, best_line, make_console, render, rung_lines, rungs
+from hydro_rasda.run.report import LINE_SECONDS, best_line, make_console, render, rung_lines, rungs, state_of
 from hydro_rasda.run.store import jsonable
 
 LOOK_SECONDS = 1.0

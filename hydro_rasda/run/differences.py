@@ -14,7 +14,8 @@ _WORDS = {
     "train_data": _OF_DATA,
     "val_data": _OF_DATA,
 }
-_COMPARED_BY_DIGEST = ("digests", "python", "train_data", "val_data")
+_NO_DIFFERENCE = ("digests", "environment", "python", "train_data", "val_data")
+"""What is compared by its digest, or is told without being a part of the run."""
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -28,7 +29,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
         Differences in what decides: settings, space, searcher, the model's parameters. And those in code and data,
         with which one may go on knowingly. More samples are no difference: a run can grow.
     """
-    deciding = {key: _told(key, was.get(key), now.get(key)) for key in {**now, **was} if key not in _COMPARED_BY_DIGEST}
+    deciding = {key: _told(key, was.get(key), now.get(key)) for key in {**now, **was} if key not in _NO_DIFFERENCE}
     knowing: dict[str, str | None] = {}
     before, after = was.get("digests", {}), now.get("digests", {})
     for name in {**after, **before}:

@@ -5,13 +5,17 @@ Data count by their content, of which very large ones are sampled.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fusion.streams import preserved_generators, seed_generators
@@ -83,8 +87,20 @@ class Identity:
             "val_data": problem.val_data.describe(),
             "model": model,
             "python": platform.python_version(),
+            "environment": environment(),
             "digests": digests | {name: data_digest(given, batch_size) for name, given in data.items()},
         }
+
+
+def environment() -> dict[str, Any]:
+    """Where a run is made, and with which versions: told on its page, and no part of what it is."""
+    packages: dict[str, Any] = {}
+    for name in ("hydro-rasda", "torch", "ray", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):  # as of a checkout that is not installed
+            packages[name] = version(name)
+    # Counted without CUDA, which would not outlive a fork.
+    gpus = torch.cuda.device_count()
+    return {**packages, "system": platform.platform(terse=True), "cores": os.cpu_count(), "gpus": gpus}
 
 
 def data_digest(data: Data, batch_size: int) -> str:

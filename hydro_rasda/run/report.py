@@ -1,10 +1,10 @@
-"""A result for people: a table of the best trials, a line on the cost, and the same as a page."""
+"""A result for people: a table of the best trials and a line on the cost, on a console and in a notebook."""
 
 from __future__ import annotations
 
-import io
+import html
 import math
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE
@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from hydro_rasda.run.held import held
 from hydro_rasda.run.records import RunRecord, TrialRecord
 
 UNBROKEN = 10_000
@@ -53,6 +54,24 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
         table.add_row(*_row(record), Text(settings))
     lines = [cost_line(result), *doubt_line(result)]
     return Group(table, *map(Text, lines))
+
+
+def as_html(result: RunRecord, shown: int = SHOWN) -> str:
+    """The same as a piece of HTML, for notebooks."""
+    names, records = _varied(result), best_first(result)[:shown]
+    heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
+    rows = [[*_row(record), *(show(record.config.get(name)) for name in names)] for record in records]
+    best = ", ".join(f"{name}={show(value)}" for name, value in result.best_config.items())
+    lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
+    lines += [f"best configuration (trial {result.best_trial}): {best}"] if best else []
+    lines += [cost_line(result), *doubt_line(result)]
+    table = "".join(f"<tr>{_cells('td', cells)}</tr>" for cells in rows)
+    told = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    return f"<div>{told}<table><thead><tr>{_cells('th', heads)}</tr></thead><tbody>{table}</tbody></table></div>"
+
+
+def _cells(tag: str, cells: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
 
 
 def _varied(result: RunRecord) -> list[str]:
@@ -101,6 +120,13 @@ def doubt_line(result: RunRecord) -> list[str]:
     if math.isfinite(result.expected_gain):
         line += f"; training one more would be expected to gain at most {show(result.expected_gain)} in {result.metric}"
     return [line]
+
+
+def state_of(record: RunRecord) -> str:
+    """A word for where a run stands; "not finished" is one that was interrupted, or that goes on on another machine."""
+    if record.ended:
+        return "finished" if record.finished else "out of time"
+    return "running" if held(record.path) else "not finished"
 
 
 def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
@@ -163,14 +189,3 @@ def duration(seconds: float) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes // (24 * 60)} d {minutes // 60 % 24} h"
-
-
-def write_report(result: RunRecord, path: Path) -> Path:
-    """Write a result as an HTML page."""
-    console = Console(record=True, width=160, file=io.StringIO(), highlight=False)
-    console.print(Text(f"Best configuration (trial {result.best_trial}): {result.best_config}"))
-    console.print(Text(f"{result.metric}: {result.best_metric:.6g}\n"))
-    console.print(render(result, shown=None))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    console.save_html(str(path))
-    return path

@@ -20,7 +20,7 @@ from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.run.portable import Gone, dumped, loaded
 from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import render, write_report
+from hydro_rasda.run.report import as_html, render
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.study import make_study
 from hydro_rasda.run.summary import eligible, sum_up
@@ -159,8 +159,27 @@ class TuneResult(RunRecord):
         return {name: float(mean) for name, mean in means.items()}
 
     def report(self, path: str | Path) -> Path:
-        """Write a page (HTML) with the best configuration, the table of trials and the cost; return its path."""
-        return write_report(self, Path(path))
+        """Write the run as one HTML page, which works offline: the answer, its cost, and the figures of `plots`.
+
+        The page has the best configuration and how sure it is, curves, importances, a timeline, tracebacks of what
+        failed, and the call that made the run. `hydro-rasda report` writes the same.
+
+        Args:
+            path: The file. Its folder is made; a file of this name is replaced.
+
+        Returns:
+            The file.
+
+        Raises:
+            ImportError: where what draws it is not there (the extra `hydro-rasda[report]`).
+        """
+        from hydro_rasda.page import write_page
+
+        return write_page(self, Path(path))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the best configuration, the best trials, and the cost."""
+        return as_html(self)
 
     def __rich__(self) -> Group:
         """The table of the best trials and the cost, for a rich console."""

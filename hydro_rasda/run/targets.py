@@ -4,7 +4,8 @@ What is trained at full size is recorded alike on every backend, so that each go
 
 - `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` of what training
   can go on from after this epoch, None where nothing was saved; beside it, which epoch's weights it keeps as "best",
-  and whether it was "swept": trained by the sweep, whose metrics up to there are then the trial's own.
+  and whether it was "swept": trained by the sweep, whose metrics up to there are then the trial's own. Of several
+  devices, the "device"; where trials shared it, how many trained "beside" each other, itself included.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/trial-{n}/ended-after-{epoch}`: a scheduler of Ray's is done with it.
 - `target/done`: the stage is over, for the finalists that it names.

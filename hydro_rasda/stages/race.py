@@ -126,7 +126,10 @@ def _record(run: Run, outcome: TargetOutcome, raised: Counter[int]) -> None:
     if outcome.error is None:
         assert outcome.state is not None
         lines = metric_lines("target", number, outcome.history)
-        record_epochs(run, number, lines, outcome.state, outcome.seconds)
+        # For who wants to see who trained beside whom.
+        shared = {"beside": outcome.beside} if outcome.beside > 1 else {}
+        where = {"device": outcome.device} if outcome.device is not None else {}
+        record_epochs(run, number, lines, outcome.state, outcome.seconds, **shared, **where)
     elif outcome.died or raised[number] == RETRIES:
         record_failure(run, number, outcome.error, outcome.seconds)
     else:

@@ -260,6 +260,8 @@ class _Sweep:
         # The last digits depend on how many train as one, which memory may have decided.
         groups = [part["members"] for part in outcome.checkpoint]
         value = {"members": list(task.members), "stop": task.span.stop, "groups": groups}
+        if finished.device is not None:
+            value["device"] = finished.device
         if task.copies:
             value["copies"] = task.copies
         self._went_on(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))

@@ -115,7 +115,7 @@ class Device:
             if isinstance(outcome, Died):
                 died.append((tasks[i], outcome))
             else:
-                yield replace(outcome, seconds=outcome.seconds / len(tasks))
+                yield replace(outcome, seconds=outcome.seconds / len(tasks), beside=len(tasks))
         deaths = Deaths()
         for task, outcome in died:
             while isinstance(outcome, Died):

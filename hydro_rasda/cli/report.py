@@ -1,0 +1,21 @@
+"""`report`: a run as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydro_rasda.cli.output import print_json
+from hydro_rasda.page import write_page
+from hydro_rasda.run.reading import read_record
+
+PAGE = "report.html"
+
+
+def write_report(path: str, out: str | None, as_json: bool) -> None:
+    """Write the page, and say where it is."""
+    record = read_record(path)
+    file = write_page(record, record.path / PAGE if out is None else Path(out))
+    if as_json:
+        print_json({"path": str(file), "bytes": file.stat().st_size})
+    else:
+        print(file)

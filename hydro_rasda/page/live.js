@@ -1,0 +1,57 @@
+"use strict";
+// Takes in the page again when the server says that its run has changed; what is zoomed or open stays so.
+(function () {
+  const shape = (section) => [...section.querySelectorAll(".figure, .note")].map((each) => each.id || "note").join();
+
+  function takeWords(old, now) {
+    const open = [...old.querySelectorAll("details")].map((each) => each.open);
+    old.innerHTML = now.innerHTML;
+    old.querySelectorAll("details").forEach((each, i) => { each.open = Boolean(open[i]); });
+  }
+
+  function take(now) {
+    document.querySelector("header p").innerHTML = now.querySelector("header p").innerHTML;
+    for (const section of now.querySelectorAll("section")) {
+      let old = document.getElementById(section.id);
+      if (shape(old) !== shape(section)) {
+        old.querySelectorAll(".figure").forEach(page.forget);
+        const fresh = document.importNode(section, true);
+        old.replaceWith(fresh);
+        fresh.querySelectorAll("script[data-for]").forEach(page.hold);
+        continue;
+      }
+      const words = section.querySelectorAll(".words");
+      old.querySelectorAll(".words").forEach((each, i) => takeWords(each, words[i]));
+      section.querySelectorAll("script[data-for]").forEach((held) => {
+        const before = old.querySelector(`script[data-for="${held.dataset.for}"]`);
+        if (before.textContent !== held.textContent) {
+          before.textContent = held.textContent;
+          page.hold(before);
+        }
+      });
+    }
+  }
+
+  let busy = false;
+  let again = false;
+  async function fetchAgain() {
+    if (busy) {
+      again = true;
+      return;
+    }
+    busy = true;
+    try {
+      const answer = await fetch(location.pathname, {cache: "no-store"});
+      if (answer.ok) {
+        take(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      }
+    } finally {
+      busy = false;
+      if (again) {
+        again = false;
+        fetchAgain();
+      }
+    }
+  }
+  new EventSource("events").onmessage = fetchAgain;
+})();

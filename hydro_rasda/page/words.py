@@ -1,0 +1,116 @@
+"""What a page says besides its figures: the answer and how sure it is, what it cost, what failed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from hydro_rasda.run.records import RunRecord, flat
+from hydro_rasda.run.report import doubt_line, duration, show, state_of
+from hydro_rasda.run.store import jsonable
+
+Facts = dict[str, str]
+"""Names, and what is to be said of them."""
+
+_MACHINE = "surrogate/widths-of-"
+
+
+def answer(record: RunRecord) -> list[str]:
+    """The best score, of which trial, and how sure it is; in sentences."""
+    if not record.trials:
+        return ["No trial has begun."]
+    best = record.trials[record.best_trial]
+    if math.isfinite(best.metric):
+        at = f"after epoch {best.kept_epoch} of {best.epochs} at full size"
+        told = [f"Trial {best.trial} has the best {record.metric}: {show(best.metric, 4)}, {at}."]
+    elif math.isfinite(best.surrogate_metric):
+        told = [
+            f"Trial {best.trial} has the best {record.metric} on a surrogate: {show(best.surrogate_metric, 4)} after "
+            f"epoch {best.surrogate_epochs}. No full-size model has a score yet."
+        ]
+    else:
+        told = ["No trial has a finite score."]
+    return told + [f"{line[0].upper()}{line[1:]}." for line in _doubt(record)]
+
+
+def _doubt(record: RunRecord) -> list[str]:
+    lines = doubt_line(record)
+    if record.transfer is not None:
+        agreed = f"transfer from surrogates is {record.transfer.verdict}: rank correlation {record.transfer.rho:.2f}"
+        lines = [*lines, f"{agreed}. {record.transfer.advice.rstrip('.')}"]
+    if not lines and math.isfinite(record.best_metric):
+        lines = ["how sure that is cannot be said: one model alone was trained at full size"]
+    return lines
+
+
+def configuration(record: RunRecord) -> Facts:
+    """The best configuration."""
+    return {name: show(value, 6) for name, value in flat(record.best_config).items()}
+
+
+def row(record: RunRecord) -> list[str]:
+    """A run in the list of all: its state, trials, metric, best score, and time."""
+    best = show(record.best_metric, 4) if math.isfinite(record.best_metric) else ""
+    metric = f"{record.metric} ({record.mode})"
+    return [state_of(record), str(len(record.trials)), metric, best, duration(record.cost.seconds)]
+
+
+def counts(record: RunRecord) -> str:
+    """How many trials came to which end."""
+    found = Counter(trial.status for trial in record.trials)
+    return ", ".join(f"{count} {status}" for status, count in found.items())
+
+
+def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
+    """What the run cost in time and in full trainings, and what its surrogates spared."""
+    cost = record.cost
+    facts = {
+        "wall time": duration(cost.seconds),
+        "surrogates": f"{cost.surrogate_epochs} epochs in {duration(cost.surrogate_seconds)}",
+        "full size": f"{cost.target_epochs} epochs in {duration(cost.target_seconds)}",
+    }
+    if max_t:
+        whole = f"{cost.target_epochs / max_t:.2g} at full size"
+        if cost.target_epoch_seconds > 0:
+            spent = cost.surrogate_seconds / (cost.target_epoch_seconds * max_t)
+            whole += f", and the time of {spent:.2g} for the surrogates"
+        facts["full trainings"] = f"{whole} (one is {max_t} epochs)"
+    if cost.spared_seconds > 0:
+        facts["spared"] = f"about {duration(cost.spared_seconds)} of full-size training, by surrogates (an estimate)"
+    return facts
+
+
+def failures(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Of each trial that failed: its number and last line, its configuration, its traceback."""
+    return [
+        (
+            f"trial {trial.trial}: {(trial.error or '').strip().rpartition(chr(10))[2]}",
+            ", ".join(f"{name}={show(value, 4)}" for name, value in flat(trial.config).items()),
+            trial.error or "",
+        )
+        for trial in record.trials
+        if trial.status == "failed"
+    ]
+
+
+def environment(asked: Mapping[str, Any], units: Mapping[str, Any]) -> Facts:
+    """Where the run was made, with which versions, and on what."""
+    facts = {name: _words(value) for name, value in asked.get("environment", {}).items()}
+    facts.setdefault("python", asked.get("python", ""))
+    machines = dict.fromkeys(key.partition(" on ")[2] for key in units if key.startswith(_MACHINE))
+    facts |= {"measured on": "; ".join(machines), "training data": _words(asked.get("train_data"))}
+    facts["validation data"] = _words(asked.get("val_data"))
+    model = asked.get("model") or {}
+    facts["model"] = f"{len(model)} parameter tensors" if model else ""
+    return {name: value for name, value in facts.items() if value}
+
+
+def _words(value: Any) -> str:
+    value = jsonable(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_words, value))
+    return "" if value is None else str(value)

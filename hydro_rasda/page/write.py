@@ -1,0 +1,193 @@
+"""The page itself: sections in the order in which people ask, each with words and figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda import plots
+from hydro_rasda.page import words
+from hydro_rasda.page.call import call_of
+from hydro_rasda.plots.hyperparameters import importance_bars, importance_of, varied
+from hydro_rasda.plots.look import EXTRA, graph_objects, is_empty, nothing
+from hydro_rasda.run.files import write_atomically
+from hydro_rasda.run.records import RunRecord, row
+from hydro_rasda.run.report import best_first, show, state_of
+from hydro_rasda.run.store import read_asked
+from hydro_rasda.run.timeline import journal_of
+
+SLICES = 12
+"""Hyperparameters that have a slice of their own on the page, the most important."""
+
+ROWS = 50
+"""Trials in the table of the page."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure as a page holds it.
+
+    Attributes:
+        name: Its element's.
+        json: What Plotly draws, safe within a script.
+        height: Pixels.
+        wide: Whether it is read only on a wide screen; a narrow one scrolls it.
+        note: Why there is nothing to show; then nothing is drawn.
+    """
+
+    name: str
+    json: str
+    height: int
+    wide: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page."""
+
+    title: str
+    sentences: list[str] = field(default_factory=list)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+    failures: list[tuple[str, str, str]] = field(default_factory=list)
+    code: str = ""
+    table: tuple[list[str], list[list[str]]] | None = None
+    grid: bool = False
+
+
+def write_page(record: RunRecord, path: Path) -> Path:
+    """Write a run as one page, which needs nothing else, neither files nor a network.
+
+    Raises:
+        ImportError: where what draws it is not there; it says what to install.
+    """
+    path = Path(path).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page(record).encode())
+    return path
+
+
+def page(record: RunRecord, live: bool = False) -> str:
+    """The page's HTML.
+
+    Args:
+        record: A run.
+        live: Whether the dashboard serves it: it then loads Plotly from there, and follows the run.
+    """
+    template = _template("template.html")
+    own = {"style": _own("style.css"), "script": _own("page.js") + (_own("live.js") if live else "")}
+    own["plotly"] = "" if live else _plotly()
+    made = [*sections(record)]
+    title, state = record.path.name, state_of(record)
+    html: str = template.render(title=title, state=state, counts=words.counts(record), sections=made, live=live, **own)
+    return html
+
+
+def list_page(runs: Sequence[tuple[str, RunRecord | None]]) -> str:
+    """The HTML of the dashboard's list of runs: names and records, None for what cannot be read."""
+    rows = [(name, ["not readable"] if record is None else words.row(record)) for name, record in runs]
+    html: str = _template("runs.html").render(runs=rows, style=_own("style.css"))
+    return html
+
+
+def _plotly() -> Any:
+    graph_objects()  # says what to install
+    import markupsafe
+    from plotly.offline import get_plotlyjs
+
+    return markupsafe.Markup(get_plotlyjs())
+
+
+def _own(name: str) -> Any:
+    """A file of the library's own, which goes in as it is."""
+    import markupsafe
+
+    return markupsafe.Markup((Path(__file__).parent / name).read_text())
+
+
+def _template(name: str) -> Any:
+    """A template in which all that comes from a run is escaped."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError(f"a page needs {error.name}, which is not there: {EXTRA}") from error
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string((Path(__file__).parent / name).read_text())
+
+
+def sections(record: RunRecord) -> Iterator[Section]:
+    """What the page says, from top to bottom."""
+    asked, units = _asked(record), journal_of(record)
+    best = words.configuration(record)
+    yield Section("Answer", words.answer(record), best, table=_table(record))
+    yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[_draw(plots.cost, record)])
+    yield Section("Best score over time", figures=[_draw(plots.best_over_time, record)])
+    fates = "Surrogates by the epoch at which they fell; finalists again below, at full size."
+    rungs = "Dotted lines are rungs, and tell how many went on."
+    yield Section("Learning curves", [f"{fates} {rungs}"], figures=[_draw(plots.learning_curves, record)])
+    close = "Finalists are the best of all surrogates, and lie closer together than all do: agreement is harder."
+    yield Section("Narrow against full size", [close], figures=[_draw(plots.narrow_vs_full, record)])
+    yield from _of_hyperparameters(record)
+    beside = "Numbers are the trials of a fused group. Bars above each other trained at the same time."
+    yield Section("Timeline", [beside], figures=[_draw(plots.timeline, record, wide=True)])
+    failed = words.failures(record)
+    yield Section("Failures", [] if failed else ["No trial raised."], failures=failed)
+    yield Section("Environment", facts=words.environment(asked, units), code=call_of(asked) if asked else "")
+
+
+def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
+    important = importance_of(record)
+    bars = importance_bars(important) if important else nothing(f"{len(record.trials)} trials are too few to tell")
+    # As successive halving orders trials, for they stop at different epochs.
+    told = "Optuna's fANOVA of a trial's place among all: who got furthest, then who scored best."
+    yield Section("Importance of hyperparameters", [told], figures=[_hold(bars, "importances")])
+    names = [*dict.fromkeys([*important, *varied(record)])][:SLICES]
+    drawn = [_draw(plots.slices, record, [name], name=f"slice-{i}") for i, name in enumerate(names)]
+    diamonds = "Diamonds are scores at full size, dots on surrogates; orange ones trained longest."
+    yield Section("Slices", [diamonds], figures=drawn or [_draw(plots.slices, record)], grid=bool(drawn))
+    yield Section("The two most important", figures=[_draw(plots.score_map, record, *names[:2])])
+    drag = "Drag along an axis to choose trials; drag its name to move it."
+    yield Section("Parallel coordinates", [drag], figures=[_draw(plots.parallel_coordinates, record, wide=True)])
+
+
+def _table(record: RunRecord) -> tuple[list[str], list[list[str]]] | None:
+    """The best trials: what differs between them, and their scores."""
+    if not record.trials:
+        return None
+    names = varied(record)
+    heads = ["trial", "status", "surrogate", "epochs", "full size", "epochs", *names]
+    rows = []
+    for trial in best_first(record)[:ROWS]:
+        cells = row(trial)
+        narrow = [cells["surrogate_metric"], cells["surrogate_epochs"]] if trial.surrogate_epochs else [None, None]
+        full = [cells["metric"], cells["epochs"]] if trial.epochs else [None, None]
+        own = [cells.get(f"config/{name}") for name in names]
+        rows.append([show(value, 4) for value in (trial.trial, trial.status, *narrow, *full, *own)])
+    return heads, rows
+
+
+def _asked(record: RunRecord) -> dict[str, Any]:
+    """The run's `run.json`; nothing where its folder is gone."""
+    try:
+        return read_asked(record.path)
+    except ValueError:
+        return {}
+
+
+def _draw(make: Callable[..., Any], record: RunRecord, *more: Any, name: str = "", wide: bool = False) -> Figure:
+    return _hold(make(record, *more), name or make.__name__.replace("_", "-"), wide)
+
+
+def _hold(figure: Any, name: str, wide: bool = False) -> Figure:
+    """A figure of Plotly's as the page holds it."""
+    if is_empty(figure):
+        return Figure(name, "", 0, note=figure.layout.annotations[0].text)
+    written = json.loads(figure.to_json())
+    written["layout"].pop("template", None)  # the page has its own, light and dark
+    # Nothing in a script may end it, or begin a comment.
+    safe = json.dumps(written, separators=(",", ":")).replace("<", "\\u003c")
+    return Figure(name, safe, figure.layout.height, wide)

@@ -1,0 +1,22 @@
+"""Figures of a run: each takes what `tune` or `hydro_rasda.load` gives, and returns a Plotly figure.
+
+They work for runs that are over, half done, interrupted or empty; where there is nothing to show, the figure says why.
+They need the extra `hydro-rasda[report]`.
+"""
+
+from hydro_rasda.plots.curves import best_over_time, learning_curves
+from hydro_rasda.plots.finalists import narrow_vs_full
+from hydro_rasda.plots.hyperparameters import importances, parallel_coordinates, score_map, slices
+from hydro_rasda.plots.spending import cost, timeline
+
+__all__ = [
+    "best_over_time",
+    "cost",
+    "importances",
+    "learning_curves",
+    "narrow_vs_full",
+    "parallel_coordinates",
+    "score_map",
+    "slices",
+    "timeline",
+]

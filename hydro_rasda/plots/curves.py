@@ -1,0 +1,211 @@
+"""How scores went: the best over time, and the learning curves of all trials, narrow and full."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydro_rasda.plots.look import (
+    BAD,
+    BEST,
+    FAINT,
+    FINALISTS,
+    describe,
+    escaped,
+    figures_of,
+    graph_objects,
+    new_figure,
+    nothing,
+    score_axis,
+    thinned,
+)
+from hydro_rasda.run.events import Stage
+from hydro_rasda.run.records import RunRecord, TrialRecord
+from hydro_rasda.run.report import best_first
+from hydro_rasda.run.timeline import best_over_time as bests
+from hydro_rasda.run.timeline import journal_of
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+CURVES = 400
+"""Curves of a fate that are drawn at most."""
+
+_STAGES: tuple[tuple[Stage, str], ...] = (("surrogate", "surrogates"), ("target", "full size"))
+
+
+def best_over_time(result: RunRecord) -> Figure:
+    """The best score so far against the wall time of the run, on surrogates and at full size."""
+    units = journal_of(result)
+    found = bests(units, result)
+    if not found:
+        return nothing("no trial has a score yet")
+    go, end = graph_objects(), max(unit.at for unit in units.values())
+    figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
+    for stage, title in _STAGES:
+        if not (steps := found.get(stage)):
+            continue
+        color = BEST if stage == "target" else FINALISTS[0]
+        shown = [f"trial {step.trial}, epoch {step.epoch}" for step in steps]
+        figure.add_trace(
+            go.Scatter(
+                x=[figures_of(step.seconds) for step in steps] + [figures_of(end)],
+                y=[figures_of(step.score) for step in steps] + [figures_of(steps[-1].score)],
+                text=[*shown, shown[-1]],
+                name=title,
+                mode="lines+markers",
+                line={"shape": "hv", "color": color, "width": 2.5},
+                marker={"size": [7] * len(steps) + [0]},
+                hovertemplate="%{y} after %{x} s<br>%{text}<extra></extra>",
+            )
+        )
+    values = [step.score for steps in found.values() for step in steps]
+    return figure.update_yaxes(score_axis(values, result.mode, result.metric))
+
+
+@dataclass(frozen=True)
+class _Curve:
+    trial: TrialRecord
+    epochs: list[int]
+    values: list[float]
+
+
+def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
+    """The metric after each epoch: of the surrogates above, by the rung where they fell; of full-size models below.
+
+    Dotted lines are rungs, where trials were compared, and say how many went on. Of very many curves of one fate, some
+    are drawn.
+
+    Args:
+        result: A run.
+        metric: Another of its metrics, such as "train_loss".
+    """
+    metric = metric or result.metric
+    go, order = graph_objects(), best_first(result)
+    curves = {stage: _curves(order, stage, metric) for stage, _ in _STAGES}
+    panels = [(stage, title) for stage, title in _STAGES if curves[stage]]
+    if not panels:
+        return nothing(f"no trial has a finite {metric} yet")
+    # By place among the finalists, alike in both panels.
+    finalists = [trial.trial for trial in order if trial.epochs]
+    colors = {number: FINALISTS[i % len(FINALISTS)] for i, number in enumerate(finalists)} | {result.best_trial: BEST}
+    figure = new_figure(
+        height=110 + 330 * len(panels), legend={"yanchor": "top", "y": -0.1 if len(panels) > 1 else -0.2}
+    )
+    for i, (stage, title) in enumerate(panels):
+        alone = [curve for curve in curves[stage] if curve.trial.epochs]
+        traces = _fallen([curve for curve in curves[stage] if not curve.trial.epochs])
+        best = result.best_trial
+        traces += [_alone(each, colors[each.trial.trial], each.trial.trial == best, stage) for each in alone]
+        axis = "" if i == 0 else str(i + 1)
+        figure.add_traces([go.Scatter(trace, xaxis=f"x{axis}", yaxis=f"y{axis}") for trace in traces])
+        height, gap = 1 / len(panels), 0.14 if len(panels) > 1 else 0.0
+        top = 1 - i * height
+        bottom = top - height + (gap if i < len(panels) - 1 else 0.0)
+        values = [value for curve in curves[stage] for value in curve.values]
+        epochs = max(epoch for curve in curves[stage] for epoch in curve.epochs)
+        tick = {"dtick": 1} if epochs <= 12 else {}
+        x = {"title": {"text": "epoch"}, "anchor": f"y{axis}", "range": [0.5, epochs + 0.5], **tick}
+        shown = 0.75 if stage == "surrogate" else 0.95
+        y = score_axis(values, result.mode, f"{metric}, {title}", shown) | {
+            "domain": [bottom, top],
+            "anchor": f"x{axis}",
+        }
+        figure.update_layout({f"xaxis{axis}": x, f"yaxis{axis}": y})
+        _mark_rungs(figure, [trial for trial in order if _epochs(trial, stage)], stage, axis)
+    return figure
+
+
+def _epochs(trial: TrialRecord, stage: Stage) -> int:
+    return trial.surrogate_epochs if stage == "surrogate" else trial.epochs
+
+
+def _curves(trials: Iterable[TrialRecord], stage: Stage, metric: str) -> list[_Curve]:
+    found = []
+    for trial in trials:
+        lines = [line for line in trial.history if line["stage"] == stage and line.get(metric) is not None]
+        if lines:
+            found.append(_Curve(trial, [line["epoch"] for line in lines], [figures_of(line[metric]) for line in lines]))
+    return found
+
+
+def _fallen(curves: Sequence[_Curve]) -> list[dict[str, Any]]:
+    """A trace for all that fell at one rung, later ones stronger."""
+    bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
+    fates: dict[int, list[_Curve]] = {}
+    for curve in curves:
+        if curve.trial.status not in ("diverged", "failed"):
+            fates.setdefault(curve.trial.surrogate_epochs, []).append(curve)
+    traces = []
+    last = max(fates, default=1)
+    for epoch, fallen in sorted(fates.items()):
+        strength = 0.35 + 0.5 * math.log(1 + epoch) / math.log(1 + last)
+        going_on = {curve.trial.status for curve in fallen} == {"undecided"}
+        name = f"{'at' if going_on else 'fell at'} epoch {epoch} ({len(fallen)})"
+        traces.append(_together(fallen, name, f"rgba(92, 140, 196, {strength:.2f})"))
+    if bad:
+        traces.append(_together(bad, f"diverged or failed ({len(bad)})", BAD))
+    return traces
+
+
+def _together(curves: Sequence[_Curve], name: str, color: str) -> dict[str, Any]:
+    """Many curves as one trace, with gaps between them; dots where there is a single epoch."""
+    drawn = thinned(curves, CURVES)
+    x: list[float | None] = []
+    y: list[float | None] = []
+    text: list[str | None] = []
+    for curve in drawn:
+        x += [*curve.epochs, None]
+        y += [*curve.values, None]
+        text += [f"trial {curve.trial.trial}"] * len(curve.epochs) + [None]
+    shown = name if len(drawn) == len(curves) else f"{name[:-1]}, {len(drawn)} drawn)"
+    return {
+        "x": x,
+        "y": y,
+        "text": text,
+        "name": shown,
+        "mode": "lines+markers",
+        "line": {"color": color, "width": 1},
+        "marker": {"size": 4},
+        "hovertemplate": "%{text}<br>epoch %{x}: %{y}<extra></extra>",
+    }
+
+
+def _alone(curve: _Curve, color: str, best: bool, stage: Stage) -> dict[str, Any]:
+    """A finalist's curve; the legend names it once."""
+    trial = curve.trial
+    return {
+        "x": curve.epochs,
+        "y": curve.values,
+        "name": f"trial {trial.trial}{' (best)' if best else ''}",
+        "legendgroup": f"trial {trial.trial}",
+        "showlegend": stage == "target",
+        "mode": "lines+markers",
+        "line": {"color": color, "width": 3 if best else 2},
+        "marker": {"size": 5 if len(curve.epochs) < 40 else 3},
+        "hovertemplate": f"{describe(trial)}<br>epoch %{{x}}: %{{y}}<extra></extra>",
+    }
+
+
+def _mark_rungs(figure: Figure, trials: Sequence[TrialRecord], stage: Stage, axis: str) -> None:
+    """A vertical line at each epoch where some stopped, which says how many went on."""
+    ends = sorted({_epochs(trial, stage) for trial in trials})
+    if len(ends) > 12:  # asynchronous schedulers stop trials at any epoch
+        return
+    for stop in ends[:-1]:
+        reached = sum(_epochs(trial, stage) >= stop for trial in trials)
+        beyond = sum(_epochs(trial, stage) > stop for trial in trials)
+        line = {"color": FAINT, "width": 1, "dash": "dot"}
+        figure.add_shape(type="line", x0=stop, x1=stop, y0=0, y1=1, xref=f"x{axis}", yref=f"y{axis} domain", line=line)
+        figure.add_annotation(
+            x=stop,
+            y=1,
+            xref=f"x{axis}",
+            yref=f"y{axis} domain",
+            text=escaped(f"{beyond} of {reached}"),
+            showarrow=False,
+            yanchor="bottom",
+            font={"size": 11},
+        )

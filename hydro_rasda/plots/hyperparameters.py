@@ -1,0 +1,330 @@
+"""What the hyperparameters did: how much each mattered, and where in the space the good trials lie.
+
+Trials stop at different epochs, so that their scores cannot be compared: places are, as successive halving orders them
+(who got furthest, then who is best; diverged and failed ones last).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hydro_rasda.plots.look import (
+    FINALISTS,
+    SCALE,
+    begun,
+    describe,
+    escaped,
+    figures_of,
+    graph_objects,
+    new_figure,
+    nothing,
+    score_axis,
+    score_of,
+    scored,
+    thinned,
+)
+from hydro_rasda.run.records import RunRecord, TrialRecord, flat
+from hydro_rasda.run.report import show
+from hydro_rasda.run.study import make_study
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from plotly.graph_objects import Figure
+
+FEWEST = 8
+"""Trials below which no importance is worked out."""
+
+_TREES, _GRID = 32, 40
+_FOR_IMPORTANCE = 300
+
+
+def importances(result: RunRecord) -> Figure:
+    """How much each hyperparameter mattered for a trial's place: Optuna's fANOVA (Hutter et al. 2014), in shares of 1.
+
+    Raises:
+        ImportError: where Plotly, Optuna or scikit-learn is not there.
+    """
+    found = importance_of(result)
+    return importance_bars(found) if found else nothing(_too_few(result))
+
+
+def importance_bars(found: Mapping[str, float]) -> Figure:
+    """Shares as bars, the largest above."""
+    go = graph_objects()
+    names = [*found][::-1]
+    figure = new_figure(height=90 + 32 * len(names), showlegend=False)
+    figure.update_layout(xaxis={"title": {"text": "importance"}, "range": [0, 1]}, yaxis={"automargin": True})
+    return figure.add_trace(
+        go.Bar(
+            x=[figures_of(found[name]) for name in names],
+            y=[escaped(name) for name in names],
+            text=[f"{found[name]:.2f}" for name in names],
+            textposition="outside",
+            cliponaxis=False,
+            orientation="h",
+            marker={"color": FINALISTS[0]},
+            hovertemplate="%{y}: %{x}<extra></extra>",
+        )
+    )
+
+
+def importance_of(result: RunRecord) -> dict[str, float]:
+    """The same as numbers, the largest first; empty where too few trials have begun, or the run's folder is gone."""
+    if not (result.path / "run.json").is_file():
+        return {}
+    study = places(result, _FOR_IMPORTANCE)
+    if len(study.trials) < FEWEST or not study.trials[0].params:
+        return {}
+    try:
+        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+        evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
+    except ImportError as error:
+        raise ImportError("importances need scikit-learn: pip install 'hydro-rasda[report]'") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of experimental arguments
+        found = get_param_importances(study, evaluator=evaluator)
+    return {name: float(share) for name, share in found.items() if math.isfinite(share)}
+
+
+def places(result: RunRecord, most: int | None = None) -> Study:
+    """The run as an Optuna study whose values are places, from 1, the best; trials that have not begun are left out."""
+    import optuna
+
+    with _quiet():
+        trials = {trial.number: trial for trial in make_study(result).trials}
+        study = optuna.create_study()
+    order = [*enumerate(begun(result), 1)]
+    kept = thinned(order, most) if most else order
+    last = max((place for place, trial in kept if math.isfinite(score_of(trial))), default=0) + 1
+    for place, trial in kept:
+        old = trials[trial.trial]
+        value = float(place if math.isfinite(score_of(trial)) else last)
+        made = optuna.trial.create_trial(params=old.params, distributions=old.distributions, value=value)
+        study.add_trial(made)
+    return study
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the line that Optuna prints of each study."""
+    from optuna import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
+    """Scores against each hyperparameter by itself: a dot for each trial, coloured by how far it trained.
+
+    Args:
+        result: A run.
+        names: Hyperparameters; None for all that differ between trials. Nested ones are "a/b".
+    """
+    go, trials = graph_objects(), thinned(scored(result), _DOTS)
+    names = list(varied(result) if names is None else names)
+    if not trials or not names:
+        return nothing(_too_few(result))
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    grid = {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.18, "ygap": 0.35}
+    figure = new_figure(height=50 + 250 * rows, showlegend=False, grid=grid)
+    scores = score_axis([score_of(trial) for trial in trials], result.mode, result.metric)
+    # Those that went furthest are drawn last, above the others.
+    trials = trials[::-1]
+    dots = {
+        "y": [figures_of(score_of(trial)) for trial in trials],
+        "text": [_where(trial) for trial in trials],
+        "mode": "markers",
+        "marker": {
+            "size": [9 if trial.epochs else 6 for trial in trials],
+            "symbol": ["diamond" if trial.epochs else "circle" for trial in trials],
+            "color": [figures_of(math.log(1 + (trial.epochs or trial.surrogate_epochs))) for trial in trials],
+            "colorscale": SCALE,
+            "reversescale": True,
+            "opacity": 0.85,
+            "line": {"width": 0},
+        },
+    }
+    for i, name in enumerate(names, 1):
+        x, axis = _axis(name, trials)
+        told = f"{escaped(name)} %{{x}}<br>{escaped(result.metric)} %{{y}}<br>%{{text}}<extra></extra>"
+        figure.add_trace(go.Scatter(dots, x=x, xaxis=f"x{i}", yaxis=f"y{i}", hovertemplate=told))
+        figure.update_layout({f"xaxis{i}": axis, f"yaxis{i}": scores})
+    return figure
+
+
+def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> Figure:
+    """Two hyperparameters against each other: a dot for each trial, on the average place of those around.
+
+    Args:
+        result: A run.
+        x: A hyperparameter; None: `x` and `y` are the two most important.
+        y: Another.
+    """
+    found = [name for name in (x, y) if name is not None]
+    if len(found) < 2:
+        found += [name for name in [*importance_of(result), *varied(result)] if name not in found]
+    order = [*enumerate(begun(result), 1)]
+    if len(found) < 2 or len(order) < FEWEST:
+        return nothing(_too_few(result, "two hyperparameters that differ"))
+    go, (x, y) = graph_objects(), found[:2]
+    kept = thinned(order)
+    trials = [trial for _, trial in kept]
+    places = [place for place, _ in kept]
+    (across, axis_x), (up, axis_y) = _axis(x, trials), _axis(y, trials)
+    figure = new_figure(height=460, xaxis=axis_x, yaxis=axis_y, showlegend=False)
+    figure.add_trace(
+        go.Heatmap(_surface(across, axis_x, up, axis_y, places), colorscale=SCALE, zmin=1, zmax=places[-1], opacity=0.5)
+    )
+    best = [trial.trial == result.best_trial for trial in trials]
+    return figure.add_trace(
+        go.Scatter(
+            x=across,
+            y=up,
+            mode="markers",
+            text=[f"place {place}<br>{describe(trial)}" for place, trial in kept],
+            hovertemplate="%{text}<extra></extra>",
+            marker={
+                "color": places,
+                "colorscale": SCALE,
+                "cmin": 1,
+                "cmax": places[-1],
+                "size": [15 if each else 7 for each in best],
+                "symbol": ["star" if each else "circle" for each in best],
+                "line": {"width": 1, "color": "white"},
+            },
+        )
+    )
+
+
+def parallel_coordinates(result: RunRecord) -> Figure:
+    """Each trial as a line through all of its hyperparameters to its place: drag along an axis to choose some."""
+    names, order = varied(result), thinned([*enumerate(begun(result), 1)])
+    if len(order) < 2 or not names:
+        return nothing(_too_few(result))
+    last = order[-1][0]
+    order.reverse()  # the best are drawn last, above the others
+    places, trials = [place for place, _ in order], [trial for _, trial in order]
+    dimensions = [_dimension(name, trials) for name in names]
+    dimensions.append({"label": "place", "values": places, "range": [last, 1]})
+    lines = {"color": places, "cmin": 1, "cmax": last, "colorscale": SCALE}
+    figure = new_figure(height=420, margin={"l": 70, "r": 40, "t": 60, "b": 30})
+    return figure.add_trace(graph_objects().Parcoords(line=lines, dimensions=dimensions))
+
+
+def _dimension(name: str, trials: Sequence[TrialRecord]) -> dict[str, Any]:
+    """A hyperparameter as an axis of its own, whose ticks are the values."""
+    values, axis = _axis(name, trials)
+    if axis.get("type") == "category":
+        names = axis["categoryarray"]
+        at = {value: i for i, value in enumerate(names)}
+        ticks = {"tickvals": [*range(len(names))], "ticktext": names}
+        return {"label": escaped(name), "values": [at[value] for value in values], **ticks}
+    if axis.get("type") != "log":
+        return {"label": escaped(name), "values": values}
+    low, high = math.log10(min(values)), math.log10(max(values))
+    whole = [*range(math.ceil(low), math.floor(high) + 1)] or [low, high]
+    ticks = {"tickvals": whole, "ticktext": [show(10.0**power) for power in whole]}
+    return {
+        "label": escaped(name),
+        "values": [figures_of(math.log10(v)) for v in values],
+        "range": [low, high],
+        **ticks,
+    }
+
+
+_DOTS = 500
+
+
+def varied(record: RunRecord) -> list[str]:
+    """Hyperparameters that differ between trials, nested ones as "a/b", in the order of the space."""
+    configs = [flat(trial.config) for trial in record.trials]
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
+
+
+def _too_few(record: RunRecord, what: str = "hyperparameters that differ") -> str:
+    count = len(begun(record))
+    return f"{count} of {len(record.trials)} trials have begun: too few to tell, or without {what}"
+
+
+def _where(trial: TrialRecord) -> str:
+    if trial.epochs:
+        return f"trial {trial.trial}, {trial.epochs} epochs at full size"
+    return f"trial {trial.trial}, {trial.surrogate_epochs} epochs on its surrogate"
+
+
+def _axis(name: str, trials: Sequence[TrialRecord]) -> tuple[list[Any], dict[str, Any]]:
+    """Values of a hyperparameter and the axis for them: logarithmic where they span much, else names."""
+    values = [flat(trial.config).get(name) for trial in trials]
+    axis: dict[str, Any] = {"title": {"text": escaped(name)}}
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
+    few = len(set(map(repr, values))) <= _NAMED and all(isinstance(value, int) for value in values)
+    if len(numbers) == len(values) and not few:
+        wide = min(numbers) > 0 and max(numbers) / min(numbers) > 20
+        return [figures_of(v) for v in numbers], axis | ({"type": "log"} if wide else {})
+    named = [escaped(show(value, 4)) for value in values]
+    order = sorted(set(zip(map(_sortable, values), named)))
+    names = [*dict.fromkeys(text for _, text in order)]
+    ends = {"range": [-0.5, len(names) - 0.5]}
+    return named, axis | {"type": "category", "categoryorder": "array", "categoryarray": names, **ends}
+
+
+_NAMED = 6
+
+
+def _sortable(value: Any) -> tuple[int, float, str]:
+    number = isinstance(value, (int, float))
+    return (0, float(value), "") if number else (1, 0.0, str(value))
+
+
+def _surface(
+    across: Sequence[Any],
+    axis_x: Mapping[str, Any],
+    up: Sequence[Any],
+    axis_y: Mapping[str, Any],
+    places: Sequence[int],
+) -> dict[str, Any]:
+    """The average place around each point of a grid (Nadaraya and Watson), empty where no trial is near."""
+    grid_x, far_x = _distances(across, axis_x)
+    grid_y, far_y = _distances(up, axis_y)
+    # [y, x, trial]: a trial counts the less the further it lies.
+    near = np.exp(-0.5 * (far_y[:, None, :] ** 2 + far_x[None, :, :] ** 2) / _BANDWIDTH**2)
+    weight = near.sum(-1)
+    mean = (near * np.asarray(places, dtype=float)).sum(-1) / np.maximum(weight, 1e-12)
+    z = [[figures_of(v) if w > _NEAR else None for v, w in zip(*rows)] for rows in zip(mean, weight)]
+    return {
+        "x": grid_x,
+        "y": grid_y,
+        "z": z,
+        "hoverinfo": "skip",
+        "zsmooth": False,
+        "colorbar": {"title": {"text": "place"}},
+    }
+
+
+_BANDWIDTH, _NEAR = 0.08, 0.05
+
+
+def _distances(values: Sequence[Any], axis: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Points along an axis, and how far each trial lies from each, over the axis' length; names are far apart."""
+    if axis.get("type") == "category":
+        names = list(axis["categoryarray"])
+        return names, np.array([[0.0 if value == name else 1.0 for value in values] for name in names])
+    log = axis.get("type") == "log"
+    at = np.log10(values) if log else np.asarray(values, dtype=float)
+    low, high = float(at.min()), float(at.max())
+    points = np.linspace(low, high, _GRID)
+    told = [figures_of(float(10**point if log else point)) for point in points]
+    return told, np.abs(points[:, None] - at[None, :]) / max(high - low, 1e-12)

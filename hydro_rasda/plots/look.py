@@ -1,0 +1,133 @@
+"""What all figures share: colours that are read on white and on black, axes, and how values are written."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydro_rasda.config import Mode
+from hydro_rasda.run.records import RunRecord, TrialRecord
+from hydro_rasda.run.report import best_first, show
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+EXTRA = "pip install 'hydro-rasda[report]'"
+
+BEST, BAD, FAINT = "#e8590c", "#e03131", "rgba(134, 142, 150, 0.45)"
+FINALISTS = ("#1c7ed6", "#2f9e44", "#ae3ec9", "#0c8599", "#f08c00", "#5c7cfa", "#82c91e", "#d6336c")
+SCALE = [[0, "#e8590c"], [0.2, "#f59f00"], [0.55, "#4dabf7"], [1, "#868e96"]]
+"""From the best to the worst."""
+
+HEIGHT = 380
+"""Of a figure, in pixels."""
+
+POINTS = 2_000
+"""More points of a kind than these are thinned, evenly and with the best: pages stay small, browsers quick."""
+
+
+def new_figure(**layout: Any) -> Figure:
+    """An empty figure.
+
+    Raises:
+        ImportError: where Plotly is not there; it says what to install.
+    """
+    go = graph_objects()
+    figure = go.Figure()
+    figure.update_layout(height=HEIGHT, margin={"l": 60, "r": 20, "t": 30, "b": 50}, hovermode="closest")
+    figure.update_layout(legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"})
+    figure.update_layout(**layout)
+    return figure
+
+
+def graph_objects() -> Any:
+    """Plotly's figures, imported when the first is drawn."""
+    try:
+        import plotly.graph_objects
+    except ImportError as error:
+        raise ImportError(f"figures need Plotly, which is not there: {EXTRA}") from error
+    return plotly.graph_objects
+
+
+def nothing(why: str) -> Figure:
+    """A figure that says why it shows nothing."""
+    figure = new_figure(height=140, xaxis={"visible": False}, yaxis={"visible": False})
+    return figure.add_annotation(text=escaped(why), showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
+
+
+def is_empty(figure: Figure) -> bool:
+    """Whether a figure shows nothing but why."""
+    return not figure.data
+
+
+def escaped(value: Any) -> str:
+    """A value of the user's as text: Plotly takes `<b>` for bold."""
+    return html.escape(show(value, 4) if not isinstance(value, str) else value, quote=False)
+
+
+def describe(trial: TrialRecord, names: Iterable[str] | None = None) -> str:
+    """A trial in lines for the box that shows over a point."""
+    config = {name: value for name, value in trial.config.items() if names is None or name in names}
+    return "<br>".join([f"trial {trial.trial}, {trial.status}", *(f"{k}={escaped(v)}" for k, v in config.items())])
+
+
+def scored(record: RunRecord) -> list[TrialRecord]:
+    """Trials with a finite score, on whichever stage, the best first."""
+    return [trial for trial in best_first(record) if math.isfinite(score_of(trial))]
+
+
+def score_of(trial: TrialRecord) -> float:
+    """A trial's score at full size, or on its surrogate where it has none there."""
+    return trial.metric if trial.epochs else trial.surrogate_metric
+
+
+def begun(record: RunRecord) -> list[TrialRecord]:
+    """Trials that have trained or failed, the best first, diverged and failed ones last."""
+    order = [trial for trial in best_first(record) if trial.status != "not begun"]
+    return sorted(order, key=lambda trial: trial.status in ("diverged", "failed"))
+
+
+def thinned(items: Sequence[Any], most: int = POINTS) -> list[Any]:
+    """At most so many, at even distances, from the first to the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
+
+
+def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0.95) -> dict[str, Any]:
+    """An axis of scores on which the good ones can be told apart: logarithmic where wide, far outliers lie outside.
+
+    Args:
+        values: The scores; those that are not finite do not count.
+        mode: "min" or "max".
+        title: The axis'.
+        shown: The share of them, the best, that lies well within.
+    """
+    finite = sorted(value for value in values if math.isfinite(value))
+    axis: dict[str, Any] = {"title": {"text": escaped(title)}}
+    if len(finite) < 2 or finite[0] == finite[-1]:
+        return axis
+    if finite[0] > 0 and finite[-1] / finite[0] > _WIDE:
+        finite = [math.log10(value) for value in finite]
+        axis["type"] = "log"
+    low, high, last = finite[0], finite[-1], len(finite) - 1
+    if mode == "min":
+        inner = finite[round(shown * last)]
+        high = min(high, inner + 0.25 * (inner - low)) if inner > low else high
+    else:
+        inner = finite[last - round(shown * last)]
+        low = max(low, inner - 0.25 * (high - inner)) if inner < high else low
+    if axis.get("type") == "log":
+        axis["dtick"] = "D2" if high - low < 3 else 1  # at 1, 2 and 5 of each decade, or at each
+    pad = 0.05 * (high - low)
+    return axis | {"range": [low - pad, high + pad]}
+
+
+_WIDE = 20
+
+
+def figures_of(value: float) -> float:
+    """Few digits, as a page holds many numbers."""
+    return float(f"{value:.5g}")

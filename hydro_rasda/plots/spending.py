@@ -1,0 +1,145 @@
+"""What a run spent: who trained beside whom, when, and what that cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hydro_rasda.plots.look import BEST, FAINT, FINALISTS, figures_of, graph_objects, new_figure, nothing
+from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.report import duration
+from hydro_rasda.run.timeline import Training, busy_share, journal_of, trainings
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+BARS = 3_000
+"""Bars of the timeline that are drawn at most, the longest."""
+
+
+def timeline(result: RunRecord) -> Figure:
+    """What trained when: a bar for each fused group and full-size model, a row for each place on a device.
+
+    Bars above each other trained beside each other. Numbers are the width of a group: its trials. A row says how much
+    of the time it was busy. Where the journal does not name devices (full size on Ray), rows are what trained at once.
+    """
+    found = trainings(journal_of(result))
+    if not found:
+        return nothing("nothing has been trained yet")
+    go, rows = graph_objects(), _rows(found)
+    drawn = sorted(found, key=lambda each: each.ended - each.began)[-BARS:]
+    figure = new_figure(
+        height=130 + 34 * len(rows),
+        barmode="overlay",
+        bargap=0.15,
+        xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"},
+        yaxis={"automargin": True, "autorange": "reversed", "type": "category", "categoryarray": [*rows.values()]},
+        uniformtext={"minsize": 9, "mode": "hide"},
+    )
+    figure.update_layout(yaxis={"categoryorder": "array"})
+    count = {"surrogate": 0, "target": 0}
+    for name, bars in sorted(_spans(drawn).items(), key=_first_began):
+        stage = bars[0].stage
+        full = stage == "target"
+        count[stage] += 1
+        colors = _COLORS[stage]
+        figure.add_trace(
+            go.Bar(
+                x=[figures_of(bar.ended - bar.began) for bar in bars],
+                base=[figures_of(bar.began) for bar in bars],
+                y=[rows[bar.device, bar.lane] for bar in bars],
+                text=[f"trial {bar.trials[0]}" if full else str(len(bar.trials)) for bar in bars],
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                constraintext="inside",
+                customdata=[_told(bar) for bar in bars],
+                hovertemplate="%{customdata}<extra></extra>",
+                orientation="h",
+                name=name,
+                insidetextfont={"color": "#212529"},
+                marker={"color": colors[min(count[stage], len(colors)) - 1], "line": {"width": 1, "color": "white"}},
+            )
+        )
+    return figure
+
+
+def _first_began(item: tuple[str, Sequence[Training]]) -> float:
+    return min(bar.began for bar in item[1])
+
+
+def _spans(found: Sequence[Training]) -> dict[str, list[Training]]:
+    """Bars of one colour: those of a stage that train to one milestone."""
+    spans: dict[str, list[Training]] = {}
+    for each in found:
+        title = "full size" if each.stage == "target" else "surrogates"
+        spans.setdefault(f"{title} to epoch {each.stop}", []).append(each)
+    return spans
+
+
+_COLORS = {
+    "surrogate": ("#a5d8ff", "#74c0fc", "#4dabf7", "#228be6", "#1864ab"),
+    "target": ("#ffd8a8", "#ffc078", "#ffa94d", "#fd7e14", "#d9480f"),
+}
+"""Darker, the further they train."""
+
+
+def _told(bar: Training) -> str:
+    trials = ", ".join(map(str, bar.trials[:12])) + (", ..." if len(bar.trials) > 12 else "")
+    width = "full size" if bar.stage == "target" else f"{len(bar.trials)} as one" if len(bar.trials) > 1 else "alone"
+    return f"trial{'s' if len(bar.trials) > 1 else ''} {trials} ({width})<br>epochs {bar.start + 1} to {bar.stop}" + (
+        f"<br>{duration(bar.ended - bar.began)}"
+    )
+
+
+def _rows(found: Sequence[Training]) -> Mapping[tuple[int | None, int], str]:
+    """Name of each row, with the share of the time that it was busy."""
+    rows: dict[tuple[int | None, int], list[Training]] = {}
+    for each in found:
+        rows.setdefault((each.device, each.lane), []).append(each)
+    ordered = sorted(rows, key=lambda row: (row[0] is None, row[0] or 0, row[1]))
+    several = len({device for device, _ in ordered}) > 1
+    begin, end = min(each.began for each in found), max(each.ended for each in found)
+    names = {}
+    for device, lane in ordered:
+        trained = rows[device, lane]
+        whole = max(end - begin, 1e-9)
+        own = max(each.ended for each in trained) - min(each.began for each in trained)
+        place = f"device {device}, {lane + 1}" if several and device is not None else f"place {lane + 1}"
+        names[device, lane] = f"{place}: {busy_share(trained) * own / whole:.0%} busy"
+    return names
+
+
+def cost(result: RunRecord) -> Figure:
+    """Wall time of the sweep, of full-size training, and of the rest; below, what the sweep at full size would take."""
+    spent = result.cost
+    if spent.seconds <= 0:
+        return nothing("nothing has been trained yet")
+    trained = spent.surrogate_seconds + spent.target_seconds
+    parts = {
+        f"surrogates, {spent.surrogate_epochs} epochs": (spent.surrogate_seconds, FINALISTS[0]),
+        f"full size, {spent.target_epochs} epochs": (spent.target_seconds, BEST),
+        "the rest: planning, checks, files": (max(0.0, spent.seconds - trained), FAINT),
+    }
+    figure = new_figure(height=230, barmode="stack", xaxis={"title": {"text": "seconds"}})
+    figure.update_layout(yaxis={"automargin": True, "autorange": "reversed"})
+    for name, (seconds, color) in parts.items():
+        figure.add_trace(_bar("this run", seconds, name, color))
+    if spent.spared_seconds > 0:
+        instead = spent.spared_seconds + spent.surrogate_seconds
+        name = "the sweep's epochs at full size, one after another (estimate)"
+        figure.add_trace(_bar("without surrogates", instead, name, "rgba(28, 126, 214, 0.3)"))
+        figure.add_trace(_bar("without surrogates", spent.target_seconds, "full size", BEST, legend=False))
+    return figure
+
+
+def _bar(row: str, seconds: float, name: str, color: str, legend: bool = True) -> object:
+    return graph_objects().Bar(
+        x=[figures_of(seconds)],
+        y=[row],
+        orientation="h",
+        name=name,
+        showlegend=legend,
+        marker={"color": color},
+        hovertemplate=f"{name}: {duration(seconds)}<extra></extra>",
+    )

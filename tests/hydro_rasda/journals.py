@@ -1,0 +1,148 @@
+"""Runs of any size as their folders would be, written without training: what they score is a closed form."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda import choice, loguniform, uniform
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.run.journal import JOURNAL, JournalLine
+from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.state import FINALISTS, decision_key, failure_line, metric_lines
+from hydro_rasda.space import describe
+
+SCRIPT = "<script>document.title='taken over'</script>"
+
+SPACE: dict[str, Any] = {
+    "lr": loguniform(1e-4, 1),
+    "optimizer": choice(["sgd", "adamw"]),
+    "activation": choice(["relu", SCRIPT]),
+    "dropout": uniform(0, 0.5),
+}
+
+
+def score(config: dict[str, Any], epoch: int, narrow: bool) -> float:
+    """Best near lr 0.01, better with adamw, better with time; infinite for large rates of SGD."""
+    if config["optimizer"] == "sgd" and config["lr"] > 0.5:
+        return math.inf
+    off: float = (
+        (math.log10(config["lr"]) + 2) ** 2 / 4 + 0.1 * (config["optimizer"] == "sgd") + 0.05 * config["dropout"]
+    )
+    return (0.2 if narrow else 0.1) + off + 1 / epoch
+
+
+class Writer:
+    """Writes a run's folder, unit by unit; time passes as it is told."""
+
+    def __init__(self, folder: Path, settings: TuneConfig) -> None:
+        self.folder, self.settings, self.at = folder, settings, 0.0
+        folder.mkdir(parents=True)
+        asked = {
+            **settings.determining(),
+            "space": describe(SPACE),
+            **dict.fromkeys(("searcher", "sweep_rule")),
+            "scheduler": "rasda",
+            "train_data": "tensors (100, 8) float32",
+            "val_data": "tensors (100, 8) float32",
+            "model": {"0.weight": "(8, 8) torch.float32"},
+            "python": "3.11.7",
+        }
+        (folder / "run.json").write_text(json.dumps({"format": 1, **asked}))
+        (folder / JOURNAL).touch()
+
+    def unit(self, key: str, value: Any, lines: Iterable[JournalLine] = (), seconds: float = 0.0) -> None:
+        self.at += seconds
+        own = {"event": "unit", "key": key, "seconds": seconds, "at": self.at, "swept": self.at, "value": value}
+        with (self.folder / JOURNAL).open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in [*lines, own])
+
+    @property
+    def record(self) -> RunRecord:
+        return read_record(self.folder)
+
+
+def epochs(stage: Any, number: int, config: dict[str, Any], start: int, stop: int) -> list[JournalLine]:
+    """A trial's lines; its scores are null where it diverged."""
+    narrow = stage == "surrogate"
+    values = [(t, score(config, t, narrow)) for t in range(start + 1, stop + 1)]
+    told = [(t, v if math.isfinite(v) else None) for t, v in values]
+    return metric_lines(stage, number, [(t, {"train_loss": v, "val_loss": v}) for t, v in told])
+
+
+def write_run(
+    folder: Path,
+    num_samples: int = 27,
+    width: int = 4,
+    rungs: int = 3,
+    full: bool = True,
+    fails: Callable[[int], bool] = lambda number: number == 5,
+) -> RunRecord:
+    """A run of successive halving over `num_samples`, in groups of `width`, to `rungs` rungs, then at full size.
+
+    Args:
+        folder: Where.
+        num_samples: Trials.
+        width: Of a group.
+        rungs: Of the sweep, at epochs 1, 3 and 9; fewer leave the run interrupted.
+        full: Whether the finalists train, too.
+        fails: Which trials raise in their first epoch.
+    """
+    writer = Writer(folder, TuneConfig(num_samples=num_samples, max_t=27, top_k=3))
+    draw = random.Random(0)
+    configs = [
+        {
+            "lr": 10 ** draw.uniform(-4, 0),
+            "optimizer": draw.choice(["sgd", "adamw"]),
+            "activation": draw.choice(["relu", SCRIPT]),
+            "dropout": draw.uniform(0, 0.5),
+        }
+        for _ in range(num_samples)
+    ]
+    told = [{"event": "trial", "trial": n, "config": config} for n, config in enumerate(configs)]
+    writer.unit("surrogate/kinds-from-0", {str(n): "a" for n in range(num_samples)}, told, 0.5)
+    left, start = list(range(num_samples)), 0
+    for stop in (1, 3, 9)[:rungs]:
+        for i in range(0, len(left), width):
+            group = left[i : i + width]
+            lines = [line for n in group if not fails(n) for line in epochs("surrogate", n, configs[n], start, stop)]
+            lines += [failure_line(n, f"Traceback:\nValueError: {SCRIPT} in trial {n}") for n in group if fails(n)]
+            value = {"members": group, "stop": stop, "groups": [group[::2], group[1::2]] if len(group) > 1 else [group]}
+            writer.unit(f"surrogate/to-{stop}/from-{start}/group-{group[0]}", value, lines, (stop - start) * 0.5)
+        alive = [n for n in left if not fails(n) and math.isfinite(score(configs[n], stop, True))]
+        ranked = sorted(alive, key=lambda n: score(configs[n], stop, True))
+        kept = ranked[: max(3, len(ranked) // 3)] if stop < 9 else ranked[:3]
+        writer.unit(
+            f"surrogate/to-{stop}/kept/of-{len(left)}-{stop}", [[n, None] for n in left if n not in kept or stop == 9]
+        )
+        left, start = kept, stop
+    if rungs == 3 and left:
+        finalists = left
+        writer.unit(decision_key(FINALISTS, range(num_samples)), finalists)
+        for start, stop in ((0, 3), (3, 27)) if full else ():
+            for n in left:
+                lines = epochs("target", n, configs[n], start, stop)
+                writer.unit(f"target/trial-{n}/to-{stop}", {"checkpoint": f"target/trial-{n}/to-{stop}"}, lines, 3.0)
+            left = left[:1]
+        if full:
+            writer.unit("target/done", sorted(finalists))
+    return writer.record
+
+
+def runs_of_all_sorts(folder: Path) -> dict[str, RunRecord]:
+    """A run for each way in which one can be."""
+    nothing = Writer(folder / "empty", TuneConfig(num_samples=4))
+    return {
+        "over": write_run(folder / "over"),
+        "interrupted": write_run(folder / "interrupted", rungs=2),
+        "swept": write_run(folder / "swept", full=False),
+        "single": write_run(folder / "single", num_samples=1, fails=lambda number: False),
+        "failed": write_run(folder / "failed", num_samples=6, rungs=1, fails=lambda number: True),
+        "empty": nothing.record,
+        "large": write_run(folder / "large", num_samples=2_000, width=8),
+    }

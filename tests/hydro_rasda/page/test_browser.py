@@ -1,0 +1,57 @@
+"""Pages in a real Chromium: drawn, clicked, turned dark, on a phone, without an error on its console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydro_rasda.page import write_page
+from hydro_rasda.run.records import RunRecord
+from tests.hydro_rasda.browser import ALL_DRAWN, DRAWN, errors, needs_chromium, open_page, wait
+
+pytestmark = needs_chromium
+
+
+@pytest.mark.parametrize("sort", ["over", "interrupted", "single", "failed", "empty", "large"])
+def test_every_sort_of_run_is_drawn(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, sort: str) -> None:
+    open_page(browser, write_page(sorts[sort], tmp_path / "page.html").as_uri())
+    wait(browser, ALL_DRAWN)
+    assert errors(browser) == []
+    assert browser.title == f"{sort} · hydro_rasda"  # what is in choices and tracebacks did not run
+
+
+def test_what_is_below_is_drawn_when_it_comes_near(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
+    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), height=800)
+    wait(browser, DRAWN)
+    assert not browser.execute_script(ALL_DRAWN)
+    browser.execute_script("document.querySelector('nav a[href=\"#section-10\"]').click()")
+    wait(browser, "return document.getElementById('timeline').classList.contains('js-plotly-plot')")
+    assert errors(browser) == []
+
+
+def test_clicks_and_colors(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+
+    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), scheme="dark")
+    wait(browser, ALL_DRAWN)
+    back = "return getComputedStyle(document.body).backgroundColor"
+    ink = "return document.getElementById('learning-curves')._fullLayout.font.color"
+    dark = browser.execute_script(back), browser.execute_script(ink)
+    browser.find_element(By.CSS_SELECTOR, "#section-1 summary").click()
+    assert browser.find_element(By.CSS_SELECTOR, "#section-1 table").is_displayed()
+    browser.find_element(By.CSS_SELECTOR, "#learning-curves .legendtoggle").click()
+    wait(browser, "return document.getElementById('learning-curves').data[0].visible === 'legendonly'")
+    light = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
+    wait(browser, ink.replace("color", f"color !== '{dark[1]}'"))
+    assert browser.execute_script(back) != dark[0]
+    assert errors(browser) == []
+
+
+def test_a_phone_scrolls_down_but_not_sideways(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
+    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), width=390, height=9000)
+    wait(browser, ALL_DRAWN)
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+    assert errors(browser) == []

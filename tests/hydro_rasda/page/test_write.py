@@ -1,0 +1,153 @@
+"""What a page says of runs of all sorts, and that nothing in a run can become a part of it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydro_rasda.cli import main
+from hydro_rasda.page import write_page
+from hydro_rasda.page.call import call_of, domain_of
+from hydro_rasda.page.write import page, sections
+from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.report import as_html
+from hydro_rasda.run.store import read_asked
+from tests.hydro_rasda.journals import SCRIPT, SPACE
+
+Sorts = dict[str, RunRecord]
+
+LARGEST = 8e6
+
+
+class Elements(HTMLParser):
+    """The tags of a page, with their attributes, and its text outside of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._script = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._script = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._script else data
+
+
+@pytest.mark.parametrize("sort", ["over", "interrupted", "swept", "single", "failed", "empty", "large"])
+def test_a_page_of_every_sort_of_run(sorts: Sorts, sort: str) -> None:
+    record = sorts[sort]
+    written = page(record)
+    assert len(written) < LARGEST
+    found = Elements(written)
+    for title in (section.title for section in sections(record)):
+        assert title in found.text
+    # One for each figure, Plotly and the page's own: what a run holds adds none.
+    figures = sum(tag == "div" and (more.get("class") or "").startswith("figure") for tag, more in found.tags)
+    assert sum(tag == "script" for tag, _ in found.tags) == figures + 2
+    # It asks for nothing else.
+    links = [more[name] for _, more in found.tags for name in ("src", "href") if name in more]
+    assert all(link is not None and link.startswith(("#", "data:")) for link in links)
+
+
+def test_it_says_what_the_run_found(sorts: Sorts) -> None:
+    record = sorts["over"]
+    text = Elements(page(record)).text
+    assert f"Trial {record.best_trial} has the best val_loss: {record.best_metric:.4g}, after epoch" in text
+    assert "finished" in text
+    assert f"ValueError: {SCRIPT} in trial 5" in text  # as text
+    assert SCRIPT not in page(record)
+    assert "about" not in Elements(page(sorts["empty"])).text
+    assert "No trial has begun." in Elements(page(sorts["empty"])).text
+    assert "No trial has a finite score." in Elements(page(sorts["failed"])).text
+    assert "not finished" in Elements(page(sorts["interrupted"])).text
+
+
+def test_figures_cannot_end_their_script(sorts: Sorts) -> None:
+    held = re.findall(r'<script type="application/json" data-for="([^"]+)">(.*?)</script>', page(sorts["over"]), re.S)
+    assert {"learning-curves", "importances", "timeline", "slice-0", "parallel-coordinates"} <= {
+        name for name, _ in held
+    }
+    for _, text in held:
+        assert "<" not in text
+        assert {"data", "layout"} <= json.loads(text).keys()
+
+
+def test_the_call_is_python_and_asks_for_the_same_run(sorts: Sorts) -> None:
+    asked = read_asked(sorts["over"].path)
+    (call,) = ast.parse(call_of(asked)).body
+    assert isinstance(call, ast.Expr)
+    assert isinstance(call.value, ast.Call)
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.value.keywords}
+    assert given["top_k"] == "3"  # and the others are the defaults
+    always = {"metric", "mode", "num_samples", "max_t", "seed", "train_data", "val_data", "loss_fn"}
+    assert given.keys() == always | {"top_k"}
+    space = ast.unparse(call.value.args[1])
+    assert "loguniform(0.0001, 1)" in space
+    assert "uniform(0, 0.5)" in space
+    assert space.count(":") == len(SPACE)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("float uniform(0.1, 0.5, q=0.1)", "quniform(0.1, 0.5, 0.1)"),
+        ("integer loguniform(1, 100)", "ray.tune.lograndint(1, 100)"),
+        ("float normal(-inf, inf, mean=0, sd=1)", "float normal(-inf, inf, mean=0, sd=1)"),
+        ("'sgd'", "'sgd'"),
+    ],
+)
+def test_a_domain_as_it_is_written(words: str, expected: str) -> None:
+    assert domain_of(words) == expected
+
+
+def test_a_result_whose_folder_is_gone_has_a_page(sorts: Sorts, tmp_path: Path) -> None:
+    shutil.copytree(sorts["over"].path, tmp_path / "moved")
+    record = read_record(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "moved")
+    written = write_page(record, tmp_path / "a" / "p.html").read_text()
+    assert f"Trial {record.best_trial} has the best" in Elements(written).text
+
+
+def test_the_command_writes_it(sorts: Sorts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    assert main(["report", str(sorts["single"].path), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    assert "<title>single" in out.read_text()
+    assert main(["report", str(tmp_path)]) == 2
+
+
+def test_the_command_needs_neither_torch_nor_ray(sorts: Sorts, tmp_path: Path) -> None:
+    code = (
+        "import sys; from hydro_rasda.cli import main; "
+        f"assert main(['report', {str(sorts['over'].path)!r}, '--out', {str(tmp_path / 'page.html')!r}]) == 0; "
+        "assert not {'torch', 'ray'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_notebook_shows_the_best_trials(sorts: Sorts) -> None:
+    record = sorts["over"]
+    found = Elements(as_html(record))
+    assert {tag for tag, _ in found.tags} == {"div", "p", "table", "thead", "tbody", "tr", "th", "td"}
+    assert f"best configuration (trial {record.best_trial})" in found.text
+    assert math.isfinite(record.best_metric)
+    assert "8 of 27 trials" in found.text
+    assert as_html(sorts["empty"])
