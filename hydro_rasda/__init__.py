@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hydro_rasda.backends.ray.worker import Worker
     from hydro_rasda.config import RASDAConfig
     from hydro_rasda.contracts import Backend, Callback, Event
+    from hydro_rasda.guests.backend import BubbleBackend
+    from hydro_rasda.guests.host import bubbles
     from hydro_rasda.run.events import (
         CheckpointSaved,
         EpochEnded,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllTrialsFailed",
     "Backend",
+    "BubbleBackend",
     "Callback",
     "CheckpointSaved",
     "Cost",
@@ -71,6 +74,7 @@ __all__ = [
     "TrialRecord",
     "TuneResult",
     "Worker",
+    "bubbles",
     "choice",
     "elastic",
     "grid_search",
@@ -96,6 +100,8 @@ _HOMES = {
     "backends.ray.worker": ["Worker"],
     "config": ["RASDAConfig"],
     "contracts": ["Backend", "Callback", "Event"],
+    "guests.backend": ["BubbleBackend"],
+    "guests.host": ["bubbles"],
     "run.events": [
         *("CheckpointSaved", "EpochEnded", "EpochsTrained", "FinalistsChosen", "MessageSaid", "RunBegan", "RunEnded"),
         *("RungDecided", "StageBegan", "StageEnded", "TrialConfigured", "TrialEnded", "TrialFailed"),

@@ -19,12 +19,12 @@ FLOORS = (
     {"page", "plots", "run"},
     {"contracts"},
     {"training"},
-    {"backends", "search", "stages"},
+    {"backends", "guests", "search", "stages"},
     {"cli", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
 
-BESIDE = {frozenset({"backends", "stages"})}
+BESIDE = {frozenset({"backends", "stages"}), frozenset({"guests", "stages"})}
 """Rooms of one floor that do not know each other."""
 
 FREE_STANDING = {

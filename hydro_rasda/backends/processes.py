@@ -31,8 +31,9 @@ from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
 from hydro_rasda.data.tensors import from_bytes, to_bytes
 from hydro_rasda.run.files import load_checkpoint
 from hydro_rasda.run.state import Run
-from hydro_rasda.training.forks import Notify, depend_on, ending, receive, send
+from hydro_rasda.training.forks import Notify, ending, receive, send
 from hydro_rasda.training.fused import Load
+from hydro_rasda.training.parent import depend_on
 from hydro_rasda.training.trainer import Trainer
 
 PROBLEM = "problem.pickle"
@@ -95,10 +96,11 @@ class LocalProcesses(DevicePool):
         return [answer for connection, answer in of.items() if connection in ready and answer.arrived()]
 
     def _load(self, keys: Iterable[str]) -> Load:
-        return partial(_loaded, {key: self._run.store.file(key) for key in keys})
+        return partial(loaded, {key: self._run.store.file(key) for key in keys})
 
 
-def _loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
+def loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
+    """A checkpoint by its key, of the files that hold them."""
     return load_checkpoint(files[key], "cpu")
 
 
@@ -172,17 +174,28 @@ def serve(handle: int, parent: int) -> None:
     if sys.platform == "linux":
         depend_on(parent)
     connection = Connection(handle)
+    answer_all(connection, partial(_opened, partial(report, connection)))
+
+
+def answer_all(connection: Connection, opened: Callable[..., Trainer], more: Callable[[], bool] = lambda: True) -> None:
+    """Do what a connection asks for, one thing after another, until it ends.
+
+    Args:
+        connection: To the tuner.
+        opened: Makes what trains, of what the first message says.
+        more: Waits for the next message; False where no more are to be taken.
+    """
     trainer: Trainer | None = None
-    while True:
+    while more():
         try:
             message = connection.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             with warnings.catch_warnings(record=True) as caught:
                 method, *arguments = pickle.loads(message)
                 if method == "open":
-                    trainer = _opened(partial(_report, connection), *arguments)
+                    trainer = opened(*arguments)
                     continue
                 result = getattr(trainer, method)(*arguments)
             send(connection, "warned", caught)
@@ -191,7 +204,8 @@ def serve(handle: int, parent: int) -> None:
             send(connection, "raised", traceback.format_exc())
 
 
-def _report(connection: Connection, *content: Any) -> None:
+def report(connection: Connection, *content: Any) -> None:
+    """Tell the tuner how far training is."""
     send(connection, "notified", content)
 
 

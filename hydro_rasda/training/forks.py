@@ -7,7 +7,6 @@ forked ones start in milliseconds, share the data's memory pages and need nothin
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import io
 import os
@@ -21,12 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.training.parent import depend_on
 
 Notify = Callable[..., None]
 """Takes whatever a piece of work reports while it runs."""
@@ -34,7 +33,6 @@ Notify = Callable[..., None]
 Piece = Callable[[Notify], Any]
 """Work that reports how far it is by calling its argument, and returns its result."""
 
-_PR_SET_PDEATHSIG = 1
 _WARNING = ("message", "category", "filename", "lineno")
 
 
@@ -248,16 +246,3 @@ def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> 
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)
-
-
-def depend_on(parent: int) -> None:
-    """End with the parent, leave Ctrl-C to it, and be what the kernel ends first where memory runs out."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    # Where a progress bar is shown, its process writes around it; this one has nothing to write around.
-    sys.stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
-    sys.stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)

@@ -6,7 +6,7 @@ It imports no more than that takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,13 +45,19 @@ class Trainer:
         where: The device.
         threads: Of torch.
         notify: See `Work.notify`.
+        should_leave: Whether to end after the epoch that is under way, whatever time there is.
     """
 
     def __init__(
-        self, problem: Problem, where: torch.device, threads: int, notify: Notify = lambda *reported: None
+        self,
+        problem: Problem,
+        where: torch.device,
+        threads: int,
+        notify: Notify = lambda *reported: None,
+        should_leave: Callable[[], bool] = lambda: False,
     ) -> None:
         torch.set_num_threads(threads)
-        self._where, self._notify = where, notify
+        self._where, self._notify, self._should_leave = where, notify, should_leave
         self._device = Device(problem.on(where))
 
     def describe(self) -> tuple[str, int]:
@@ -79,7 +85,10 @@ class Trainer:
         def load(key: str) -> Any:
             return move(given.load(key), self._where, wait=True)
 
-        return Work(given.trials, load, lambda: time.monotonic() >= deadline, self._notify)
+        def should_stop() -> bool:
+            return time.monotonic() >= deadline or self._should_leave()
+
+        return Work(given.trials, load, should_stop, self._notify)
 
 
 _CPU = torch.device("cpu")

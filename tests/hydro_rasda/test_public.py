@@ -13,6 +13,7 @@ def test_public_names() -> None:
     assert hydro_rasda.__all__ == [
         "AllTrialsFailed",
         "Backend",
+        "BubbleBackend",
         "Callback",
         "CheckpointSaved",
         "Cost",
@@ -43,6 +44,7 @@ def test_public_names() -> None:
         "TrialRecord",
         "TuneResult",
         "Worker",
+        "bubbles",
         "choice",
         "elastic",
         "grid_search",
