@@ -154,7 +154,9 @@ def _advice(advice: Recommendation, study: Study, limits: str) -> list[str]:
         lines.append(f"Nothing {limits} on at most {study.gpus:,} GPUs; nearest: {_chosen(advice.nearest)}")
     if advice.tune:
         lines.append(f"With surrogates first: {_chosen(advice.tune)}")
-    lines.append(f"(of rules whose mean regret is within {TOLERANCE:.0%} of the way from best to median trial)")
+    lines.append(
+        f"(for each seed; of rules whose mean regret is within {TOLERANCE:.0%} of the way from best to median trial)"
+    )
     return lines
 
 

@@ -186,8 +186,9 @@ class Recommendation:
     """What to run, under a deadline or a budget.
 
     Attributes:
-        rule: The best forecast that keeps the limits, of a rule whose winner is about the best trial (`TOLERANCE`):
-            with a deadline, that of the fewest GPU hours reserved, else the fastest. None where none keeps them.
+        rule: The best forecast that keeps the limits for each seed, of a rule whose winner is about the best trial
+            (`TOLERANCE`): with a deadline, that of the fewest GPU hours reserved, else the fastest. None where none
+            keeps them.
         tune: Likewise, of `tune()`; None where none keeps them, or the past run had no surrogates.
         nearest: The one that comes nearest to the limits.
     """
@@ -226,9 +227,10 @@ def recommend(
             tried += forecast(run, replace(study, gpus=gpus, workers=workers, seeds=min(study.seeds, MOST_TRIED)))
 
     def over(each: Forecast) -> float:
-        """How far a forecast is beyond the limits; at most 1 where it keeps them."""
-        times = 0.0 if within_hours is None else each.hours / within_hours
-        return max(times, 0.0 if gpu_hours is None else each.reserved_gpu_hours / gpu_hours)
+        """How far the longest of a forecast's searches is beyond the limits; at most 1 where it keeps them."""
+        longest = each.hours_range[1]
+        times = 0.0 if within_hours is None else longest / within_hours
+        return max(times, 0.0 if gpu_hours is None else longest * each.gpus / gpu_hours)
 
     def best(forecasts: Iterable[Forecast]) -> Forecast | None:
         kept = [each for each in forecasts if over(each) <= 1]

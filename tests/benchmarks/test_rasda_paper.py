@@ -9,6 +9,7 @@ import pytest
 from benchmarks.rasda_paper import speed_up
 from benchmarks.rasda_questions import break_even, paying
 from benchmarks.rasda_report import RESULTS, markdown, table
+from benchmarks.rasda_scaling import Settled
 from benchmarks.rasda_settings import (
     AM,
     APPLICATIONS,
@@ -22,7 +23,8 @@ from benchmarks.rasda_settings import (
     rasda,
     scaled,
 )
-from hydro_rasda.simulator import Spread, Workload, power_law, simulate
+from hydro_rasda.schedulers import RASDA
+from hydro_rasda.simulator import Cluster, CostModel, Plan, Spread, Workload, power_law, simulate
 
 PARAMETRIC = Assumptions(serial=0.1, curves="power law")
 
@@ -90,6 +92,16 @@ def test_growth_that_does_not_pay_is_not_taken() -> None:
 def test_break_even_is_above_one_where_rasda_is_faster() -> None:
     for row in break_even(PARAMETRIC, range(3)):
         assert row["epochs_factor"] > 1
+
+
+def test_exactly_half_survive_whoever_comes_first_and_the_best_wins() -> None:
+    workload, rule = power_law(16, 6, 0), RASDA(6, 1, workers=2)
+    cost = CostModel(step_seconds=1.0, steps=10, epoch_noise=0.5)
+    for seed in range(3):
+        outcome = simulate(Plan(Settled.of(rule, workload)), workload, Cluster.uniform(32), cost, seed)
+        reached = sorted((trial.epochs for trial in outcome.trials), reverse=True)
+        assert reached == [6] * 2 + [4] * 2 + [2] * 4 + [1] * 8
+        assert max(segment.workers for segment in outcome.segments) == rule.workers_at(4)
 
 
 def test_tables() -> None:

@@ -128,6 +128,16 @@ def test_recommends_the_cheapest_in_time_or_the_fastest_within_a_budget() -> Non
     assert (found.rule, found.nearest.gpus) == (None, 8)
 
 
+def test_a_limit_is_kept_for_each_seed() -> None:
+    """With noise, eight hours are a little more for one seed, and a little less for another."""
+    study = replace(EXACT, max_workers=1, rules=("random",), jitter=0.1, seeds=3)
+    eight = next(each for each in forecast(HOURLY, study) if each.gpus == 8)
+    assert eight.hours < eight.hours_range[1]
+    between = (eight.hours + eight.hours_range[1]) / 2
+    assert recommend(HOURLY, study, within_hours=between).rule is None
+    assert recommend(HOURLY, study, gpu_hours=eight.hours_range[1] * 8 * 1.001).rule is not None
+
+
 def test_bad_input() -> None:
     for change, message in (
         ({"workers": 16}, r"`workers` is 16, but must be <= `gpus` \(8\)"),
