@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusion.checks import require
+from fusion.checks import check_each, check_flag, require
 from fusion.model import FusedModel, Shell
 from fusion.structure import FusionKey, check_same, describe, fusion_key
 from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skeleton
@@ -33,6 +33,8 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
     >>> fused.stacked["weight"].shape, fused(torch.ones(5, 2)).shape
     (torch.Size([4, 3, 2]), torch.Size([4, 5, 3]))
     """
+    check_each("modules", modules, nn.Module)
+    check_flag("one_by_one", one_by_one)
     modules = list(modules)
     states = _states(modules)
     key = _check_same(modules, states)
@@ -63,8 +65,6 @@ def _all_equal(tensors: Sequence[Tensor]) -> bool:
 
 def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
     """Each module's tensors by name; raises for what has none yet, or is no module."""
-    if not modules:
-        raise ValueError("`modules` is empty, but must have at least one")
     states = []
     for k, module in enumerate(modules):
         require(isinstance(module, nn.Module), f"modules[{k}]", module, "an nn.Module")

@@ -12,12 +12,20 @@ Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 
+_SIGNS = (
+    *("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory"),
+    *("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED"),
+    *("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+    *("Unable to find a valid cuDNN algorithm", "failed to allocate memory"),
+)
+"""What the allocators of the system, of CUDA and of its libraries say; those of cuDNN find no algorithm that fits."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that a device, or the CPU, has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    signs = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def back_off(

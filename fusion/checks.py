@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 200
+
 
 def require(holds: bool, name: str, value: object, rule: str) -> None:
     """Refuse an argument that breaks its rule.
@@ -14,4 +23,86 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
     ValueError: `steps_per_epoch` is 0.5, but must be >= 1
     """
     if not holds:
-        raise ValueError(f"`{name}` is {value!r}, but must be {rule}")
+        raise ValueError(refusal(name, value, rule))
+
+
+def refusal(name: str, value: object, rule: str) -> str:
+    """The wording: long values are cut."""
+    return f"`{name}` is {_shown.repr(value)}, but must be {rule}"
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_int(name: str, value: object, at_least: int) -> None:
+    """Refuse what is no integer of `at_least` or more.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    require(is_int(value) and value >= at_least, name, value, f"an integer >= {at_least}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    require(isinstance(value, bool), name, value, "True or False")
+
+
+def check_function(name: str, value: object, arguments: int | None = None) -> None:
+    """Refuse what cannot be called, or, where it says so, not with so many arguments.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    holds = callable(value) and not isinstance(value, type)
+    if holds and arguments is not None:
+        try:
+            inspect.signature(value).bind(*range(arguments))  # type: ignore[arg-type]
+        except TypeError:
+            holds = False
+        except ValueError:  # what is written in C has no signature to look at
+            pass
+    require(holds, name, value, "a function" + (f" of {arguments} arguments" if arguments else ""))
+
+
+def check_mapping(name: str, value: object, *keys: str) -> None:
+    """Refuse what is no mapping of texts to values, or lacks one of `keys`.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    require(mapping and all(key in value for key in keys), name, value, f"a mapping with {keys or 'names as keys'}")  # type: ignore[operator]
+
+
+def check_each(name: str, values: Sequence[Any], kind: type, count: int | None = None) -> None:
+    """Refuse what is no list, or another sequence, of objects of one class.
+
+    Args:
+        name: Of the argument.
+        values: What it was given; only a list or a tuple is looked into.
+        kind: The class.
+        count: How many there must be; None: one or more.
+
+    Raises:
+        ValueError: where `values` is something else.
+    """
+    listed = isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    require(listed, name, values, f"a list of objects of the class {kind.__name__}")
+    many = len(values)
+    if count is None and many == 0:
+        raise ValueError(f"`{name}` is empty, but must have at least one")
+    require(count is None or many == count, f"len({name})", many, str(count))
+    for i, value in enumerate(values if isinstance(values, list | tuple) else ()):
+        require(isinstance(value, kind), f"{name}[{i}]", value, f"of the class {kind.__name__}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusion.checks import require
 from fusion.members import member_vector
-from fusion.model import FusedModel
+from fusion.model import FusedModel, check_fused
 from fusion.optim import native
 
 
@@ -29,6 +29,7 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
     Raises:
         ValueError: where `max_norm` is negative or has another length than K.
     """
+    check_fused(fused)
     limits = _limits(max_norm, fused.K)
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
     grads = [p.grad for p in parameters.values() if p.grad is not None]

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fusion.backoff import is_out_of_memory
+from fusion.checks import check_flag, check_function
 from fusion.compare import check_members, restored
-from fusion.model import FusedModel, Objective
+from fusion.model import FusedModel, Objective, check_fused
 from fusion.streams import global_states
 from fusion.tensors import copied
 
@@ -76,6 +77,9 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
     Warns:
         FusionWarning: naming module and line, if the members have to be evaluated one by one.
     """
+    check_fused(fused)
+    check_function("objective", objective, 2)
+    check_flag("compare", compare)
     obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch)
     if compare and fused.K > 1:
         check_members(fused, objective, batch)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fusion.backoff import back_off
-from fusion.model import FusedModel
+from fusion.checks import check_function, require
+from fusion.model import FusedModel, check_fused
 from fusion.optim import FusedOptimizer
 
 Step = Callable[[FusedModel, FusedOptimizer], Any]
@@ -40,6 +41,8 @@ class OutOfMemoryGuard:
     """
 
     def __init__(self, fused: FusedModel, optimizer: FusedOptimizer) -> None:
+        check_fused(fused)
+        require(isinstance(optimizer, FusedOptimizer), "optimizer", optimizer, "a FusedOptimizer")
         self.groups = [Group(fused, optimizer)]
         self._proven: set[int] = set()
         self._before: _Snapshot | None = None
@@ -54,6 +57,7 @@ class OutOfMemoryGuard:
             RuntimeError: the out-of-memory error itself, where one member alone does not fit, or where memory ran out
                 within an update after the first.
         """
+        check_function("step", step)
         attempt = partial(self._attempt, step)
         return [
             result

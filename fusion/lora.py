@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from fusion.checks import check_each
+from fusion.structure import check_module
+
 
 def pad_lora(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Copies of models with LoRA adapters (as `peft` makes them) that differ in rank and dropout, ready to fuse.
@@ -30,13 +33,14 @@ def pad_lora(modules: Sequence[nn.Module]) -> list[nn.Module]:
     Raises:
         ValueError: where a module has no adapters, or has them in other places than the first.
     """
+    check_each("modules", modules, nn.Module)
     places = [dict(_adapters(module)) for module in modules]
     for k, own in enumerate(places):
         if not own or own.keys() != places[0].keys():
             differing = sorted(own.keys() ^ places[0].keys())
             elsewhere = f"in other places than `modules[0]`, or none: {differing}"
             raise ValueError(f"`modules[{k}]` has LoRA adapters {elsewhere}")
-    ranks = {place: max(own[place].shape[0] for own in places) for place in (places[0] if places else {})}
+    ranks = {place: max(own[place].shape[0] for own in places) for place in places[0]}
     padded = [_copy(module) for module in modules]
     for module in padded:
         for place, rank in ranks.items():
@@ -55,6 +59,7 @@ def trim_lora(module: nn.Module) -> nn.Module:
 
     Frozen parameters are not copied. `peft` notes the rank of each adapter in its layer, which padding leaves alone.
     """
+    check_module(module)
     trimmed = _copy(module)
     for (path, name), _ in _adapters(module):
         rank = vars(trimmed.get_submodule(path))["r"][name]

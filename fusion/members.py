@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fusion.checks import refusal, require
 
 
 def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> list[int]:
@@ -15,13 +18,26 @@ def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> lis
     >>> member_indices([0, -1], 4)
     [0, 3]
     """
-    chosen = [int(k) for k in indices]
-    if not chosen:
+    rule = "a list of indices of members, at least one"
+    listed = isinstance(indices, Sequence | range | Tensor) and not isinstance(indices, str | bytes)
+    require(listed, name, indices, rule)
+    if len(indices) == 0:
         raise ValueError(f"`{name}` is empty, but must name at least one member")
+    chosen = [_index(name, k) for k in indices]
     for k in chosen:
         if not -K <= k < K:
             raise IndexError(f"`{name}` has {k}, but must be in [-{K}, {K}): there are {K} members")
     return [k % K for k in chosen]
+
+
+def _index(name: str, value: object) -> int:
+    try:
+        # A mask of booleans would be read as members 0 and 1.
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ValueError(refusal(name, value, "an integer, or a list of them"))
 
 
 def member_rows(tensor_K: Tensor, chosen: Sequence[int]) -> Tensor:
@@ -29,17 +45,19 @@ def member_rows(tensor_K: Tensor, chosen: Sequence[int]) -> Tensor:
     return tensor_K.detach().index_select(0, torch.tensor(chosen, device=tensor_K.device))
 
 
-def member_vector(name: str, value: Any, K: int) -> Tensor:
-    """A number, or one number per member, as a float64 vector [K] on the CPU.
+def member_vector(name: str, value: Any, K: int, *, flags: bool = False) -> Tensor:
+    """A number, or one number per member, as a float64 vector [K] on the CPU; `flags`: booleans, as 0 and 1.
 
     >>> member_vector("lr", 0.1, 3).tolist()
     [0.1, 0.1, 0.1]
     """
-    rule = f"a number or one for each of {K} members"
+    rule = f"{'True, False' if flags else 'a number'} or one for each of {K} members"
+    each = value if isinstance(value, list | tuple) else (value,)
+    require(all(isinstance(v, bool | Tensor) if flags else not isinstance(v, bool) for v in each), name, value, rule)
     try:
         vector = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"`{name}` is {value!r}, but must be {rule}") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ValueError(refusal(name, value, rule)) from None
     if vector.ndim > 1 or (vector.ndim == 1 and len(vector) != K):
         raise ValueError(f"`{name}` has shape {tuple(vector.shape)}, but must be {rule}")
     return vector.expand(K).clone()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion.attributes import check_same_state, follow, plain_attributes, set_attributes
-from fusion.checks import require
+from fusion.checks import check_each, check_function, check_mapping, is_int, require
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.members import member_indices, member_rows
 from fusion.rows import FlatParameters
@@ -41,6 +41,15 @@ class Shell:
     skeleton: nn.Module
     marks: Mapping[str, Mapping[str, Any]]
     floats: Mapping[str, FloatSlot]
+
+
+def check_fused(fused: object, name: str = "fused") -> None:
+    """Refuse what is no fused model.
+
+    Raises:
+        ValueError: where `fused` is something else.
+    """
+    require(isinstance(fused, FusedModel), name, fused, "a FusedModel, which `fuse` makes")
 
 
 class FusedModel(nn.Module):
@@ -125,6 +134,7 @@ class FusedModel(nn.Module):
         Raises:
             ValueError: where `objective` returns something else.
         """
+        check_function("objective", objective)
         if self.one_by_one and self.K > 1:
             self.part_buffers()
         shared = self.shared
@@ -169,7 +179,9 @@ class FusedModel(nn.Module):
         Raises:
             ValueError: where there are not K seeds.
         """
-        require(len(seeds) == self.K, "len(seeds)", len(seeds), f"{self.K}, the number of members")
+        check_each("seeds", seeds, int, self.K)
+        for k, seed in enumerate(seeds):
+            require(is_int(seed) and -(2**63) <= seed < 2**64, f"seeds[{k}]", seed, "an integer of 64 bits")
         self.streams = Streams(self.K, seeds)
 
     def keep(self, indices: Sequence[int]) -> None:
@@ -196,6 +208,7 @@ class FusedModel(nn.Module):
         Raises:
             ValueError: where the structures differ, or a plain attribute that the modules change as they run.
         """
+        check_fused(other, "other")
         check_same((self.key, other.key), "models")
         check_same_state(self.template, other.template)
         theirs = other.shared
@@ -217,7 +230,7 @@ class FusedModel(nn.Module):
         Raises:
             IndexError: where `k` is not in [-K, K).
         """
-        (k,) = member_indices([k], self.K)
+        (k,) = member_indices([k], self.K, "k")
         tensors: dict[str, Tensor] = {}
         for name, hollow in named_tensors(self.template).items():
             tensors[name] = like(hollow, self._per_member(name)[k].clone())
@@ -245,6 +258,7 @@ class FusedModel(nn.Module):
             IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
             RuntimeError: where names or shapes differ, the number of members among them.
         """
+        check_mapping("state_dict", state_dict)
         if members is not None:
             own = {name: tensor for name, tensor in state_dict.items() if name.startswith("own.")}
             chosen = member_indices(members, len(next(iter(own.values()))), "members")

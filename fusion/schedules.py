@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fusion.checks import require
+from fusion.checks import check_int, check_mapping, is_number, require
 from fusion.keys import SCHEDULES, read
 
 __all__ = ["SCHEDULES", "lr_factor"]
@@ -45,9 +45,10 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     >>> [lr_factor({"warmup_epochs": 2}, step / 2, 10, steps_per_epoch=2) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
-    require(epoch >= 0, "epoch", epoch, ">= 0")
-    require(max_epochs >= 1, "max_epochs", max_epochs, ">= 1")
-    require(steps_per_epoch >= 1, "steps_per_epoch", steps_per_epoch, ">= 1")
+    check_mapping("config", config)
+    require(is_number(epoch) and epoch >= 0, "epoch", epoch, "a finite number >= 0")
+    check_int("max_epochs", max_epochs, at_least=1)
+    require(is_number(steps_per_epoch) and steps_per_epoch >= 1, "steps_per_epoch", steps_per_epoch, ">= 1")
     warmup = read(config, "warmup_epochs")
     rise = min(1.0, (epoch + 1 / steps_per_epoch) / warmup) if warmup > 0 else 1.0
     return rise * _DECAYS[read(config, "schedule")](config, math.floor(epoch), max_epochs)

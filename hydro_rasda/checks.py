@@ -5,17 +5,27 @@ A wrong type and a wrong value are refused alike, by a ValueError of one wording
 
 from __future__ import annotations
 
+import inspect
+import math
+import os
+import reprlib
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TypeGuard
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 200
 
 
 def require(holds: bool, argument: str, value: object, rule: str) -> None:
     """Refuse an argument unless its rule holds.
 
     Raises:
-        ValueError: where `holds` is false; it names argument, value and rule.
+        ValueError: where `holds` is false; it names argument, value (cut where it is long) and rule.
     """
     if not holds:
-        raise ValueError(f"`{argument}` is {value!r}, but must be {rule}")
+        raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -28,14 +38,15 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def check_int(name: str, value: object, at_least: int, optional: bool = False) -> None:
-    """Refuse what is no integer of `at_least` or more; where it is `optional`, None will do.
+def check_int(name: str, value: object, at_least: int, optional: bool = False, at_most: float = math.inf) -> None:
+    """Refuse what is no integer from `at_least` to `at_most`; where it is `optional`, None will do.
 
     Raises:
         ValueError: where `value` is something else.
     """
-    holds = (optional and value is None) or (is_int(value) and value >= at_least)
-    require(holds, name, value, f"{'None or ' if optional else ''}an integer >= {at_least}")
+    holds = (optional and value is None) or (is_int(value) and at_least <= value <= at_most)
+    bound = f">= {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
+    require(holds, name, value, f"{'None or ' if optional else ''}an integer {bound}")
 
 
 def check_number(name: str, value: object, above: float | None = None) -> None:
@@ -48,10 +59,117 @@ def check_number(name: str, value: object, above: float | None = None) -> None:
     require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
 
 
+def check_is(name: str, value: object, kind: type, several: bool = False) -> None:
+    """Refuse what is no object of a class, or, of `several`, no list or tuple of them.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    if several:
+        require(isinstance(value, list | tuple), name, value, f"a list of {kind.__name__}s")
+        assert isinstance(value, list | tuple)
+        for i, item in enumerate(value):
+            check_is(f"{name}[{i}]", item, kind)
+    else:
+        require(isinstance(value, kind), name, value, f"of the class {kind.__name__}")
+
+
+def check_path(name: str, value: object) -> None:
+    """Refuse what is no path.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    holds = isinstance(value, str | PathLike) and isinstance(os.fspath(value), str) and "\0" not in str(value)
+    require(holds and len(str(value)) < 4096, name, value, "a path")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    require(isinstance(value, bool), name, value, "True or False")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse what is none of some words.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    require(isinstance(value, str) and value in choices, name, value, f"one of {tuple(choices)}")
+
+
+def check_text(name: str, value: object, optional: bool = False) -> None:
+    """Refuse what is no text, or an empty one; where it is `optional`, None will do.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    holds = (optional and value is None) or (isinstance(value, str) and bool(value))
+    require(holds, name, value, f"{'None or ' if optional else ''}a text")
+
+
+def check_function(name: str, value: object, *counts: int, rule: str, or_class: bool = False) -> None:
+    """Refuse what cannot be called with so many arguments, or with so many others; and classes, unless they will do.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    holds = callable(value) and (or_class or not isinstance(value, type))
+    try:
+        signature = inspect.signature(value)  # type: ignore[arg-type]
+        holds = holds and any(_binds(signature, count) for count in counts)
+    except TypeError:
+        holds = False
+    except ValueError:  # what is written in C need not have one
+        holds = holds and not isinstance(value, type)
+    require(holds, name, value, rule)
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def check_folder(name: str, value: object) -> Path:
+    """The absolute path of a folder that is there, or can be made.
+
+    Raises:
+        ValueError: where `value` is no path, that of something else, below something else, or the address of a store.
+    """
+    rule = "the path of a folder that is there, or can be made"
+    check_path(name, value)
+    require(str(value) != "" and "://" not in str(value), name, value, rule)
+    try:
+        folder = Path(value).expanduser().absolute()  # type: ignore[arg-type]
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        require(there.is_dir() and (there == folder or os.access(there, os.W_OK)), name, value, rule)
+    except (OSError, RuntimeError) as error:  # a name that is too long; the home of nobody
+        told = getattr(error, "strerror", None) or error
+        raise ValueError(f"`{name}` is {_shown.repr(value)}, but must be {rule} ({told})") from None
+    return folder
+
+
+def check_name(name: str, value: object) -> None:
+    """Refuse what cannot be the name of a folder.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    holds = isinstance(value, str) and value not in ("", ".", "..") and not {"/", os.sep, "\0"} & {*value}
+    require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name")
+
+
 def check_mode(mode: object) -> None:
     """Refuse what is neither "min" nor "max".
 
     Raises:
         ValueError: where `mode` is something else.
     """
-    require(mode in ("min", "max"), "mode", mode, "'min' or 'max'")
+    require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")

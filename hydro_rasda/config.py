@@ -7,7 +7,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from hydro_rasda.checks import check_int, check_mode, is_int, is_number, require
+from hydro_rasda.checks import (
+    check_choice,
+    check_flag,
+    check_function,
+    check_int,
+    check_mode,
+    is_int,
+    is_number,
+    require,
+)
 
 Mode = Literal["min", "max"]
 Keep = Literal["last", "best"]
@@ -17,6 +26,10 @@ KEEP: tuple[str, ...] = ("last", "best")
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
 GROW: tuple[str, ...] = ("due", "efficient")
+MOST_TRIALS = 1_000_000
+"""More configurations than that are a mistake: they would not fit memory."""
+MOST_WORKERS = 1024
+"""More processes than that are one, too."""
 LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
 
 
@@ -58,9 +71,13 @@ class RASDAConfig:
         check_int("rasda.workers", self.workers, at_least=1)
         check_int("rasda.max_workers", self.max_workers, at_least=self.workers, optional=True)
         rule = self.lr_rule
-        require(callable(rule) or rule in LR_RULES, "rasda.lr_rule", rule, f"one of {LR_RULES}, or a function")
+        if not isinstance(rule, str):
+            told = f"one of {LR_RULES}, or a function of how many times as many workers there are"
+            check_function("rasda.lr_rule", rule, 1, rule=told)
+        else:
+            check_choice("rasda.lr_rule", rule, LR_RULES)
         require(is_number(self.wait) and 0 <= self.wait < math.inf, "rasda.wait", self.wait, "a finite number >= 0")
-        require(self.grow in GROW, "rasda.grow", self.grow, f"one of {GROW}")
+        check_choice("rasda.grow", self.grow, GROW)
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,8 @@ class TuneConfig:
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str) and bool(self.metric), "metric", self.metric, "the name of a metric")
         check_mode(self.mode)
-        for name in ("num_samples", "max_t", "grace_period", "top_k"):
+        check_int("num_samples", self.num_samples, at_least=1, at_most=MOST_TRIALS)
+        for name in ("max_t", "grace_period", "top_k"):
             check_int(name, getattr(self, name), at_least=1)
         require(self.grace_period <= self.max_t, "grace_period", self.grace_period, f"<= max_t ({self.max_t})")
         check_int("reduction_factor", self.reduction_factor, at_least=2)
@@ -97,19 +115,20 @@ class TuneConfig:
         require(is_number(spent) and 0 <= spent < math.inf, "full_trainings", spent, "a finite number >= 0")
         width, fusion = self.surrogate, self.fusion
         require(is_number(width) and 0 < width <= 1, "surrogate", width, "a width ratio in (0, 1]")
-        if fusion != "auto":
+        if not (isinstance(fusion, str) and fusion == "auto"):
             require(is_int(fusion) and fusion >= 1, "fusion", fusion, "'auto' or an integer >= 1")
         require(isinstance(self.rasda, RASDAConfig), "rasda", self.rasda, "a RASDAConfig")
         grace = self.rasda.grace_period
         require(grace is None or grace <= self.max_t, "rasda.grace_period", grace, f"<= max_t ({self.max_t})")
-        require(self.keep in KEEP, "keep", self.keep, f"one of {KEEP}")
+        check_flag("check_transfer", self.check_transfer)
+        check_choice("keep", self.keep, KEEP)
         require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
         check_int("checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
-        check_int("loader_workers", self.loader_workers, at_least=0, optional=True)
+        check_int("loader_workers", self.loader_workers, at_least=0, optional=True, at_most=MOST_WORKERS)
         budget = self.time_budget_s
         holds = budget is None or (is_number(budget) and 0 < budget < math.inf)
         require(holds, "time_budget_s", budget, "None or a finite number of seconds > 0")
-        check_int("seed", self.seed, at_least=0)
+        check_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
 
     @property
     def full_grace_period(self) -> int:

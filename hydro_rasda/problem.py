@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fusion import fusion_key
 from fusion.streams import seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.data import Batch, Batches
+from hydro_rasda.data import Batch, Batches, naming_batch, non_finite, unlike
 from hydro_rasda.objective import Objective, check_metrics, checked
 from hydro_rasda.plans import Plans
 from hydro_rasda.reads import Notes
@@ -253,19 +254,41 @@ def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     del other
     calls: list[Any] = []
     handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
-    train = next(problem.train_data.epoch(trial.batch_size, 0))
+    with naming_batch("train_data", "its first batch", trial.batch_size):
+        train = next(problem.train_data.epoch(trial.batch_size, 0))
     trained = _run_batch(problem, target.train(), train, "train_data")
-    validation = next(problem.val_data.in_order(trial.batch_size))
+    with naming_batch("val_data", "its first batch", trial.batch_size):
+        validation = next(problem.val_data.in_order(trial.batch_size))
     with torch.no_grad():
         validated = _run_batch(problem, target.eval(), validation, "val_data")
     handle.remove()
     available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in validated])
     metric = problem.settings.metric
     require(metric in available, "metric", metric, f"one of {available}")
+    for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)):
+        _survey(problem, trial, target, data, argument)
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if isinstance(leaf, Tensor) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
     return DryRun(parameters, example, pretrained, shared)
+
+
+def _survey(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
+    """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on.
+
+    Raises:
+        ValueError: where a batch cannot be read, the objective cannot take it, or its loss is infinite or NaN, as its
+            numbers are.
+    """
+    with torch.no_grad():
+        for name, batch in islice(unlike(data, trial.batch_size, argument), MISFITS):
+            try:
+                metrics = _run_batch(problem, model, batch, argument)
+            except _Misfit as misfit:
+                raise ValueError(f"{name} of `{argument}`: {misfit.args[0]}") from misfit
+            wrong = non_finite(batch)
+            if wrong and not bool(metrics["loss"].isfinite()):
+                raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {metrics['loss'].item()}")
 
 
 def _addresses(model: nn.Module) -> set[int]:

@@ -59,17 +59,24 @@ class RandomSearch:
         """Random sampling does not learn."""
 
 
-def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mode) -> None:
-    """Tell a searcher what to search.
+def check_searcher(searcher: object) -> None:
+    """Refuse what cannot be asked for whole batches of configurations.
 
     Raises:
-        ValueError: where it is none of Ray Tune's searchers, limits how many trials may run at a time, or cannot search
-            this space.
+        ValueError: where it is none of Ray Tune's searchers, or limits how many trials may run at a time.
     """
     rule = "one of Ray Tune's searchers, such as OptunaSearch()"
     require(isinstance(searcher, Searcher), "searcher", searcher, rule)
     rule = "the searcher that it wraps: `tune` asks for whole batches"
     require(not isinstance(searcher, ConcurrencyLimiter), "searcher", searcher, rule)
+
+
+def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mode) -> None:
+    """Tell a searcher what to search.
+
+    Raises:
+        ValueError: where it cannot search this space.
+    """
     try:
         searcher.set_search_properties(metric, mode, dict(space))
     except (TypeError, ValueError) as error:

@@ -29,6 +29,7 @@ from ray.tune.search.variant_generator import generate_variants
 from fusion.keys import KEYS, check, read
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.checks import require
+from hydro_rasda.config import MOST_TRIALS
 
 __all__ = [
     "check_config",
@@ -50,20 +51,29 @@ __all__ = [
 Config = dict[str, Any]
 
 
-def check_space(space: object) -> None:
+def check_space(space: object, num_samples: int = 1) -> None:
     """Check a search space before anything is sampled from it.
 
     Args:
         space: Maps names to Ray Tune domains, `grid_search`, constants, or nested mappings of these.
+        num_samples: How often each point of its grid is to be tried.
 
     Raises:
-        ValueError: where it is no mapping with string keys, it has no domain, or a key that the library reads can take
-            a value that breaks its rule.
+        ValueError: where it is no mapping with string keys, it has no domain, a grid that is no list or of more points
+            than can be tried, or a key that the library reads can take a value that breaks its rule.
     """
-    if not isinstance(space, Mapping) or not all(isinstance(key, str) for key in space):
-        raise ValueError(f"`space` is {space!r}, but must be a mapping of names to domains")
-    if not any(_is_domain(value) for _, value in _leaves(space)):
-        raise ValueError(f"`space` is {dict(space)!r}, but must have a domain, such as loguniform(1e-4, 1), to search")
+    named = isinstance(space, Mapping) and all(isinstance(key, str) for key in space)
+    require(named, "space", space, "a mapping of names to domains")
+    assert isinstance(space, Mapping)
+    domains = {name: value for name, value in _leaves(space) if _is_domain(value)}
+    require(bool(domains), "space", dict(space), "one with a domain, such as loguniform(1e-4, 1), to search")
+    points = num_samples
+    for name, grid in ((name, value["grid_search"]) for name, value in domains.items() if _is_grid(value)):
+        listed = isinstance(grid, Sequence) and not isinstance(grid, str | bytes) and len(grid) > 0
+        require(listed, f"space[{name!r}]", grid, "a list of one value or more")
+        points *= len(grid)
+        rule = f"a space with at most {MOST_TRIALS} points in its grid, for each of `num_samples`"
+        require(points <= MOST_TRIALS, "space", f"a grid of {points} trials", rule)
     for name in KEYS.keys() & space.keys():
         if _can_be_read(name, space):
             for reachable in _extremes(space[name]):

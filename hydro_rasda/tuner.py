@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.checks import require
+from hydro_rasda.checks import check_choice, check_flag, check_folder, check_function, check_name, require
 from hydro_rasda.config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig
 from hydro_rasda.contracts import Backend, SweepRule
 from hydro_rasda.data import Data, make_batches
@@ -30,7 +30,7 @@ from hydro_rasda.run.progress import Progress
 from hydro_rasda.run.result import TuneResult, make_result
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.search import RandomSearch, Search, SearcherSearch, prepare
+from hydro_rasda.search import RandomSearch, Search, SearcherSearch, check_searcher, prepare
 from hydro_rasda.space import check_space
 from hydro_rasda.stages.handover import hand_over
 from hydro_rasda.stages.race import train_targets
@@ -94,7 +94,8 @@ def tune(
             cosine, step, exponential) with `gamma`, `step_size` and `warmup_epochs`, and on Ray
             `rescale_warmup_epochs`; `fusion.keys` says what each may be. All keys reach `model_fn`.
         train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. Data that
-            cannot be pickled, as they hold an open file, are read by this process alone.
+            cannot be pickled, as they hold an open file, are read by this process alone. Before anything trains, they
+            are read once, for at most 5 seconds. A loader without an end needs a length, after which an epoch is over.
         val_data: Likewise; trials are compared on it.
         loss_fn: Mean loss of `(output, target)`; with it, batches are `(inputs, target)`.
         objective: In its place, `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch.
@@ -179,7 +180,7 @@ def tune(
         surrogate=surrogate,
         fusion=fusion,
         check_transfer=check_transfer,
-        rasda=rasda or RASDAConfig(),
+        rasda=RASDAConfig() if rasda is None else rasda,
         keep=keep,
         ema=ema,
         checkpoint_every=checkpoint_every,
@@ -188,7 +189,8 @@ def tune(
         seed=seed,
     )
     trains_on = _backend(backend, device, address, resources_per_worker, scheduler)
-    _check(model_fn, loss_fn, objective, space, sweep_rule, resume, name, callbacks)
+    folder = check_folder("storage_path", storage_path)
+    _check(model_fn, loss_fn, objective, space, num_samples, searcher, sweep_rule, resume, name, progress, callbacks)
     functions = {"model_fn": model_fn, "loss_fn" if objective is None else "objective": objective or loss_fn}
     identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions)
     searcher = _prepared(searcher, space, settings)
@@ -198,7 +200,7 @@ def tune(
         ready = get_ready(problem, space, candidates.trials)
         data, batch_size = {"train_data": train_data, "val_data": val_data}, candidates.trials[0].batch_size
         asked = identity.asked(ready.settings, ready.problem, ready.parameters, data, batch_size)
-        with Store.open(_folder(storage_path, name), asked, resume) as store, Progress(silent=not progress) as shown:
+        with Store.open(_folder(folder, name), asked, resume) as store, Progress(silent=not progress) as shown:
             listeners = Callbacks([*([shown] if progress else []), *callbacks])
             run = Run(ready.problem, store, listeners, space=space)
             _announce(run, ready)
@@ -256,7 +258,7 @@ def _backend(
     named = isinstance(backend, str)
     known = backend in BACKENDS if named else isinstance(backend, Backend) and not isinstance(backend, type)
     require(known, "backend", backend, f"one of {BACKENDS}, or an object with what `hydro_rasda.Backend` has")
-    if backend == "ray":
+    if named and backend == "ray":
         require(device is None, "device", device, "None on Ray, where `resources_per_worker` says it")
         # What runs locally does not wait for it.
         from hydro_rasda.backends.ray.backend import RayBackend
@@ -265,16 +267,15 @@ def _backend(
     needs_ray = "left out, unless `backend` is 'ray'"
     require(address is None, "address", address, needs_ray)
     require(resources_per_worker is None, "resources_per_worker", resources_per_worker, needs_ray)
-    require(scheduler == "rasda", "scheduler", scheduler, needs_ray)
+    require(isinstance(scheduler, str) and scheduler == "rasda", "scheduler", scheduler, needs_ray)
     if isinstance(backend, Backend):
         require(device is None, "device", device, "left out, unless `backend` is 'local'")
         return backend
     return LocalBackend(None if device is None else [device])
 
 
-def _folder(storage_path: str | Path, name: str | None) -> Path:
+def _folder(folder: Path, name: str | None) -> Path:
     """A run's folder; one without a name is made here, so that no other run that begins now gets it, too."""
-    folder = Path(storage_path).expanduser().absolute()
     if name is not None:
         return folder / name
     stamp, number = time.strftime("tune-%Y%m%d-%H%M%S"), 1
@@ -291,18 +292,30 @@ def _check(
     loss_fn: LossFn,
     objective: Objective | None,
     space: Mapping[str, Any],
+    num_samples: int,
+    searcher: object,
     sweep_rule: object,
     resume: str,
     name: str | None,
+    progress: object,
     callbacks: Sequence[Listener],
 ) -> None:
     """Refuse what no later step would refuse before work starts."""
-    require(callable(model_fn), "model_fn", model_fn, "a function of (config) or (config, width_ratio)")
+    check_function("model_fn", model_fn, 1, 2, rule="a function of (config) or (config, width_ratio)", or_class=True)
+    rule = "a function (no class) of (output, target)"
+    check_function("loss_fn", loss_fn, 2, rule=rule)
+    if objective is not None:
+        rule = "None, or a function (no class) of (model, batch)"
+        check_function("objective", objective, 2, rule=rule)
     if objective is not None and loss_fn is not F.cross_entropy:
         raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
-    require(resume in RESUME, "resume", resume, f"one of {RESUME}")
-    require(name is None or (name not in ("", ".", "..") and Path(name).name == name), "name", name, "a folder's name")
-    check_space(space)
+    check_choice("resume", resume, RESUME)
+    if name is not None:
+        check_name("name", name)
+    check_flag("progress", progress)
+    check_space(space, num_samples)
+    if searcher is not None:
+        check_searcher(searcher)
     known = sweep_rule is None or isinstance(sweep_rule, SweepRule)
     require(known, "sweep_rule", sweep_rule, "None or an object of a subclass of `hydro_rasda.SweepRule`")
     check_callbacks(callbacks)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from surrogate.attention import find_logit_scales, head_sizes, scale_logits
-from surrogate.checks import PlanMismatch, check_width_ratio, require
+from surrogate.checks import PlanMismatch, check_flag, check_width_ratio, require
 from surrogate.forward import find_readouts, scale_readouts
 from surrogate.initial import corrections, measured_corrections, rescale, zero_modules
 from surrogate.laws import initial_laws
@@ -87,6 +87,8 @@ def make_surrogate(
         PlanMismatch: where the model has other shapes than `plan`; it is a ValueError.
     """
     check_width_ratio(width_ratio)
+    check_flag("zero_readout", zero_readout)
+    require(plan is None or isinstance(plan, SurrogatePlan), "plan", plan, "None, or from `plan_surrogate`")
     _check_signature(model_fn, config)
     if width_ratio == 1.0:
         return mark_as_target(_build(model_fn, config, 1.0))
@@ -176,6 +178,7 @@ def parametrize(
 
 
 def _check_signature(model_fn: ModelFn, config: Config) -> None:
+    require(callable(model_fn), "model_fn", model_fn, "a function of (config, width_ratio)")
     try:
         signature = inspect.signature(model_fn)
     except (TypeError, ValueError):  # callables written in C have none to look at

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import reprlib
+from typing import Any, TypeGuard
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 200
+
 
 class PlanMismatch(ValueError):
     """A plan was found for a model of another structure."""
 
 
 def require(holds: bool, argument: str, value: object, rule: str) -> None:
-    """Refuse an argument that breaks its rule.
+    """Refuse an argument that breaks its rule; long values are cut in the message.
 
     Raises:
         ValueError: where `holds` is false.
     """
     if not holds:
-        raise ValueError(f"`{argument}` is {value!r}, but must be {rule}")
+        raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number, infinities and NaN included; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_width_ratio(width_ratio: float, argument: str = "width_ratio") -> None:
@@ -23,6 +36,54 @@ def check_width_ratio(width_ratio: float, argument: str = "width_ratio") -> None
     Raises:
         ValueError: where it is none.
     """
-    is_number = isinstance(width_ratio, int | float) and not isinstance(width_ratio, bool)
     rule = "a number in (0, 1]: a surrogate is no wider than its target"
-    require(is_number and 0.0 < width_ratio <= 1.0, argument, width_ratio, rule)
+    require(is_number(width_ratio) and 0.0 < width_ratio <= 1.0, argument, width_ratio, rule)
+
+
+def check_int(argument: str, value: object, at_least: int, at_most: float = math.inf) -> None:
+    """Refuse what is no integer in a range.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    holds = isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
+    bound = f">= {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
+    require(holds, argument, value, f"an integer {bound}")
+
+
+def check_flag(argument: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    require(isinstance(value, bool), argument, value, "True or False")
+
+
+def check_list(argument: str, value: object, kind: Any, least: int = 1) -> None:
+    """Refuse what is no list or tuple of objects of a class, or too short.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    require(isinstance(value, list | tuple), argument, value, "a list")
+    assert isinstance(value, list | tuple)
+    require(len(value) >= least, f"len({argument})", len(value), f">= {least}")
+    for i, item in enumerate(value):
+        require(isinstance(item, kind), f"{argument}[{i}]", item, f"a {getattr(kind, '__name__', 'number')}")
+
+
+def check_function(argument: str, value: object, arguments: int) -> None:
+    """Refuse what cannot be called with so many arguments.
+
+    Raises:
+        ValueError: where `value` is something else.
+    """
+    holds = callable(value) and not isinstance(value, type)
+    try:
+        inspect.signature(value).bind(*range(arguments))  # type: ignore[arg-type]
+    except TypeError:
+        holds = False
+    except ValueError:  # what is written in C has no signature to look at
+        pass
+    require(holds, argument, value, f"a function of {arguments} arguments")

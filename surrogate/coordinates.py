@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from surrogate.build import ModelFn, make_surrogate, mark_as_target
-from surrogate.checks import require
+from surrogate.checks import check_flag, check_function, check_int, check_list, check_width_ratio, is_number, require
 from surrogate.recording import record_training
 from surrogate.training import Objective
 
@@ -132,9 +132,18 @@ def coordinate_check(
     Raises:
         ValueError: where there are fewer than 2 width ratios, no batch or no seed, or as for `make_surrogate`.
     """
+    check_list("width_ratios", width_ratios, float | int)
+    for i, width_ratio in enumerate(width_ratios):
+        check_width_ratio(width_ratio, f"width_ratios[{i}]")
     require(len(set(width_ratios)) > 1, "width_ratios", list(width_ratios), "at least 2 different numbers")
+    check_function("model_fn", model_fn, 2)
+    require(isinstance(config, Mapping), "config", config, "a mapping of names to values")
+    check_list("batches", batches, object, least=0)
     require(len(batches) > 0, "batches", batches, "at least 1 batch")
-    require(seeds >= 1, "seeds", seeds, ">= 1")
+    check_function("objective", objective, 2)
+    check_int("seeds", seeds, at_least=1)
+    check_flag("plain", plain)
+    require(is_number(max_slope) and max_slope >= 0, "max_slope", max_slope, "a number >= 0")
     build = _build_plain if plain else make_surrogate
     found: dict[tuple[str, float, int], list[tuple[float, float]]] = defaultdict(list)
     for seed in range(seeds):

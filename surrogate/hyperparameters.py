@@ -6,7 +6,9 @@ as well, since a narrow model overfits less.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, KeysView, Mapping
+
+from surrogate.checks import check_width_ratio, require
 
 SAFE_RATIO = 1 / 4
 """Below this width ratio, regularization tuned on a surrogate is doubtful."""
@@ -14,7 +16,7 @@ SAFE_RATIO = 1 / 4
 _REGULARIZERS = ("dropout", "drop_path", "droppath", "weight_decay", "label_smoothing", "mixup", "cutmix", "augment")
 
 
-def doubtful_hyperparameters(keys: Iterable[str], width_ratio: float) -> list[str]:
+def doubtful_hyperparameters(keys: Collection[str], width_ratio: float) -> list[str]:
     """Those of the tuned hyperparameters whose best value may differ between surrogate and target.
 
     Args:
@@ -24,11 +26,17 @@ def doubtful_hyperparameters(keys: Iterable[str], width_ratio: float) -> list[st
     Returns:
         The doubtful keys, in their order; none at a ratio of 1/4 or more.
 
+    Raises:
+        ValueError: where `keys` is no list of names, or `width_ratio` no number in (0, 1].
+
     >>> doubtful_hyperparameters(["lr", "dropout", "weight_decay"], 1 / 8)
     ['dropout', 'weight_decay']
     >>> doubtful_hyperparameters(["lr", "dropout", "weight_decay"], 1 / 2)
     []
     """
+    check_width_ratio(width_ratio)
+    listed = isinstance(keys, list | tuple | set | frozenset | Mapping | KeysView)
+    require(listed and all(isinstance(key, str) for key in keys), "keys", keys, "a list of names")
     if width_ratio >= SAFE_RATIO:
         return []
     return [key for key in keys if any(word in key.lower() for word in _REGULARIZERS)]

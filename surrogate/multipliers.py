@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mup.infshape import InfShape
 from torch import nn
 
-from surrogate.checks import require
+from surrogate.checks import check_flag, require
 from surrogate.widths import PLAN_ATTRIBUTE, WidthPlan
 
 
@@ -46,7 +46,7 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     Raises:
         ValueError: where `optimizer` is another word, or `surrogate` has no width plan.
     """
-    require(optimizer in _RULES, "optimizer", optimizer, f"one of {sorted(_RULES)}")
+    require(isinstance(optimizer, str) and optimizer in _RULES, "optimizer", optimizer, f"one of {sorted(_RULES)}")
     rule = _RULES[optimizer]
     return {name: rule(param.infshape()) for name, param in width_plan(surrogate).params.items()}
 
@@ -69,6 +69,7 @@ def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independen
     Raises:
         ValueError: as for `lr_multipliers`.
     """
+    check_flag("independent", independent)
     rates = lr_multipliers(surrogate, optimizer)
     return {name: 1.0 / rate if independent else 1.0 for name, rate in rates.items()}
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surrogate.checks import require
+from surrogate.checks import check_int, is_number, require
 
 Mode = Literal["min", "max"]
 Verdict = Literal["trusted", "doubtful", "refused"]
@@ -68,19 +68,32 @@ def compare_rankings(
     >>> compare_rankings([1, 2, 3, 4], [10, 20, 40, 30]).rho
     0.8
     """
+    for name, scores in (("narrow", narrow), ("wide", wide)):
+        require(isinstance(scores, Sequence) and not isinstance(scores, str | bytes), name, scores, "a list of scores")
+        for i, score in enumerate(scores):
+            require(is_number(score), f"{name}[{i}]", score, "a number")
     if len(narrow) != len(wide) or len(narrow) < _FEWEST:
         raise ValueError(
             f"`narrow` and `wide` have {len(narrow)} and {len(wide)} scores, but must have equally many, at least "
             f"{_FEWEST}"
         )
-    require(mode in ("min", "max"), "mode", mode, "'min' or 'max'")
-    require(1 <= top_k <= len(narrow), "top_k", top_k, f"from 1 to the number of configurations, {len(narrow)}")
-    require(tolerance >= 0, "tolerance", tolerance, ">= 0")
+    check_comparison(len(narrow), mode, top_k, tolerance)
     losses_narrow, losses_wide = _losses(narrow, mode), _losses(wide, mode)
     rho = spearman(losses_narrow, losses_wide)
     regret = {k: _regret(losses_narrow, losses_wide, k) for k in sorted({1, 2, 3, top_k})}
     verdict = _verdict(rho, regret[top_k], tolerance)
     return RankComparison(rho, regret, tolerance, top_k, verdict, _ADVICE[verdict])
+
+
+def check_comparison(count: int, mode: object, top_k: object, tolerance: object) -> None:
+    """Refuse what `compare_rankings` cannot compare so many configurations by.
+
+    Raises:
+        ValueError: where `mode`, `top_k` or `tolerance` is out of range.
+    """
+    require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")
+    check_int("top_k", top_k, at_least=1, at_most=count)
+    require(is_number(tolerance) and tolerance >= 0, "tolerance", tolerance, "a number >= 0")
 
 
 _ADVICE: dict[Verdict, str] = {

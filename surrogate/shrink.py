@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from surrogate.build import mark_as_target
-from surrogate.checks import check_width_ratio, require
+from surrogate.checks import check_flag, check_width_ratio, require
 from surrogate.initial import zero_modules
 from surrogate.multipliers import width_plan
 from surrogate.shrink_plan import (
@@ -58,6 +58,8 @@ def shrink(
         PlanMismatch: where `plan` does not fit `module`; it is a ValueError.
     """
     check_width_ratio(width_ratio)
+    check_flag("zero_readout", zero_readout)
+    require(plan is None or isinstance(plan, ShrinkPlan), "plan", plan, "None, or from `plan_shrink`")
     if width_ratio == 1.0:
         check_target(module, example_input)
         return mark_as_target(copy.deepcopy(module))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from surrogate.build import ModelFn, make_surrogate
-from surrogate.checks import check_width_ratio, require
-from surrogate.ranking import Mode, RankComparison, compare_rankings
+from surrogate.checks import check_function, check_int, check_list, check_width_ratio, require
+from surrogate.ranking import Mode, RankComparison, check_comparison, compare_rankings
 from surrogate.training import Objective, evaluate, train
 
 Config = Mapping[str, Any]
@@ -64,10 +64,13 @@ def transfer_check(
         ValueError: where the width ratios are out of range or order, `score_fn` returns another number of scores, or
             the arguments of `compare_rankings` are out of range.
     """
+    check_function("score_fn", score_fn, 2)
+    check_list("configs", configs, Mapping, least=4)
     check_width_ratio(narrow_width_ratio, "narrow_width_ratio")
     check_width_ratio(wide_width_ratio, "wide_width_ratio")
     rule = f"below `wide_width_ratio`, {wide_width_ratio:g}"
     require(narrow_width_ratio < wide_width_ratio, "narrow_width_ratio", narrow_width_ratio, rule)
+    check_comparison(len(configs), mode, top_k, tolerance)
     narrow, wide = (tuple(score_fn(configs, width_ratio)) for width_ratio in (narrow_width_ratio, wide_width_ratio))
     if len(narrow) != len(configs):
         raise ValueError(
@@ -94,6 +97,12 @@ def plain_score_fn(
         objective: `objective(model, batch)` -> loss.
         seed: Of the initial weights, the same for every configuration; torch's global generator is left as it was.
     """
+
+    check_function("model_fn", model_fn, 2)
+    check_list("train_batches", train_batches, object)
+    check_list("val_batches", val_batches, object)
+    check_function("objective", objective, 2)
+    check_int("seed", seed, at_least=0, at_most=2**63 - 1)
 
     def score(configs: Sequence[Config], width_ratio: float) -> list[float]:
         scores = []

@@ -15,19 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from fusion.checks import require
+from fusion.checks import check_each, check_mapping, refusal, require
 from fusion.kept import kept
 from fusion.members import member_indices, member_rows, member_vector
-from fusion.model import FusedModel
+from fusion.model import FusedModel, check_fused
 from fusion.optim import native
 from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
 from fusion.optim.runs import Run, runs_of
 from fusion.optim.segments import numbered, segments
-from fusion.optim.single import Multipliers, multipliers_of, torch_optimizer
+from fusion.optim.single import Multipliers, check_multipliers, torch_optimizer
 from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, Rows, layout_of
+from fusion.structure import check_module
 
 _TABLES = ("steps_KP", "lr_factor_K", "_lr_multipliers_KP", "_decay_multipliers_KP")
+_STATE = ("state", "steps", "lr_factor", "schedule", "lr_multipliers", "weight_decay_multipliers")
 
 
 class FusedOptimizer:
@@ -59,7 +61,8 @@ class FusedOptimizer:
         lr_multipliers: Multipliers | None = None,
         weight_decay_multipliers: Multipliers | None = None,
     ) -> None:
-        require(len(members) == fused.K, "len(members)", len(members), f"{fused.K}, as many as `fused` has")
+        check_fused(fused)
+        check_each("members", members, Hyperparameters, fused.K)
         self.fused = fused
         self.members = list(members)
         self.names = [name for name, p in fused.stacked.items() if p.requires_grad]
@@ -71,8 +74,8 @@ class FusedOptimizer:
         self._next = torch.zeros(1, dtype=torch.int64)
         self.steps_KP = torch.zeros(fused.K, len(self.names), dtype=torch.float64)
         self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
-        self._lr_multipliers_KP = self._per_parameter(lr_multipliers)
-        self._decay_multipliers_KP = self._per_parameter(weight_decay_multipliers)
+        self._lr_multipliers_KP = self._per_parameter("lr_multipliers", lr_multipliers)
+        self._decay_multipliers_KP = self._per_parameter("weight_decay_multipliers", weight_decay_multipliers)
         self._tabulate()
 
     @property
@@ -82,8 +85,10 @@ class FusedOptimizer:
 
     def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
         """Multiply the learning rates, those given at construction, by `factor`: a number, or [K]."""
+        factor_K = member_vector("factor", factor, self.K)
+        _check_factors("factor", factor_K)
         self._schedule_SK = None
-        self.lr_factor_K.copy_(member_vector("factor", factor, self.K))
+        self.lr_factor_K.copy_(factor_K)
 
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
         """The same for the coming S steps at once, [S, K], after which the last stays: no step waits for its factors.
@@ -93,9 +98,14 @@ class FusedOptimizer:
         Raises:
             ValueError: where it is not [S, K] with S >= 1.
         """
-        table_SK = torch.tensor(factors, dtype=torch.float64)
         rule = f"[S, {self.K}] with S >= 1: a row for each step, of a factor for each member"
-        require(table_SK.ndim == 2 and table_SK.shape[1] == self.K, "factors", list(table_SK.shape), rule)
+        try:
+            table_SK = torch.as_tensor(factors, dtype=torch.float64).clone()
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise ValueError(refusal("factors", factors, rule)) from None
+        fits = table_SK.ndim == 2 and len(table_SK) > 0 and table_SK.shape[1] == self.K
+        require(fits, "factors", list(table_SK.shape), rule)
+        _check_factors("factors", table_SK)
         device = self.steps_KP.device
         if self._schedule_SK is not None and self._schedule_SK.shape == table_SK.shape:
             self._schedule_SK.copy_(table_SK)
@@ -142,6 +152,7 @@ class FusedOptimizer:
         Raises:
             ValueError: where the two optimize different parameters.
         """
+        require(isinstance(other, FusedOptimizer), "other", other, "a FusedOptimizer")
         if self.names != other.names:
             raise ValueError("`other` optimizes other parameters, so its members cannot join")
         self._schedule_SK = None
@@ -163,7 +174,8 @@ class FusedOptimizer:
         Raises:
             IndexError: where `k` is not in [-K, K).
         """
-        (k,) = member_indices([k], self.K)
+        (k,) = member_indices([k], self.K, "k")
+        check_module(module)
         hp = self.members[k]
         both_KP = (self._lr_multipliers_KP, self._decay_multipliers_KP)
         lr, decay = (dict(zip(self.names, of_KP[k].tolist())) for of_KP in both_KP)
@@ -203,6 +215,7 @@ class FusedOptimizer:
             ValueError: where it is of other parameters, or of another number of members than the model has.
             IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
         """
+        check_mapping("state_dict", state_dict, "members", "names", *_STATE)
         if list(state_dict["names"]) != self.names:
             raise ValueError("`state_dict` is of an optimizer for other parameters")
         K = len(state_dict["members"])
@@ -224,10 +237,11 @@ class FusedOptimizer:
         self._decay_multipliers_KP = state_dict["weight_decay_multipliers"][chosen]
         self._tabulate()
 
-    def _per_parameter(self, multipliers: Multipliers | None) -> Tensor:
+    def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
         """Multipliers as [K, P], each member's taken from those of its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
-        columns = {kind: multipliers_of(kind, multipliers, known) for kind in OPTIMIZERS}
+        check_multipliers(name, multipliers, known)
+        columns = {kind: (multipliers or {}).get(kind, {}) for kind in OPTIMIZERS}
         rows = [[columns[hp.kind].get(name, 1.0) for name in self.names] for hp in self.members]
         return torch.tensor(rows, dtype=torch.float64)
 
@@ -351,3 +365,8 @@ def _torch_state(hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]
     if hp.kind == "sgd":
         return {"momentum_buffer": moments["first"]} if hp.momentum else {}
     return {"step": torch.tensor(step), "exp_avg": moments["first"], "exp_avg_sq": moments["second"]}
+
+
+def _check_factors(name: str, factors: Tensor) -> None:
+    fine = bool(((factors >= 0) & factors.isfinite()).all())
+    require(fine, name, factors.tolist(), "finite numbers >= 0")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fusion.checks import require
+from fusion.checks import check_mapping, require
 from fusion.keys import KEYS, OPTIMIZERS, check, default, is_read, read
 
 __all__ = ["OPTIMIZERS", "Hyperparameters"]
@@ -68,6 +68,7 @@ class Hyperparameters:
         >>> Hyperparameters.from_config({"optimizer": "sgd", "lr": 0.1, "width": 64}).lr
         0.1
         """
+        check_mapping("config", config)
         if "lr" not in config:
             raise ValueError("`lr`, the learning rate, is left out, but must be given")
         given = [f.name for f in fields(cls)[1:] if f.name in config and is_read(f.name, config)]

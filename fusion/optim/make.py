@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fusion.checks import require
+from fusion.checks import check_each, require
 from fusion.members import member_vector
-from fusion.model import FusedModel
+from fusion.model import FusedModel, check_fused
 from fusion.optim.fused import FusedOptimizer
 from fusion.optim.hyper import Hyperparameters
 from fusion.optim.single import Multipliers
@@ -37,10 +37,11 @@ def fused_optimizer(
     Raises:
         ValueError: for an unknown optimizer, parameter name, or a value out of range; the member is named.
     """
-    require(len(configs) == fused.K, "len(configs)", len(configs), f"{fused.K}, the number of members of `fused`")
+    check_fused(fused)
+    check_each("configs", configs, Mapping, fused.K)
     return FusedOptimizer(
         fused,
-        [_member(k, config) for k, config in enumerate(configs)],
+        [member(k, config) for k, config in enumerate(configs)],
         lr_multipliers=lr_multipliers,
         weight_decay_multipliers=weight_decay_multipliers,
     )
@@ -72,12 +73,13 @@ class FusedSGD(FusedOptimizer):
         lr_multipliers: Mapping[str, float] | None = None,
         weight_decay_multipliers: Mapping[str, float] | None = None,
     ) -> None:
+        check_fused(fused)
         settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(
             fused,
             _members("sgd", fused.K, {**settings, "nesterov": nesterov}),
-            lr_multipliers={"sgd": lr_multipliers or {}},
-            weight_decay_multipliers={"sgd": weight_decay_multipliers or {}},
+            lr_multipliers={"sgd": {} if lr_multipliers is None else lr_multipliers},
+            weight_decay_multipliers={"sgd": {} if weight_decay_multipliers is None else weight_decay_multipliers},
         )
 
 
@@ -96,14 +98,16 @@ class _FusedAdam(FusedOptimizer):
         lr_multipliers: Mapping[str, float] | None = None,
         weight_decay_multipliers: Mapping[str, float] | None = None,
     ) -> None:
+        check_fused(fused)
+        require(isinstance(betas, tuple | list) and len(betas) == 2, "betas", betas, "two numbers, or lists of them")
         settings = {"lr": lr, "beta1": betas[0], "beta2": betas[1], "eps": eps}
         if weight_decay is not None:
             settings["weight_decay"] = weight_decay
         super().__init__(
             fused,
             _members(self._kind, fused.K, {**settings, "independent_weight_decay": independent_weight_decay}),
-            lr_multipliers={self._kind: lr_multipliers or {}},
-            weight_decay_multipliers={self._kind: weight_decay_multipliers or {}},
+            lr_multipliers={self._kind: {} if lr_multipliers is None else lr_multipliers},
+            weight_decay_multipliers={self._kind: {} if weight_decay_multipliers is None else weight_decay_multipliers},
         )
 
 
@@ -140,7 +144,8 @@ class FusedAdamW(_FusedAdam):
     _kind = "adamw"
 
 
-def _member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
+def member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
+    """One member's hyperparameters; an error names the member."""
     try:
         return Hyperparameters.from_config(config)
     except ValueError as error:
@@ -148,8 +153,7 @@ def _member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
 
 
 def _members(kind: str, K: int, settings: Mapping[str, Any]) -> list[Hyperparameters]:
-    columns = {name: member_vector(name, value, K).tolist() for name, value in settings.items()}
-    for flag in ("nesterov", "independent_weight_decay"):
-        if flag in columns:
-            columns[flag] = [bool(value) for value in columns[flag]]
+    flags = ("nesterov", "independent_weight_decay")
+    columns = {name: member_vector(name, value, K, flags=name in flags).tolist() for name, value in settings.items()}
+    columns |= {flag: [bool(value) for value in columns[flag]] for flag in flags if flag in columns}
     return [Hyperparameters(kind, **{name: column[k] for name, column in columns.items()}) for k in range(K)]

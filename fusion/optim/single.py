@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from fusion.optim.hyper import Hyperparameters
+from fusion.checks import check_mapping, is_number, require
+from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
+from fusion.structure import check_module
 
 Multipliers = Mapping[str, Mapping[str, float]]
 
@@ -35,10 +37,13 @@ def optimizer(
     Raises:
         ValueError: for an unknown optimizer, parameter name, or a value out of range.
     """
+    check_module(module)
     hp = Hyperparameters.from_config(config)
-    named = dict(module.named_parameters())
-    lr = multipliers_of(hp.kind, lr_multipliers, named)
-    return torch_optimizer(module, hp, lr, multipliers_of(hp.kind, weight_decay_multipliers, named))
+    both = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
+    for name, multipliers in both.items():
+        check_multipliers(name, multipliers, dict(module.named_parameters()))
+    lr, decay = ((multipliers or {}).get(hp.kind, {}) for multipliers in both.values())
+    return torch_optimizer(module, hp, lr, decay)
 
 
 def torch_optimizer(
@@ -55,13 +60,28 @@ def torch_optimizer(
     return _torch_optimizer(hp, [_group(hp, *factors, params) for factors, params in groups.items()])
 
 
-def multipliers_of(kind: str, multipliers: Multipliers | None, known: Mapping[str, Any]) -> Mapping[str, float]:
-    """The multipliers for one optimizer, checked against the known parameter names."""
-    chosen = (multipliers or {}).get(kind, {})
-    unknown = [name for name in chosen if name not in known]
-    if unknown:
-        raise ValueError(f"multipliers for {kind} name {unknown[0]!r}, which is no parameter of the model")
-    return chosen
+def check_multipliers(name: str, multipliers: object, known: Collection[str]) -> None:
+    """Refuse multipliers that are not by optimizer and parameter, or are no finite numbers >= 0.
+
+    Args:
+        name: Of the argument.
+        multipliers: What it was given.
+        known: Names of parameters.
+
+    Raises:
+        ValueError: where they are something else.
+    """
+    if multipliers is None:
+        return
+    check_mapping(name, multipliers)
+    assert isinstance(multipliers, Mapping)
+    for kind, factors in multipliers.items():
+        require(kind in OPTIMIZERS, f"{name}[{kind!r}]", factors, f"of an optimizer, one of {', '.join(OPTIMIZERS)}")
+        check_mapping(f"{name}[{kind!r}]", factors)
+        for parameter, factor in factors.items():
+            where = f"{name}[{kind!r}][{parameter!r}]"
+            require(parameter in known, where, factor, "left out: the model has no such parameter")
+            require(is_number(factor) and factor >= 0, where, factor, "a finite number >= 0")
 
 
 def _group(hp: Hyperparameters, lr: float, decay: float, params: list[nn.Parameter]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What modules must share to be fused: each is walked into plain values, which are compared as keys."""
 
 from fusion.structure.floats import FloatSlot
-from fusion.structure.key import FusionKey, check_same, fusion_key
+from fusion.structure.key import FusionKey, check_module, check_same, fusion_key
 from fusion.structure.walk import describe
 
-__all__ = ["FloatSlot", "FusionKey", "check_same", "describe", "fusion_key"]
+__all__ = ["FloatSlot", "FusionKey", "check_module", "check_same", "describe", "fusion_key"]

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable
 
 from torch import nn
 
+from fusion.checks import refusal, require
 from fusion.structure.walk import describe
 
 FusionKey = tuple[tuple[str, Hashable], ...]
@@ -32,7 +33,22 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
     >>> fusion_key(nn.Dropout(0.1)) == fusion_key(nn.Dropout(0.2))
     True
     """
+    check_module(module)
+    for i, value in enumerate(extra):
+        try:
+            hash(value)
+        except TypeError:
+            raise ValueError(refusal(f"extra[{i}]", value, "hashable, such as a number, a text or a tuple")) from None
     return (*describe(module).entries, *((f"extra[{i}]", value) for i, value in enumerate(extra)))
+
+
+def check_module(module: object) -> None:
+    """Refuse what is no module.
+
+    Raises:
+        ValueError: where `module` is something else.
+    """
+    require(isinstance(module, nn.Module), "module", module, "an nn.Module")
 
 
 def differences(key: FusionKey, other: FusionKey) -> list[str]:

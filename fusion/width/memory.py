@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -52,7 +53,46 @@ def available_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return _kilobytes("/proc/meminfo", "MemAvailable")
+    known = [_kilobytes("/proc/meminfo", "MemAvailable"), *map(_left_of, _cgroups())]
+    return min((left for left in known if left is not None), default=None)
+
+
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def _cgroups() -> list[Path]:
+    """The folders of the cgroups that limit this process's memory, as Slurm and containers have them; its own first."""
+    try:
+        lines = [line.strip().split(":", 2) for line in OWN_CGROUPS.read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = CGROUPS / "memory" if controllers else CGROUPS
+        own = top / path.lstrip("/")
+        found += [own, *(parent for parent in own.parents if parent == top or top in parent.parents)]
+    return found
+
+
+def _left_of(cgroup: Path) -> int | None:
+    """Bytes that a cgroup may take besides what it has; pages of files do not count, as the kernel takes them back."""
+    for limit, usage, files in _LIMITS:
+        try:
+            most, used = int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
+            parts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such cgroup, or "max"
+            continue
+        return max(0, most - used + int(parts.get(files, 0)))
+    return None
+
+
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of both versions of cgroups."""
 
 
 def keep_freed_memory() -> bool:

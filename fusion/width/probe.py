@@ -16,12 +16,13 @@ from torch import nn
 
 from fusion.assemble import fuse
 from fusion.backoff import is_out_of_memory
-from fusion.checks import require
+from fusion.checks import check_each, check_function, check_int, check_mapping, is_number, require
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import Obstacle, dry_run
 from fusion.keys import read
 from fusion.model import FusedModel
 from fusion.optim import fused_optimizer
+from fusion.optim.make import member
 from fusion.tensors import copied
 from fusion.width.memory import available_memory, peak_memory
 from fusion.width.microbatch import backward, can_be_split, split
@@ -73,7 +74,19 @@ def plan_fusion(
         ValueError: where there is no module, where modules and configs differ in number, or a bound is not positive.
         torch.OutOfMemoryError (CUDA) or RuntimeError (CPU): where one trial does not fit with one sample at a time.
     """
-    _check(modules, configs, memory, max_width, seconds)
+    check_each("modules", modules, nn.Module)
+    check_each("configs", configs, Mapping, len(modules))
+    check_function("objective", objective, 2)
+    for name, bound in (("memory", memory), ("max_width", max_width)):
+        if bound is not None:
+            check_int(name, bound, at_least=1)
+    require(is_number(seconds) and seconds > 0, "seconds", seconds, "a finite number > 0")
+    if multipliers is not None:
+        check_mapping("multipliers", multipliers)
+    for k, config in enumerate(configs):
+        member(k, config)
+    known = ("lr_multipliers", "weight_decay_multipliers")
+    require(not {*(multipliers or {})} - {*known}, "multipliers", multipliers, f"a mapping with keys among {known}")
     batch = copied(batch)
     device = next(modules[0].parameters()).device
     if memory is None:
@@ -224,18 +237,3 @@ def _seconds(step: Step, device: torch.device) -> float:
 def _warm_up(step: Step, device: torch.device) -> None:
     for _ in range(_WARM_UP_STEPS):
         _seconds(step, device)
-
-
-def _check(
-    modules: Sequence[nn.Module],
-    configs: Sequence[Mapping[str, Any]],
-    memory: int | None,
-    max_width: int | None,
-    seconds: float,
-) -> None:
-    if not modules:
-        raise ValueError("`modules` is empty, but must have at least one")
-    require(len(configs) == len(modules), "len(configs)", len(configs), f"{len(modules)}, the number of modules")
-    bounds: dict[str, float | None] = {"memory": memory, "max_width": max_width, "seconds": seconds}
-    for name, bound in bounds.items():
-        require(bound is None or bound > 0, name, bound, "> 0")

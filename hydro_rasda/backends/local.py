@@ -39,6 +39,8 @@ class LocalBackend:
     scheduler = "rasda"
 
     def __init__(self, devices: Sequence[str | torch.device] | None = None) -> None:
+        listed = devices is None or isinstance(devices, list | tuple)
+        require(listed, "devices", devices, "None, or a list of one device or more")
         where = default_devices() if devices is None else [_checked(name) for name in devices]
         require(len(where) > 0, "devices", devices, "None, or one device or more")
         self._asked, self._devices = devices, where

@@ -29,7 +29,7 @@ from ray import cloudpickle
 
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
 from hydro_rasda.data.tensors import from_bytes, to_bytes
-from hydro_rasda.run.files import load_checkpoint
+from hydro_rasda.run.files import load_checkpoint, refuse_open_to_others
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.forks import Notify, ending, receive, send
 from hydro_rasda.training.fused import Load
@@ -59,6 +59,7 @@ class LocalProcesses(DevicePool):
         self._warned: dict[Any, Any] = {}
 
     def __enter__(self) -> LocalProcesses:
+        refuse_open_to_others(self._file.parent)
         try:
             write_shared(self._file, self._run.problem)
             self.begin()
@@ -234,7 +235,8 @@ def write_shared(path: Path, thing: Any) -> None:
     _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(thing)
     raw = [buffer.raw() for buffer in buffers]
     head = pickle.dumps((content.getvalue(), [buffer.nbytes for buffer in raw]))
-    with path.open("wb") as file:
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:  # a link that was put there is not followed
         file.write(_LENGTH.pack(len(head)))
         file.write(head)
         for part in raw:

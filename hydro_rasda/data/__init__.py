@@ -7,6 +7,23 @@ sees what an unbroken one would have seen. Batches are copies: what is written i
 
 from hydro_rasda.data.batches import Batch, Batches, Data, Share, batch_length, move
 from hydro_rasda.data.forms import make_batches
+from hydro_rasda.data.indexed import MOST_EXAMPLES
 from hydro_rasda.data.shards import ALONE, Part, Shard
+from hydro_rasda.data.survey import naming_batch, non_finite, unlike
 
-__all__ = ["ALONE", "Batch", "Batches", "Data", "Part", "Shard", "Share", "batch_length", "make_batches", "move"]
+__all__ = [
+    "ALONE",
+    "MOST_EXAMPLES",
+    "Batch",
+    "Batches",
+    "Data",
+    "Part",
+    "Shard",
+    "Share",
+    "batch_length",
+    "make_batches",
+    "move",
+    "naming_batch",
+    "non_finite",
+    "unlike",
+]

@@ -61,6 +61,10 @@ class Batches(Protocol):
         """
         ...
 
+    def last(self, batch_size: int) -> Iterator[Batch]:
+        """The last batch of `in_order`, where it can be read without those before."""
+        ...
+
     def steps(self, batch_size: int) -> int | None:
         """Batches per epoch; None where only reading them tells."""
         ...

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from hydro_rasda.checks import require
 from hydro_rasda.data.batches import Batch, Share
 from hydro_rasda.data.shards import ALONE, Shard
 from hydro_rasda.seeds import derive_seed
@@ -51,6 +52,10 @@ class IndexedBatches:
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         return (share.batch for share in self.shares(batch_size, None, ALONE))
 
+    def last(self, batch_size: int) -> Iterator[Batch]:
+        seed = derive_seed(self._seed, "load", "last")
+        return self._load(self._split(batch_size, None)[-1:], seed)
+
     def steps(self, batch_size: int) -> int | None:
         return _num_chunks(self._length, batch_size)
 
@@ -79,7 +84,16 @@ def _num_chunks(length: int, batch_size: int) -> int:
     return full + (rest > 1 or (rest == 1 and full == 0))
 
 
-def refuse_empty(length: int, argument: str) -> None:
-    """Raise the error of data without examples."""
+MOST_EXAMPLES = 10**9
+"""Shuffled in memory, an epoch of these takes 8 GB."""
+
+
+def check_length(length: int, argument: str) -> None:
+    """Refuse data without examples, or with more than can be shuffled.
+
+    Raises:
+        ValueError: where there are none, or too many.
+    """
     if length == 0:
         raise ValueError(f"`{argument}` is empty, but must have at least one example")
+    require(length <= MOST_EXAMPLES, f"len({argument})", length, f"at most {MOST_EXAMPLES} examples")

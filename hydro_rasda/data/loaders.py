@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from fusion.streams import Stream
 from hydro_rasda.data.batches import Batch, Batches, Share, batch_length, move
-from hydro_rasda.data.indexed import least, refuse_empty
+from hydro_rasda.data.indexed import check_length, least
 from hydro_rasda.data.shards import Shard
 from hydro_rasda.seeds import derive_seed
 
@@ -26,15 +26,30 @@ class LoaderBatches:
         self._make_loader, self._argument, self._device, self._seed = make_loader, argument, device, seed
 
     def epoch(self, batch_size: int, epoch: int) -> Iterator[Batch]:
-        """Seeded, so that a loader that shuffles does so alike for every trial; copied, for it may keep its batches."""
+        """At most as many batches as the loader says that it has: it may go on for ever.
+
+        Seeded, so that a loader that shuffles does so alike for every trial; copied, for it may keep its batches.
+        """
+        made: list[Iterable[Batch]] = []
+
+        def make() -> Iterable[Batch]:
+            made.append(self._loader(batch_size))
+            return made[0]
+
         batches = 0
-        for batch in _apart(lambda: self._loader(batch_size), derive_seed(self._seed, "shuffle", epoch)):
+        for batch in _apart(make, derive_seed(self._seed, "shuffle", epoch)):
+            if batches == _length(made[0]):
+                break
             batches += 1
             yield move(batch, self._device, always=True)
-        refuse_empty(batches, self._argument)
+        check_length(batches, self._argument)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         return self.epoch(batch_size, 0)
+
+    def last(self, batch_size: int) -> Iterator[Batch]:
+        """Only reading all tells which it is."""
+        return iter(())
 
     def shares(self, batch_size: int, epoch: int | None, shard: Shard) -> Iterator[Share]:
         """Each rank loads whole batches: how a loader makes them, only the loader knows."""
@@ -45,10 +60,7 @@ class LoaderBatches:
             yield Share(mine, part.examples, part.weight)
 
     def steps(self, batch_size: int) -> int | None:
-        try:
-            return len(self._loader(batch_size))  # type: ignore[arg-type]
-        except TypeError:  # a DataLoader of a stream has a length in name only
-            return None
+        return _length(self._loader(batch_size))
 
     def on(self, device: torch.device) -> Batches:
         moved = copy.copy(self)
@@ -66,6 +78,13 @@ class LoaderBatches:
 
     def describe(self) -> str:
         return f"loaders from {getattr(self._make_loader, '__qualname__', type(self._make_loader).__name__)}"
+
+
+def _length(loader: Iterable[Batch]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:  # a DataLoader of a stream has a length in name only
+        return None
 
 
 def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:

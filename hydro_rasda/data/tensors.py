@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hydro_rasda.data.batches import Batch, Batches
-from hydro_rasda.data.indexed import IndexedBatches, Rows, refuse_empty
+from hydro_rasda.data.indexed import IndexedBatches, Rows, check_length
 
 
 class TensorBatches(IndexedBatches):
@@ -22,7 +22,7 @@ class TensorBatches(IndexedBatches):
         lengths = [len(t) if t.ndim else 0 for t in tensors]
         if len(set(lengths)) != 1:
             raise ValueError(f"`{argument}` has tensors of {lengths} examples, but must have as many of each")
-        refuse_empty(lengths[0], argument)
+        check_length(lengths[0], argument)
         self._tensors = tuple(t.to(device) for t in tensors)
         self._length, self._seed, self._device = lengths[0], seed, device
 

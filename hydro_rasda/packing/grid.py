@@ -18,6 +18,7 @@ from typing import Any
 from hydro_rasda.checks import require
 from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Task
+from hydro_rasda.run.files import refuse_links, refuse_open_to_others
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.store import Store
 
@@ -41,6 +42,7 @@ class Grid:
 
     Raises:
         ValueError: where a job is another than the one of its name in the run so far.
+        Unsafe: where others can write to the run's folder, or a link in it leads elsewhere.
     """
 
     def __init__(self, store: Store, tasks: Sequence[Task], retry_failed: bool = False) -> None:
@@ -56,7 +58,10 @@ class Grid:
         units = store.units()
         known = {name: JobRecord(**units[key].value) for name in asked if (key := _key(name)) in units}
         self.records = {name: known.get(name, JobRecord(name)) for name in asked}
+        # Functions lie there pickled.
+        refuse_open_to_others(store.path)
         for folder in ("ends", "logs", "calls"):
+            refuse_links(store.path / folder)
             (store.path / folder).mkdir(exist_ok=True)
         if retry_failed:
             for record in list(self.records.values()):

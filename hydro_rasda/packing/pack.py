@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import check_flag, check_folder, check_function, check_is, check_name, require
 from hydro_rasda.packing.devices import Device, local_devices
 from hydro_rasda.packing.grid import Grid
 from hydro_rasda.packing.mps import CONTROL, available
@@ -62,16 +62,23 @@ def pack(
         ValueError: where an argument is wrong, or a job is another than the one of its name in the run so far.
         RuntimeError: where another process works on the run.
     """
+    folder = check_folder("storage_path", storage_path)
+    check_name("name", name)
+    check_flag("retry_failed", retry_failed)
+    check_flag("verbose", verbose)
+    if policy is not None:
+        check_function("policy", policy, 2, rule="None, or a function of (jobs, rooms), such as worst_fit_decreasing")
     tasks = tasks_of(jobs)
-    listed = devices if callable(devices) else partial(list, local_devices() if devices is None else devices)
-    require(callable(devices) or bool(listed()), "devices", devices, "at least one device")
-    require(mps in (True, False, "auto"), "mps", mps, "True, False or 'auto'")
+    listed = _lister(devices)
+    require(isinstance(mps, bool) or (isinstance(mps, str) and mps == "auto"), "mps", mps, "True, False or 'auto'")
     require(
         mps is not True or available(), "mps", mps, f"False or 'auto' where {CONTROL} is not found, or one is set up"
     )
-    names = [device.name for device in listed()]
+    there = listed()
+    check_is("devices", there, Device, several=True)
+    names = [device.name for device in there]
     require(len({*names}) == len(names), "devices", names, "devices of different names")
-    with Store.open(Path(storage_path).expanduser().absolute() / name, {"packing": 1}, "auto") as store:
+    with Store.open(folder / name, {"packing": 1}, "auto") as store:
         grid = Grid(store, tasks, retry_failed)
         with (
             Progress(grid.records, silent=not verbose) as progress,
@@ -80,3 +87,19 @@ def pack(
             while packer.step():
                 progress.show(packer.running.values(), packer.devices.values(), store.seconds)
         return PackResult(list(grid.records.values()), store.path, store.seconds)
+
+
+def _lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
+    """What says which devices there are.
+
+    Raises:
+        ValueError: where `devices` is neither a list of devices nor a function that returns one.
+    """
+    rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
+    if devices is None:
+        return partial(list, local_devices())
+    if callable(devices):
+        check_function("devices", devices, 0, rule=rule)
+        return devices
+    require(isinstance(devices, list | tuple) and len(devices) > 0, "devices", devices, rule)
+    return partial(list, devices)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.checks import check_number, require
+from hydro_rasda.checks import check_function, check_name, check_number, require
 
 Run = Sequence[str] | Callable[[], Any]
 """A command, as a list of its arguments, or a function without any."""
@@ -31,6 +32,7 @@ class Estimate:
         for name in ("memory", "share", "seconds"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
+                require(getattr(self, name) < math.inf, name, getattr(self, name), "finite")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,12 @@ class Task:
         command = isinstance(self.run, Sequence) and not isinstance(self.run, str) and len(self.run) > 0
         fits = callable(self.run) or (command and all(isinstance(word, str) for word in self.run))
         require(fits, "run", self.run, "a function, or a list of strings: a program and its arguments")
-        require("/" not in self.name, "name", self.name, "a name without '/'")
+        if callable(self.run):
+            check_function("run", self.run, 0, rule="a function without arguments, or a list of strings")
+        require(isinstance(self.estimate, Estimate), "estimate", self.estimate, "an Estimate")
+        require(isinstance(self.kind, str), "kind", self.kind, "a text")
+        if not (isinstance(self.name, str) and self.name == ""):
+            check_name("name", self.name)
 
     @property
     def what(self) -> list[str]:
@@ -71,9 +78,14 @@ def tasks_of(jobs: Iterable[Task | Run]) -> list[Task]:
     Raises:
         ValueError: where two have one name.
     """
+    listed = isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes | Mapping)
+    require(listed, "jobs", jobs, "a list of commands (lists of strings), functions and `Task`s")
     found: dict[str, Task] = {}
     for i, job in enumerate(jobs):
-        task = job if isinstance(job, Task) else Task(job)
+        try:
+            task = job if isinstance(job, Task) else Task(job)
+        except ValueError as error:
+            raise ValueError(f"`jobs[{i}]`: {error}") from None
         name = task.name or str(i)
         require(name not in found, "name", name, "a name that no other job has")
         found[name] = replace(task, name=name, kind=task.kind or _kind(task))

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import check_function, require
 from hydro_rasda.run.events import Event
 
 
@@ -36,7 +36,8 @@ def check_callbacks(callbacks: Sequence[Listener]) -> None:
     require(isinstance(callbacks, (list, tuple)), "callbacks", callbacks, rule)
     for i, callback in enumerate(callbacks):
         rule = "a function of an event, or an object (no class) with a method `on_event`"
-        require(_listens(callback), f"callbacks[{i}]", callback, rule)
+        listens = callback if isinstance(callback, type) else getattr(callback, "on_event", callback)
+        check_function(f"callbacks[{i}]", listens, 1, rule=rule)
 
 
 class Callbacks:
@@ -64,10 +65,6 @@ class Callbacks:
                     f"the run goes on:\n{traceback.format_exc()}",
                     stacklevel=2,
                 )
-
-
-def _listens(callback: object) -> bool:
-    return not isinstance(callback, type) and callable(getattr(callback, "on_event", callback))
 
 
 def _function(callback: Listener) -> Callable[[Event], None]:

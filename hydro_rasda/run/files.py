@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import stat
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,44 @@ TEMPORARY = ".*.tmp"
 
 class DamagedCheckpoint(RuntimeError):
     """A checkpoint is gone, or is not what was written; says which file, and what is wrong with it."""
+
+
+class Unsafe(ValueError):
+    """A run's folder through which another user of the machine could reach what is this user's."""
+
+
+def refuse_links(*paths: Path) -> None:
+    """Refuse what would be written elsewhere than it says: whoever put a link there may not be who owns its target.
+
+    Raises:
+        Unsafe: where one is a symbolic link.
+    """
+    for path in paths:
+        if path.is_symlink():
+            told = f"{path} is a link to {os.readlink(path)}, which would be written to"
+            raise Unsafe(f"{told}: remove it, or choose another `name`")
+
+
+def refuse_open_to_others(folder: Path) -> None:
+    """Refuse a folder of pickled files, which run code when they are read, that others can write to.
+
+    Raises:
+        Unsafe: where it belongs to another user, or all users can write there.
+    """
+    found = folder.lstat()
+    told = f"whoever can write to {folder} can have this run execute code"
+    if os.getuid() not in (0, found.st_uid):  # root can be given any folder, as in containers
+        raise Unsafe(
+            f"{told}, and it belongs to another user ({found.st_uid}): choose another `storage_path` or `name`"
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise Unsafe(f"{told}, and all users can: `chmod o-w` it")
+
+
+def append_to(path: Path) -> IO[bytes]:
+    """A file opened to be gone on with, or made; a link is not followed."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "ab")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

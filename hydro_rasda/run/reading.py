@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hydro_rasda.checks import check_path
 from hydro_rasda.config import RASDAConfig, TuneConfig
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
@@ -37,6 +38,7 @@ def read_record(path: str | Path) -> RunRecord:
     Raises:
         ValueError: where the folder holds no run.
     """
+    check_path("path", path)
     folder = Path(path).expanduser().absolute()
     problem: Any = _Asked(settings_of(read_asked(folder)))
     run = Run(problem, Store.read(folder))

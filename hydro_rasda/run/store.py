@@ -34,8 +34,10 @@ from hydro_rasda.run.differences import differences
 from hydro_rasda.run.files import (
     TEMPORARY,
     DamagedCheckpoint,
+    append_to,
     load_checkpoint,
     naming,
+    refuse_links,
     save_checkpoint,
     sync_folder,
     write_atomically,
@@ -70,7 +72,7 @@ class Store:
         self.changes = changes
         self._units = units
         self._lock = lock
-        self._journal = None if lock is None else open(path / JOURNAL, "ab")  # noqa: SIM115 (closed in close)
+        self._journal = None if lock is None else append_to(path / JOURNAL)
         self._spent = max((unit.at for unit in units.values()), default=0.0)
         self._swept = max((unit.swept for unit in units.values()), default=0.0)
         self._opened = monotonic()
@@ -93,6 +95,7 @@ class Store:
             DamagedJournal: where there are finished units after a line that cannot be read.
             FileNotFoundError: where there is none under resume="must".
             RuntimeError: where another process holds it.
+            Unsafe: where a link in it leads elsewhere.
         """
         require(resume in RESUME, "resume", resume, f"one of {RESUME}")
         spec = path / "run.json"
@@ -100,6 +103,7 @@ class Store:
             if resume == "must":
                 raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
             _refuse_what_is_no_run(path)
+        refuse_links(path / "checkpoints", path / LOCK, path / JOURNAL, spec)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = FileLock(path / LOCK)
         try:

@@ -23,7 +23,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
     """
     over, max_t = undecided is None, run.settings.max_t
     at_end = _longest_trained(run, finalists) if over else [n for n in finalists if run.epochs("target", n) >= max_t]
-    best, metric = _best(run, finalists)
+    best, metric = best_of(run, finalists)
     found = outlooks(run, finalists)
     chance = chances(found, run.settings.mode)
     return RunRecord(
@@ -45,7 +45,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
     )
 
 
-def _best(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
+def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
     """The best trial and its metric at full size; where none has one, that of the best surrogate, and NaN."""
     if able := eligible(run, finalists):
         metrics = [_kept(run, number)[1] for number in able]

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import is_number, require
 
 
 class Waiting(NamedTuple):
@@ -303,6 +303,9 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
     >>> worker_slots([{"CPU": 8}, {"CPU": 4}], {"CPU": 3})
     3
     """
+    mapping = isinstance(worker, Mapping) and all(isinstance(name, str) for name in worker)
+    fair = mapping and all(is_number(amount) and 0 <= amount < math.inf for amount in worker.values())
+    require(fair, "resources_per_worker", worker, "a mapping of resources' names to finite amounts >= 0")
     needs = {name: amount for name, amount in worker.items() if amount > 0}
     require(bool(needs), "resources_per_worker", dict(worker), "more than 0 of some resource")
     # The small surplus forgives 0.1 + 0.2 in fractional GPUs.

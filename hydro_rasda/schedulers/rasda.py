@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from hydro_rasda.checks import check_int, require
+from hydro_rasda.checks import check_choice, check_int
 from hydro_rasda.config import GROW, Grow, Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.growth import Growth, efficient
@@ -71,7 +71,7 @@ class RASDA:
         check_int("workers", self.workers, at_least=1)
         if self.max_workers is not None:
             check_int("max_workers", self.max_workers, at_least=self.workers)
-        require(self.grow in GROW, "grow", self.grow, f"one of {GROW}")
+        check_choice("grow", self.grow, GROW)
         _ = self.halving
 
     @cached_property

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from hydro_rasda.checks import check_int, check_number, require
+from hydro_rasda.checks import check_int, check_is, check_number, require
 from hydro_rasda.simulator.cost import Spread
+
+MOST_GPUS = 1_000_000
+"""Of a cluster: more would not fit memory."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ class Cluster:
     repair_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
+        check_is("kinds", self.kinds, NodeKind, several=True)
         require(bool(self.kinds), "kinds", self.kinds, "one NodeKind or more")
+        require(self.gpus <= MOST_GPUS, "gpus", self.gpus, f"at most {MOST_GPUS}")
         for name in ("storage", "slow_speed", "mtbf"):
             check_number(name, getattr(self, name), above=0.0)
         for name in ("slow_share", "repair_seconds", "speed_spread", "launch_seconds", "staged_bytes"):
@@ -90,7 +95,7 @@ class Cluster:
         >>> Cluster.uniform(10, 4).kinds
         (NodeKind(nodes=2, gpus=4, speed=1.0), NodeKind(nodes=1, gpus=2, speed=1.0))
         """
-        check_int("gpus", gpus, at_least=1)
+        check_int("gpus", gpus, at_least=1, at_most=MOST_GPUS)
         check_int("gpus_per_node", gpus_per_node, at_least=1)
         whole, rest = divmod(gpus, gpus_per_node)
         full = (NodeKind(whole, gpus_per_node),) if whole else ()

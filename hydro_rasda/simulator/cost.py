@@ -17,7 +17,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
-from hydro_rasda.checks import check_number, require
+from hydro_rasda.checks import check_is, check_number, require
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ class CostModel:
     noise_scale: float = math.inf
 
     def __post_init__(self) -> None:
+        check_is("intra", self.intra, Link)
+        check_is("inter", self.inter, Link)
         for name in ("step_seconds", "steps"):
             check_number(name, getattr(self, name), above=0.0)
         check_number("noise_scale", self.noise_scale, above=0.0)

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from hydro_rasda.checks import is_int, require
+from hydro_rasda.checks import check_is, is_int, require
 from hydro_rasda.schedulers import Decision, Gathering, Growth, Held, Queue, Verdict, Waiting, place
 from hydro_rasda.simulator.clock import Clock
 from hydro_rasda.simulator.cluster import Cluster, Slots
 from hydro_rasda.simulator.cost import CostModel, Spread
 from hydro_rasda.simulator.launching import Launching
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
-from hydro_rasda.simulator.rules import AnyPlan
+from hydro_rasda.simulator.rules import AnyPlan, Plan
 from hydro_rasda.simulator.storage import SharedStorage
 from hydro_rasda.simulator.trial import Trial
 from hydro_rasda.simulator.workload import Workload
@@ -62,6 +62,11 @@ def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostMode
     >>> simulate(plan, power_law(trials=1, epochs=9, seed=0), Cluster.uniform(4), cost).seconds
     45.0
     """
+    check_is("workload", workload, Workload)
+    check_is("cluster", cluster, Cluster)
+    check_is("cost", cost, CostModel)
+    check_is("plan", plan, Plan)
+    check_is("seed", seed, int)
     if workload.epochs < plan.rule.max_t:
         raise ValueError(f"`workload` has {workload.epochs} epochs, but must have >= max_t ({plan.rule.max_t})")
     if workload.mode != plan.rule.mode:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hydro_rasda.checks import check_number, require
+from hydro_rasda.checks import check_function, check_is, check_number, require
 from hydro_rasda.schedulers import Interference, Job, Policy, Room
 
 
@@ -61,6 +61,11 @@ def simulate_packing(
     Raises:
         ValueError: where jobs wait that the policy does not start though all machines are idle.
     """
+    check_function("policy", policy, 2, rule="a function of (jobs, rooms), such as worst_fit_decreasing")
+    check_is("jobs", jobs, Job, several=True)
+    check_is("machines", machines, Machine, several=True)
+    require(len(machines) > 0, "machines", machines, "at least one machine")
+    check_is("interference", interference, Interference)
     devices = {machine.device: _Device(machine, interference) for machine in machines}
     waiting = {job.name: job for job in jobs}
     ended: dict[str, float] = {}

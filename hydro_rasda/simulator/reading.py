@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydro_rasda.checks import check_mode, check_path, check_text
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator.journal import ASKED, read_run
 from hydro_rasda.simulator.learning_curves import read_columns, read_csv
@@ -29,6 +30,11 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
         FileNotFoundError: where there is no such file, or the folder holds no run.
         ValueError: where it cannot be read, or `metric` or `mode` is missing or wrong.
     """
+    check_text("metric", metric, optional=True)
+    if mode is not None:
+        check_mode(mode)
+    if not hasattr(run, "columns"):
+        check_path("run", run)
     if not isinstance(run, (str, Path)):
         return read_columns({str(name): run[name].tolist() for name in run.columns}, metric, mode)
     path = Path(run).expanduser()

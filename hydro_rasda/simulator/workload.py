@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydro_rasda.checks import check_int, check_mode, require
+from hydro_rasda.checks import check_int, check_mode, is_number, require
 from hydro_rasda.schedulers import Mode
+
+_MOST, _WIDEST = 10**8, 100
 
 Floats = NDArray[np.float64]
 
@@ -96,8 +98,11 @@ def power_law(trials: int, epochs: int, seed: int, noise: float = 0.01, work_spr
         noise: Standard deviation of a score.
         work_spread: Standard deviation of the logarithm of `work`.
     """
-    check_int("trials", trials, at_least=1)
-    check_int("epochs", epochs, at_least=1)
+    check_int("trials", trials, at_least=1, at_most=_MOST)
+    check_int("epochs", epochs, at_least=1, at_most=_MOST)
+    check_int("seed", seed, at_least=0)
+    for name, value in (("noise", noise), ("work_spread", work_spread)):
+        require(is_number(value) and 0 <= value <= _WIDEST, name, value, f"a number from 0 to {_WIDEST}")
     rng = np.random.default_rng(seed)
     a, b, c = rng.uniform(0.1, 1.0, trials), rng.uniform(0.5, 2.0, trials), rng.uniform(0.2, 1.0, trials)
     t = np.arange(1, epochs + 1)

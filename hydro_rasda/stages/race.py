@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from hydro_rasda.contracts import Span, TargetOutcome, TargetTask, TargetTrainer
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.summary import best_of
 from hydro_rasda.run.targets import (
     end_targets,
     ended_early,
@@ -36,10 +37,16 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
     if not devices.race(finalists):
         recall_targets(run)
         settle_configs(run)
-        if not targets_over(run, finalists):
+        if not targets_over(run, finalists) or _winner_is_lost(run, finalists):
             forget_unsaved(run)
             _race(run, finalists, devices)
     return tried_targets(run, finalists)
+
+
+def _winner_is_lost(run: Run, finalists: Sequence[int]) -> bool:
+    """Whether the weights of a finished run's winner are damaged: it then trains again, to what it was."""
+    winner, _ = best_of(run, tried_targets(run, finalists))
+    return winner in finalists and winner in run.checkpoints and source_of(run, winner) is None
 
 
 def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:

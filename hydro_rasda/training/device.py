@@ -16,8 +16,9 @@ import torch
 from fusion import keep_freed_memory
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run.events import Stage
 from hydro_rasda.training.deaths import Deaths
-from hydro_rasda.training.forks import Died, Notify, can_be_pickled, cores, imap_forked
+from hydro_rasda.training.forks import Died, Notify, Pace, can_be_pickled, cores, imap_forked
 from hydro_rasda.training.full_size import train_target
 from hydro_rasda.training.fused import Load, joined, train_group
 from hydro_rasda.training.planning import machine, planned_widths
@@ -50,6 +51,7 @@ class Device:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self.cores = usable_cores(problem)
+        self._paces: dict[Stage, Pace] = {"surrogate": Pace(), "target": Pace()}
         if problem.device.type == "cpu":
             # Page faults on blocks that were freed a step before can take half of a fused step.
             keep_freed_memory()
@@ -75,7 +77,7 @@ class Device:
             return self._train_part(task, work, work.notify)
         tasks = task.parts()
         # With as many threads, what is trained again comes out the same to the last digit.
-        forked = partial(self._forked, self._train_part, work=work, threads=self.cores // len(tasks))
+        forked = partial(self._forked, "surrogate", self._train_part, work=work, threads=self.cores // len(tasks))
         outcomes, deaths = dict(forked(tasks)), Deaths()
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
@@ -109,7 +111,7 @@ class Device:
             yield from (self._train_target(task, work, work.notify) for task in tasks)
             return
         threads = max(1, self.cores // -(-tasks[0].beside // devices))
-        forked = partial(self._forked, self._train_target, work=work, threads=threads)
+        forked = partial(self._forked, "target", self._train_target, work=work, threads=threads)
         died = []
         for i, outcome in forked(tasks):
             if isinstance(outcome, Died):
@@ -133,9 +135,9 @@ class Device:
         return train_target(self._problem, work.trials[task.number], task, state, work.should_stop, on_epoch)
 
     def _forked(
-        self, train: Callable[..., Any], tasks: Sequence[Any], work: Work, threads: int
+        self, stage: Stage, train: Callable[..., Any], tasks: Sequence[Any], work: Work, threads: int
     ) -> Iterator[tuple[int, Any]]:
-        return imap_forked([partial(train, task, work) for task in tasks], threads, work.notify)
+        return imap_forked([partial(train, task, work) for task in tasks], threads, work.notify, self._paces[stage])
 
 
 _Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +35,6 @@ Notify = Callable[..., None]
 Piece = Callable[[Notify], Any]
 """Work that reports how far it is by calling its argument, and returns its result."""
 
-_WARNING = ("message", "category", "filename", "lineno")
-
 
 @dataclass(frozen=True)
 class Died:
@@ -45,6 +45,26 @@ class Died:
     """
 
     how: str
+
+
+PATIENCE, LEAST_PATIENCE_S = 100, 600.0
+"""A piece that reports nothing for so many times as long as any has taken so far, and for so long, is taken to hang."""
+
+
+class Pace:
+    """How long pieces of one kind took from one report to the next; so how long one may be silent.
+
+    Attributes:
+        longest: Seconds; 0 before any has reported.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a silent piece is ended; infinite while nothing is known."""
+        return max(LEAST_PATIENCE_S, PATIENCE * self.longest) if self.longest else math.inf
 
 
 def cores(device: torch.device) -> int:
@@ -81,13 +101,16 @@ class _Nowhere:
         return len(content)
 
 
-def imap_forked(pieces: Sequence[Piece], threads: int, notify: Notify) -> Iterator[tuple[int, Any]]:
+def imap_forked(
+    pieces: Sequence[Piece], threads: int, notify: Notify, pace: Pace | None = None
+) -> Iterator[tuple[int, Any]]:
     """Do all pieces of work at the same time, in any order.
 
     Args:
         pieces: What to do.
         threads: Of torch, for each of them.
         notify: Called in this process with what a piece reports.
+        pace: Ends those that are silent for too long, and learns; None waits for ever.
 
     Yields:
         As they are done, a piece's position and what it returned, or that it `Died`. Pieces that still run when the
@@ -99,19 +122,28 @@ def imap_forked(pieces: Sequence[Piece], threads: int, notify: Notify) -> Iterat
     # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
     import torch._dynamo  # noqa: F401
 
+    pace = pace or Pace()
     running: dict[Connection, tuple[int, int]] = {}
+    heard: dict[Connection, float] = {}
     warned: dict[Any, Any] = {}
     try:
         for i, piece in enumerate(pieces):
             with _interrupts_put_off():
                 connection, pid = _forked(piece, threads)
-                running[connection] = (i, pid)
+                running[connection], heard[connection] = (i, pid), time.monotonic()
         while running:
-            ready = wait(list(running))
+            left = min(heard[c] for c in running) + pace.patience - time.monotonic()
+            ready = wait(list(running), None if left == math.inf else max(0.0, left))
+            for connection in [c for c in running if c not in ready and time.monotonic() - heard[c] > pace.patience]:
+                i, pid = running.pop(connection)
+                _end(connection, pid)
+                yield i, Died(_SILENT.format(pace.patience, pace.longest))
             for connection in [connection for connection in running if connection in ready]:
                 i, pid = running[connection]
                 kind, content = receive(connection)
                 if kind == "notified":
+                    now = time.monotonic()
+                    pace.longest, heard[connection] = max(pace.longest, now - heard[connection]), now
                     notify(*content)
                     continue
                 if kind == "warned":
@@ -126,9 +158,19 @@ def imap_forked(pieces: Sequence[Piece], threads: int, notify: Notify) -> Iterat
                 yield i, content if kind == "done" else Died(content or ending(status))
     finally:
         for connection, (_, pid) in running.items():
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            connection.close()
+            _end(connection, pid)
+
+
+_SILENT = (
+    "it was ended as it hung: no epoch was over for {:.0f} s, where none had taken longer than {:.3g} s "
+    f"({PATIENCE} times as long, and at least {LEAST_PATIENCE_S:.0f} s, are waited for)"
+)
+
+
+def _end(connection: Connection, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    connection.close()
 
 
 def map_forked(pieces: Sequence[Callable[[], Any]], cores: int) -> list[Any]:
@@ -158,10 +200,17 @@ def _ignore(*reported: Any) -> None: ...
 def send(connection: Connection, kind: str, content: Any) -> None:
     """Send another process a message; tensors and plain values, or of "warned" what was caught."""
     if kind == "warned":
-        content = [{name: getattr(warning, name) for name in _WARNING} for warning in content]
+        content = [_plain(warning) for warning in content]
     buffer = io.BytesIO()
     torch.save((kind, content), buffer)
     connection.send_bytes(buffer.getbuffer())
+
+
+def _plain(warning: warnings.WarningMessage) -> dict[str, Any]:
+    """A warning as text, of a class that is here: one of the user's own may not come out of a pickle as it went in."""
+    known = next(kind for kind in warning.category.__mro__ if kind.__module__ in ("builtins", "fusion.dry_run"))
+    text = str(warning.message) if known is warning.category else f"{warning.category.__name__}: {warning.message}"
+    return {"message": text, "category": known, "filename": warning.filename, "lineno": warning.lineno}
 
 
 def receive(connection: Connection) -> tuple[str, Any]:

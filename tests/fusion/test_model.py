@@ -355,7 +355,7 @@ def test_errors() -> None:
     fused: FusedModel = fuse(nets(2))
     with pytest.raises(ValueError, match="`modules` is empty"):
         fuse([])
-    with pytest.raises(ValueError, match=r"`modules\[1\]` is <function .*, but must be an nn.Module"):
+    with pytest.raises(ValueError, match=r"`modules\[1\]` is <function .*, but must be of the class Module"):
         fuse([nn.Linear(1, 1), F.relu])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"`modules\[1\]` is not in the mode"):
         fuse([nn.Dropout(), nn.Dropout().eval()])
@@ -365,7 +365,7 @@ def test_errors() -> None:
         fuse([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
     with pytest.raises(ValueError, match="`indices` is empty"):
         fused.keep([])
-    with pytest.raises(IndexError, match="`indices` has 2, but must be in"):
+    with pytest.raises(IndexError, match="`k` has 2, but must be in"):
         fused.unfuse(2)
     with pytest.raises(ValueError, match="they differ in type"):
         fused.concat(fuse([nn.Linear(2, 2)]))

@@ -17,7 +17,7 @@ from hydro_rasda import TuneResult, choice, grid_search, loguniform, sample_from
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.search import SEARCHER_ROUNDS, RandomSearch, SearcherSearch, prepare
+from hydro_rasda.search import SEARCHER_ROUNDS, RandomSearch, SearcherSearch, check_searcher, prepare
 from hydro_rasda.space import sample
 from tests.hydro_rasda.models import counted
 
@@ -205,7 +205,7 @@ def test_the_last_batch_is_told_every_rung(open_search: Open) -> None:
 @pytest.mark.parametrize("wrong", ["optuna", OptunaSearch, ConcurrencyLimiter(OptunaSearch(), max_concurrent=2)])
 def test_what_is_no_searcher(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"`searcher` is .*, but must be "):
-        prepare(wrong, SPACE, "val_loss", "min")
+        check_searcher(wrong)
 
 
 @old_hpbandster

@@ -240,7 +240,7 @@ def test_a_message_shows_the_domain() -> None:
 
 @pytest.mark.parametrize("space", [{}, {"lr": 0.1}, {"lr": 0.1, "nested": {"depth": 2}}, {"lr": [0.1]}])
 def test_a_space_needs_a_domain(space: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"`space` is .*, but must have a domain"):
+    with pytest.raises(ValueError, match=r"`space` is .*, but must be one with a domain"):
         check_space(space)
 
 

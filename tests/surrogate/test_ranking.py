@@ -77,8 +77,8 @@ def test_score_errors(arguments: tuple[list[float], list[float]], message: str) 
     ("settings", "message"),
     [
         ({"mode": "best"}, "`mode` is 'best', but must be 'min' or 'max'"),
-        ({"top_k": 5}, "`top_k` is 5, but must be from 1 to the number of configurations, 4"),
-        ({"tolerance": -1}, "`tolerance` is -1, but must be >= 0"),
+        ({"top_k": 5}, "`top_k` is 5, but must be an integer from 1 to 4"),
+        ({"tolerance": -1}, "`tolerance` is -1, but must be a number >= 0"),
     ],
 )
 def test_setting_errors(settings: dict[str, Any], message: str) -> None:

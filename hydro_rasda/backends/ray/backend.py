@@ -17,11 +17,12 @@ from ray.tune.schedulers import TrialScheduler
 
 from hydro_rasda.backends.ray.ddp import train_full_size
 from hydro_rasda.backends.ray.devices import RayDevices, worker_resources
-from hydro_rasda.backends.ray.full_size import FullSize
-from hydro_rasda.backends.ray.schedulers_by_name import make_scheduler
+from hydro_rasda.backends.ray.full_size import FOLDER, FullSize
+from hydro_rasda.backends.ray.schedulers_by_name import check_scheduler, make_scheduler
 from hydro_rasda.backends.ray.sizes import living_nodes
-from hydro_rasda.checks import require
+from hydro_rasda.checks import check_text, require
 from hydro_rasda.contracts import Finished
+from hydro_rasda.run.files import refuse_links, refuse_open_to_others
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.run.targets import recall_targets, settle_configs, targets_over
 from hydro_rasda.schedulers import worker_slots
@@ -55,6 +56,10 @@ class RayBackend:
         resources_per_worker: Mapping[str, float] | None = None,
         scheduler: str | TrialScheduler = "rasda",
     ) -> None:
+        check_text("address", address, optional=True)
+        if resources_per_worker is not None:
+            worker_slots((), resources_per_worker)
+        check_scheduler(scheduler)
         self.address, self.resources_per_worker, self.scheduler = address, resources_per_worker, scheduler
 
     @contextlib.contextmanager
@@ -65,7 +70,10 @@ class RayBackend:
             ValueError: where no node has such a device, the cluster has fewer than `rasda.workers` of them, or no
                 scheduler has that name.
             ConnectionError: where there is no cluster at `address`.
+            Unsafe: where others can write to the run's folder, in which Ray keeps pickled files.
         """
+        refuse_open_to_others(run.store.path)
+        refuse_links(run.store.path / FOLDER)
         with _connected(self.address):
             nodes = living_nodes()
             worker = worker_resources(nodes, self.resources_per_worker)

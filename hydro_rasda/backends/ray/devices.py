@@ -14,6 +14,7 @@ import ray
 import torch
 
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
+from hydro_rasda.backends.ray.ranks import actor_options
 from hydro_rasda.checks import require
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import worker_slots
@@ -69,11 +70,9 @@ class _Actor:
     """A device's process on a cluster; see `pool.DeviceProcess`."""
 
     def __init__(self, worker: Mapping[str, float], problem: Any) -> None:
-        other = {name: amount for name, amount in worker.items() if name not in ("CPU", "GPU")}
-        cpus, gpus = worker.get("CPU", 0), worker.get("GPU", 0)
-        cls = ray.remote(num_cpus=cpus, num_gpus=gpus, resources=other)(Trainer)
-        where = torch.device("cuda" if gpus > 0 else "cpu")
-        self._actor = cls.remote(problem, where, max(1, int(cpus)))
+        where = torch.device("cuda" if worker.get("GPU", 0) > 0 else "cpu")
+        cls = ray.remote(**actor_options(worker))(Trainer)
+        self._actor = cls.remote(problem, where, max(1, int(worker.get("CPU", 0))))
 
     def ask(self, method: str, *arguments: Any) -> _Answer:
         return _Answer(getattr(self._actor, method).remote(*arguments))

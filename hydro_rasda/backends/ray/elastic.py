@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from ray.tune.schedulers import TrialScheduler
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
 from hydro_rasda.backends.ray.ranks import Ending, RankActors, blame
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
+from hydro_rasda.checks import check_choice, check_function, check_int, is_number, require
 
 if TYPE_CHECKING:
     from hydro_rasda.backends.ray.worker import Worker
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 _LOOK_S = 0.5
+_LONGEST = timedelta(days=365)
 _FINAL_MESSAGE_S = 3.0
 # What Ray waits for a trial to end before it gives the trial's actor to another, which otherwise fails; 2 s by default,
 # which a busy node exceeds.
@@ -72,18 +75,15 @@ def elastic(
     Raises:
         ValueError: where `checkpoint_every` is below 1, `timeout_s` is not positive, or `backend` is unknown.
     """
-    if not callable(train):
-        raise ValueError(f"`train` is {train!r}, but must be a function of a Worker")
-    if not isinstance(scheduler, (TrialScheduler, type(None))):
-        raise ValueError(
-            f"`scheduler` is {scheduler!r}, but must be one of Ray Tune's, such as a RASDAScheduler, or None"
-        )
-    if checkpoint_every is not None and checkpoint_every < 1:
-        raise ValueError(f"`checkpoint_every` is {checkpoint_every}, but must be >= 1")
-    if timeout_s <= 0:
-        raise ValueError(f"`timeout_s` is {timeout_s}, but must be > 0")
-    if backend not in (None, "gloo", "nccl"):
-        raise ValueError(f"`backend` is {backend!r}, but must be 'gloo', 'nccl' or None")
+    check_function("train", train, 1, rule="a function of a Worker")
+    known = scheduler is None or isinstance(scheduler, TrialScheduler)
+    require(known, "scheduler", scheduler, "one of Ray Tune's, such as a RASDAScheduler, or None")
+    check_int("checkpoint_every", checkpoint_every, at_least=1, optional=True)
+    most = _LONGEST.total_seconds()
+    short = is_number(timeout_s) and 0 < timeout_s <= most
+    require(short, "timeout_s", timeout_s, f"a number of seconds > 0, at most {most:.0f} (a year)")
+    if backend is not None:
+        check_choice("backend", backend, ("gloo", "nccl"))
     rule = scheduler.rule if isinstance(scheduler, RASDAScheduler) else None
     options = {
         "milestones": rule.milestones if rule else (),

@@ -17,6 +17,7 @@ from ray.tune.experiment import Trial
 
 from hydro_rasda.backends.ray.measured import EPOCH_SECONDS
 from hydro_rasda.backends.ray.trial_feed import number_of
+from hydro_rasda.run.files import append_to, refuse_links
 from hydro_rasda.run.journal import JournalLine
 
 HISTORY = ("workers", "global_batch_size", "lr_multiplier")
@@ -32,11 +33,12 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_links(path.parent, path)
         path.touch()
         whole = path.read_bytes().rfind(b"\n") + 1
         os.truncate(path, whole)  # a killed process may leave half a line
         self._path = path
-        self._writer = open(path, "ab")  # noqa: SIM115 (closed in close)
+        self._writer = append_to(path)
         self._reader = open(path, "rb")  # noqa: SIM115 (closed in close)
         self._read = 0
 

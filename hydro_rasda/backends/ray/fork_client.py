@@ -10,6 +10,8 @@ import fcntl
 import hashlib
 import os
 import socket
+import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -63,9 +65,13 @@ def _connect(deadline: float) -> Connection:
         client = socket.socket(socket.AF_UNIX)
         try:
             client.connect(path)
+            check_peer(client)
             # The rank writes where this process does, so that Ray shows what the training function prints.
             socket.send_fds(client, [b"2"], [1, 2])
             return Connection(client.detach())
+        except PermissionError:
+            client.close()
+            raise
         except OSError:
             client.close()
         if time.monotonic() > deadline:
@@ -76,13 +82,47 @@ def _connect(deadline: float) -> Connection:
 
 def _socket_path() -> str:
     """One fork server for each user, Ray session and Python path on a node."""
-    folder = os.path.join(tempfile.gettempdir(), f"hydro_rasda-{os.getuid()}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    owned = os.stat(folder)
-    if owned.st_uid != os.getuid() or owned.st_mode & 0o077:
-        raise PermissionError(f"{folder} must belong to this user alone: whoever writes there can run code")
     key = repr((os.getppid(), sys.executable, sys.path))
-    return os.path.join(folder, hashlib.sha256(key.encode()).hexdigest()[:16])
+    return os.path.join(_private_folder(), hashlib.sha256(key.encode()).hexdigest()[:16])
+
+
+def _private_folder() -> str:
+    """A folder of this user's alone, the same for all processes of a node; no other user can keep it from being made.
+
+    Other users may write beside it: what they put there under such a name, or a link, is passed over.
+    """
+    root = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not _is_private(root):
+        root = tempfile.gettempdir()
+    prefix = f"hydro_rasda-{os.getuid()}-"
+    for made in (False, True):
+        mine = sorted(entry.path for entry in os.scandir(root) if entry.name.startswith(prefix))
+        if found := next(filter(_is_private, mine), None):
+            return found
+        if not made:
+            tempfile.mkdtemp(prefix=prefix, dir=root)
+    raise PermissionError(f"no folder of this user's alone can be made in {root}")
+
+
+def _is_private(path: str) -> bool:
+    """Whether a path is a folder, no link, of this user, that nobody else can enter."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def check_peer(connected: socket.socket) -> None:
+    """Refuse to talk with another user's process: what it sent would be unpickled, and so run.
+
+    Raises:
+        PermissionError: where the other end belongs to another user.
+    """
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    if uid != os.getuid():
+        raise PermissionError(f"process {pid} at the other end of a fork server's socket is of another user ({uid})")
 
 
 def _start_fork_server(path: str) -> None:

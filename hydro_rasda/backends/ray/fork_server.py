@@ -27,6 +27,8 @@ from typing import Any
 
 from ray import cloudpickle
 
+from hydro_rasda.backends.ray.fork_client import check_peer
+
 IDLE_S = 60.0
 _TICK_MS = 1000
 _KEPT_PAYLOADS = 2
@@ -73,6 +75,11 @@ class _ForkServer:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        try:
+            check_peer(client)
+        except PermissionError:
+            client.close()
+            return
         _, streams, _, _ = socket.recv_fds(client, 1, 2)
         connection = Connection(client.detach())
         try:

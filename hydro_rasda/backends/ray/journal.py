@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hydro_rasda.checks import check_path, require
 from hydro_rasda.schedulers import AshaState, Decision
 
 FILE_NAME = "rasda.jsonl"
@@ -101,8 +102,14 @@ def read_journal(folder: str) -> list[JournalEntry]:
     """The reports of an experiment in a local folder, in order of arrival.
 
     A report that a trial repeated after a failure is in it twice; the later one counts.
+
+    Raises:
+        ValueError: where the folder holds no such file.
     """
-    with open(Path(folder) / FILE_NAME, encoding="utf-8") as file:
+    check_path("folder", folder)
+    path = Path(folder) / FILE_NAME
+    require(path.is_file(), "folder", folder, f"that of an experiment, which holds a file {FILE_NAME}")
+    with open(path, encoding="utf-8") as file:
         return _parsed(file)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from hydro_rasda.checks import check_function, check_int, is_number, require
+
 Rule = str | Callable[[float], float]
 
 RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt, "none": lambda growth: 1.0}
@@ -37,16 +39,21 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
         optimizer: Decides what "auto" means.
 
     Raises:
-        ValueError: where `rule` is unknown, or "auto" knows no rule for this optimizer.
+        ValueError: where `growth` is no finite number >= 0, `optimizer` none of torch's, `rule` is unknown, or "auto"
+            knows no rule for this optimizer.
     """
-    if callable(rule):
+    require(is_number(growth) and 0 <= growth < math.inf, "growth", growth, "a finite number >= 0")
+    require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "one of torch's optimizers")
+    if not isinstance(rule, str):
+        told = f"'auto', one of {sorted(RULES)}, or a function of the growth"
+        check_function("rule", rule, 1, rule=told)
         return float(rule(growth))
     kinds = [_AUTO[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in _AUTO]
     name = kinds[0] if rule == "auto" and kinds else rule
     if name == "auto":
         raise ValueError(f"`rule` is 'auto', but must be named for {type(optimizer).__name__}: one of {sorted(RULES)}")
-    if name not in RULES:
-        raise ValueError(f"`rule` is {rule!r}, but must be 'auto', one of {sorted(RULES)}, or a function")
+    known = isinstance(name, str) and name in RULES
+    require(known, "rule", rule, f"'auto', one of {sorted(RULES)}, or a function of the growth")
     return RULES[name](growth)
 
 
@@ -76,8 +83,9 @@ class RescaledLR:
         warmup_steps: int = 0,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        if warmup_steps < 0:
-            raise ValueError(f"`warmup_steps` is {warmup_steps}, but must be >= 0")
+        check_int("warmup_steps", warmup_steps, at_least=0)
+        known = state is None or (isinstance(state, Mapping) and {"start", "target", "steps", "done"} <= {*state})
+        require(known, "state", state, "None, or what `state_dict` gave")
         self._start, self._target = 1.0, lr_factor(growth, rule, optimizer)
         self._steps, self._done = warmup_steps, 0
         if state is not None:

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -90,10 +91,19 @@ class RankActors:
         return str(names.get(node_id, "a lost node"))
 
     def _open(self, index: int, bundle: dict[str, float]) -> Any:
-        more = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
-        actor = ray.remote(num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), resources=more)(_RankActor)
+        actor = ray.remote(**actor_options(bundle))(_RankActor)
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         return actor.options(scheduling_strategy=place).remote()
+
+
+def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
+    """Resources as Ray asks for them where it makes an actor: some have an argument of their own, and no other name."""
+    named = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+    if "memory" in bundle:
+        named["memory"] = bundle["memory"]
+    # Ray lets placement groups alone reserve memory of the object store.
+    own = ("CPU", "GPU", "memory", "object_store_memory")
+    return {**named, "resources": {name: amount for name, amount in bundle.items() if name not in own}}
 
 
 def blame(endings: dict[int, Ending]) -> int:

@@ -22,7 +22,7 @@ from hydro_rasda.backends.ray.journal import Journal, JournalEntry, replay
 from hydro_rasda.backends.ray.queue import WaitingQueue
 from hydro_rasda.backends.ray.sizes import Sizes
 from hydro_rasda.backends.ray.staging import ControllerStage
-from hydro_rasda.checks import check_int, require
+from hydro_rasda.checks import check_int, check_mode, check_text, require
 from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
     RASDA,
@@ -98,27 +98,38 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         grow: Grow = "due",
     ) -> None:
         super().__init__()
+        if mode is not None:
+            check_mode(mode)
         numbers = (max_t, grace_period, reduction_factor, scaling_factor, workers, max_workers)
         self._rule = RASDA(*numbers, mode="min" if mode is None else mode, wait=wait, grow=grow)
         require(wait < math.inf, "wait", wait, "finite")
+        check_text("metric", metric, optional=True)
+        check_text("time_attr", time_attr)
+        check_int("patience", patience, at_least=0)
+        self._own_metric, self._own_mode = metric, mode
         self._mode = mode
         self._metric: Any = metric
         self._time_attr = time_attr
         self._patience = patience
+        worker_slots((), {"CPU": 1.0} if resources_per_worker is None else resources_per_worker)
         self._worker = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
-        worker_slots((), self._worker)
+        self._earlier = AshaState()
+        self._elsewhere = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Know of no trial."""
         self._sizes = Sizes(self._worker)
         self._journal: Journal | None = None
+        self._experiment: str | None = None
         self._before: set[str] = set()
         self._stopped_before: dict[str, int] = {}
         self._undecided_before: dict[str, JournalEntry] = {}
         self._state: AshaState | None = None
-        self._earlier = AshaState()
         self._known: set[str] = set()
         self._rung_now: dict[str, int] = {}
         self._queue = WaitingQueue(self._kind)
-        self._elsewhere = 0
-        self._fellows = Fellows(wait)
+        self._fellows = Fellows(self._rule.wait)
         self._grants = Grants(self._rule)
 
     def hold(self, workers: int) -> None:
@@ -143,10 +154,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def set_search_properties(self, metric: str | None, mode: Mode | None, **spec: Any) -> bool:
         """Takes metric and mode from `TuneConfig`; False where both sides name one."""
-        if (self._metric and metric) or (self._mode and mode):
+        if (self._own_metric and metric) or (self._own_mode and mode):
             return False
-        self._metric = metric or self._metric
-        self._mode = mode or self._mode
+        # What an experiment before this one named is forgotten.
+        self._metric = metric or self._own_metric
+        self._mode = mode or self._own_mode
         if self._mode:
             self._metric = self._metric or DEFAULT_METRIC
             self._rule = replace(self._rule, mode=self._mode)
@@ -154,7 +166,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Gives a new trial its first size, and a restored one the size that its checkpoint is due."""
-        if self._journal is None:
+        if self._experiment != trial.storage.experiment_fs_path:
+            if self._experiment is not None:  # one after another, with one scheduler object
+                self._earlier = AshaState()
+                self._begin_anew()
             self._begin(tune_controller, trial)
         self._know(trial)
         if trial.is_finished():
@@ -244,7 +259,13 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
                 f"`metric` is {self._metric!r} and `mode` is {self._mode!r}, but both must be given, "
                 "to RASDAScheduler or to tune.TuneConfig"
             )
+        if hasattr(trial.get_trainable_cls(), "base_scaling_config"):
+            raise ValueError(
+                f"`trainable` is {trial.trainable_name!r}, a Trainer of Ray Train, whose ScalingConfig says how many "
+                "workers it has; hand its training function to `elastic` instead, or a function that runs the Trainer"
+            )
         self._sizes.slots.check(self._rule.workers)
+        self._experiment = trial.storage.experiment_fs_path
         ControllerStage(controller).check_reuse(trial)
         self._journal = Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path)
         # A killed run may have decided more than Ray had saved: what a restored trial repeats is not

@@ -38,10 +38,20 @@ def make_scheduler(
     Raises:
         ValueError: where it is neither a scheduler nor one's name, or PBT could change nothing.
     """
+    check_scheduler(scheduler)
     if isinstance(scheduler, TrialScheduler):
         return scheduler
-    require(isinstance(scheduler, str) and scheduler in _BY_NAME, "scheduler", scheduler, _RULE)
     return _BY_NAME[scheduler](settings, worker, space)
+
+
+def check_scheduler(scheduler: object) -> None:
+    """Refuse what is neither one of Ray Tune's schedulers nor the name of one.
+
+    Raises:
+        ValueError: where it is something else.
+    """
+    known = isinstance(scheduler, TrialScheduler) or (isinstance(scheduler, str) and scheduler in _BY_NAME)
+    require(known, "scheduler", scheduler, _RULE)
 
 
 def _rasda(settings: TuneConfig, worker: Mapping[str, float], space: Mapping[str, Any]) -> TrialScheduler:

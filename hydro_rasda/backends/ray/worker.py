@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -17,10 +18,13 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, DistributedSampler
 
 from hydro_rasda.backends.ray.large_batch import RescaledLR, Rule
-from hydro_rasda.checks import check_int
-from hydro_rasda.data import Shard
+from hydro_rasda.checks import check_flag, check_int, require
+from hydro_rasda.data import MOST_EXAMPLES, Shard
 
 CHECKPOINT_FILE = "worker.pt"
+
+# The iteration is reckoned in, and torch's seeds have 64 bits.
+_LARGEST_SEED = 2**40
 
 _ARRIVAL = timedelta(minutes=5)
 
@@ -65,6 +69,7 @@ class Worker:
         Load `checkpoint` into the model before, and save the state of the model itself:
         `worker.plain(model)`.
         """
+        require(isinstance(model, nn.Module), "model", model, "an nn.Module")
         model = model.to(self.device)
         if self.world_size == 1:
             return model
@@ -96,8 +101,10 @@ class Worker:
         Raises:
             ValueError: where `samples` or `batch_size` is below 1.
         """
-        check_int("samples", samples, at_least=1)
-        check_int("batch_size", batch_size, at_least=1)
+        check_int("samples", samples, at_least=1, at_most=MOST_EXAMPLES)
+        check_int("batch_size", batch_size, at_least=1, at_most=MOST_EXAMPLES)
+        check_int("seed", seed, at_least=0, at_most=_LARGEST_SEED)
+        check_flag("fixed_global", fixed_global)
         shard = Shard(self.rank, self.world_size)
         size = batch_size if fixed_global else batch_size * self.world_size
         self._global_batch_size = size
@@ -136,6 +143,8 @@ class Worker:
             final: Whether the training function ends the trial here by itself, so that the state is saved;
                 `max_t` of a `RASDAScheduler` ends it in any case.
         """
+        require(isinstance(metrics, Mapping), "metrics", metrics, "a mapping of names to numbers")
+        check_flag("final", final)
         self.iteration += 1
         if self.rank > 0:
             return
@@ -176,9 +185,12 @@ def _join(job: Mapping[str, Any], connection: Connection) -> None:
     host, port = job["store"]
     rank, world_size = job["rank"], job["world_size"]
     # A rank that starts late is no dead one: the short limit holds once all are there.
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # missing from torch's own export list
-        host, port, is_master=rank == 0, timeout=_ARRIVAL, wait_for_workers=False
-    )
+    options: dict[str, Any] = {"timeout": _ARRIVAL, "wait_for_workers": False}
+    if rank == 0 and (listener := _listener(host)) is not None:
+        # It would listen on all interfaces: anyone who reaches the machine could write into it.
+        port = listener.getsockname()[1]
+        options["master_listen_fd"] = listener.detach()
+    store = dist.TCPStore(host, port, is_master=rank == 0, **options)  # type: ignore[attr-defined]  # not exported
     if rank == 0:
         connection.send(("store", (host, store.port)))
     store.set(f"here{rank}", "")
@@ -186,6 +198,14 @@ def _join(job: Mapping[str, Any], connection: Connection) -> None:
     backend = job["backend"] or ("nccl" if job["gpus"] else "gloo")
     timeout = timedelta(seconds=job["timeout_s"])
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _listener(host: str) -> socket.socket | None:
+    """A socket that listens at this address alone; None where it is none of this machine's own, as behind a NAT."""
+    try:
+        return socket.create_server((host, 0), backlog=1024)
+    except OSError:
+        return None
 
 
 def _load(folder: str | None) -> dict[str, Any]:

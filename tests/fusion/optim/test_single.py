@@ -33,7 +33,7 @@ def test_one_group_for_each_pair_of_multipliers_and_frozen_parameters_in_none() 
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"multipliers for adamw name 'wieght', which is no parameter"):
+    with pytest.raises(ValueError, match=r"`lr_multipliers\['adamw'\]\['wieght'\]` .* the model has no such parameter"):
         optimizer(nn.Linear(2, 2), {"lr": 0.1}, lr_multipliers={"adamw": {"wieght": 1.0}})
     with pytest.raises(ValueError, match="no parameter that needs gradients"):
         optimizer(nn.Linear(2, 2).requires_grad_(False), {"lr": 0.1})

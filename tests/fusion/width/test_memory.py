@@ -1,9 +1,11 @@
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from fusion.width import memory
 from fusion.width.memory import available_memory, keep_freed_memory, peak_memory
 
 CPU = torch.device("cpu")
@@ -46,6 +48,33 @@ def test_available_memory_is_a_sensible_number() -> None:
     available = available_memory(CPU)
     assert available is not None
     assert 2**20 < available < 2**50
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "files"),
+    [
+        ("0::/job/step", "job/step", {"memory.max": 2 * GIB, "memory.current": GIB}),
+        ("0::/job/step", "job", {"memory.max": 2 * GIB, "memory.current": GIB}),
+        ("4:memory:/slurm", "memory/slurm", {"memory.limit_in_bytes": 2 * GIB, "memory.usage_in_bytes": GIB}),
+        ("4:memory:/elsewhere", "memory", {"memory.limit_in_bytes": 2 * GIB, "memory.usage_in_bytes": GIB}),
+    ],
+)
+def test_a_limit_of_a_job_or_a_container_counts(
+    line: str, folder: str, files: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both versions of cgroups, also where a group above the process's own has it; caches of files can be freed."""
+    (tmp_path / "cgroup").write_text(f"9:pids:/\n{line}\n")
+    (tmp_path / folder).mkdir(parents=True)
+    for name, content in files.items():
+        (tmp_path / folder / name).write_text(str(content))
+    (tmp_path / folder / "memory.stat").write_text("inactive_file 1024\ntotal_inactive_file 1024\n")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_kilobytes", lambda path, field: 64 * GIB)
+    assert available_memory(CPU) == GIB + 1024
 
 
 def test_keep_freed_memory_says_whether_it_could() -> None:

@@ -149,9 +149,9 @@ def test_memory_of_a_wider_group_is_predicted_within_10_percent() -> None:
     [
         ({"modules": []}, "`modules` is empty"),
         ({"configs": []}, "`len\\(configs\\)` is 0, but must be 2"),
-        ({"memory": 0}, "`memory` is 0, but must be > 0"),
-        ({"max_width": -1}, "`max_width` is -1, but must be > 0"),
-        ({"seconds": 0}, "`seconds` is 0, but must be > 0"),
+        ({"memory": 0}, "`memory` is 0, but must be an integer >= 1"),
+        ({"max_width": -1}, "`max_width` is -1, but must be an integer >= 1"),
+        ({"seconds": 0}, "`seconds` is 0, but must be a finite number > 0"),
     ],
 )
 def test_bad_input(change: dict[str, Any], message: str) -> None:

@@ -92,6 +92,21 @@ def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, thread
 
 
 @pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_finished_runs_winner_whose_weights_are_damaged_trains_again(
+    quick: Callable[..., TuneResult], tmp_path: Path, gone: bool
+) -> None:
+    whole = quick(num_samples=4, fusion=1)
+    weights = whole.best_model().state_dict()
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"target.trial-{whole.best_trial}.*")
+    checkpoint.unlink() if gone else checkpoint.write_bytes(b"?" * 1000)
+    again = quick(num_samples=4, fusion=1)
+    assert (again.best_trial, again.best_metric, again.finished) == (whole.best_trial, whole.best_metric, True)
+    for name, value in again.best_model().state_dict().items():
+        assert torch.equal(value, weights[name])
+
+
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("stage", "surrogate"), [("surrogate", 0.5), ("target", 0.5), ("target", 1)])
 def test_what_a_disk_has_changed_is_trained_again(
     quick: Callable[..., TuneResult],

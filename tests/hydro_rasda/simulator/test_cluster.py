@@ -73,7 +73,7 @@ def test_workers_are_conserved(seed: int) -> None:
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"`kinds` is \(\), but must be one NodeKind or more"):
         Cluster(())
-    with pytest.raises(ValueError, match=r"`gpus` is 0, but must be an integer >= 1"):
+    with pytest.raises(ValueError, match=r"`gpus` is 0, but must be an integer from 1 to 1000000"):
         Cluster.uniform(0)
     with pytest.raises(ValueError, match=r"`speed` is 0, but must be a number > 0"):
         NodeKind(1, 1, speed=0)

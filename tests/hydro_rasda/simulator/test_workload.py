@@ -59,5 +59,5 @@ def test_bad_input() -> None:
     ragged: Any = [[1.0, 2.0], [3.0]]
     with pytest.raises(ValueError, match=r"`scores` is \[\[1.0, 2.0\], \[3.0\]\], but must be an array of numbers"):
         Workload(ragged, np.ones(2))
-    with pytest.raises(ValueError, match=r"`trials` is 0, but must be an integer >= 1"):
+    with pytest.raises(ValueError, match=r"`trials` is 0, but must be an integer from 1 to"):
         power_law(0, 1, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sqlite3
@@ -66,6 +67,44 @@ def test_tensors_come_back_and_reports_come_before(capfd: pytest.CaptureFixture[
     assert torch.equal(result["weights"], torch.arange(3.0))
     assert reported == [(1, {"loss": [0.5]}), (2, {"loss": [0.5]})]
     assert capfd.readouterr().out == "before written once\n"
+
+
+def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "LEAST_PATIENCE_S", 0.5)
+
+    def lively(notify: Notify) -> str:
+        notify(1)
+        return "done"
+
+    def hanging(notify: Notify) -> None:
+        notify(1)
+        threading.Event().wait()
+
+    pace = forks.Pace()
+    assert pace.patience == math.inf
+    monkeypatch.setattr(forks, "PATIENCE", 1)
+    found = dict(imap_forked([lively, hanging], 1, IGNORE, pace))
+    assert found[0] == "done"
+    assert "no epoch was over for" in found[1].how
+    assert dict(imap_forked([lively], 1, IGNORE, pace)) == {0: "done"}
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+class Odd(UserWarning):
+    """Not made again by what it was made of."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{reason} ({code})")
+
+
+def test_a_warning_of_the_users_own_class_crosses_the_pipe() -> None:
+    def warn(notify: Notify) -> str:
+        warnings.warn(Odd(3, "it is late"), stacklevel=1)
+        return "done"
+
+    with pytest.warns(UserWarning, match=r"Odd: it is late \(3\)"):
+        assert dict(imap_forked([warn], 1, IGNORE)) == {0: "done"}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -131,9 +131,9 @@ def test_older_checkpoints_are_removed(trials: ResultGrid) -> None:
     [
         ({"train": None}, ValueError, "`train` is None, but must be a function of a Worker"),
         ({"scheduler": "asha"}, ValueError, "`scheduler` is 'asha', but must be one of Ray Tune's"),
-        ({"checkpoint_every": 0}, ValueError, "`checkpoint_every` is 0, but must be >= 1"),
-        ({"timeout_s": 0}, ValueError, "`timeout_s` is 0, but must be > 0"),
-        ({"backend": "mpi"}, ValueError, "`backend` is 'mpi', but must be 'gloo', 'nccl' or None"),
+        ({"checkpoint_every": 0}, ValueError, "`checkpoint_every` is 0, but must be None or an integer >= 1"),
+        ({"timeout_s": 0}, ValueError, "`timeout_s` is 0, but must be a number of seconds > 0"),
+        ({"backend": "mpi"}, ValueError, r"`backend` is 'mpi', but must be one of \('gloo', 'nccl'\)"),
     ],
 )
 def test_bad_input(wrong: dict[str, Any], error: type[Exception], words: str) -> None:

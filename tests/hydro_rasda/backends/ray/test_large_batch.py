@@ -93,7 +93,7 @@ def test_bad_input() -> None:
         lr_factor(2, "cubic", Adam(parameter()))
     with pytest.raises(ValueError, match="`rule` is 'auto', but must be named for LBFGS"):
         lr_factor(2, "auto", torch.optim.LBFGS(parameter()))
-    with pytest.raises(ValueError, match="`warmup_steps` is -1, but must be >= 0"):
+    with pytest.raises(ValueError, match="`warmup_steps` is -1, but must be an integer >= 0"):
         RescaledLR(Adam(parameter()), 2, warmup_steps=-1)
 
 

@@ -126,7 +126,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="`samples` is 0, but must be an integer >= 1"):
+    with pytest.raises(ValueError, match="`samples` is 0, but must be an integer from 1 to"):
         next(worker().batches(0, 8))
-    with pytest.raises(ValueError, match="`batch_size` is 0, but must be an integer >= 1"):
+    with pytest.raises(ValueError, match="`batch_size` is 0, but must be an integer from 1 to"):
         next(worker().batches(8, 0))

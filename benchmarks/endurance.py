@@ -1,0 +1,221 @@
+"""What a long night brings: many searches in one process, many trials in one search, kills at random moments.
+
+    python -m benchmarks.endurance [searches] [trials] [kills] [--count N] [--seconds S]
+
+`searches` runs one small search after another in one process, `trials` one search of many trials, and both say what the
+process holds as they go: memory, open files, threads, processes, files in the temporary folder. `kills` has a search
+with dropout killed at random moments, its driver or one of the processes forked of it, until it ends, and compares
+what it found, journal and weights, with what an unbroken one found. Result files: `results/endurance.json` and `.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from benchmarks.rasda_report import RESULTS
+from benchmarks.scale import environment
+from hydro_rasda import TuneResult, choice, load, loguniform, tune, uniform
+
+FILE = "endurance.json"
+GROWTH = 0.05
+"""Memory may grow by this share from the second quarter of the readings to the last: the allocator settles."""
+
+_GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(256, 16, generator=_GENERATOR)
+Y = X[:, :4].argmax(1)
+
+
+def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    """A small MLP with dropout."""
+    width = int(64 * width_ratio)
+    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Dropout(config["dropout"]), nn.Linear(width, 4))
+
+
+def search(folder: Path, name: str, **changes: Any) -> TuneResult:
+    """A search of a second or two."""
+    space = {"lr": loguniform(1e-3, 1), "dropout": uniform(0.0, 0.3), "optimizer": choice(["sgd", "adamw"])}
+    settings = {"num_samples": 12, "max_t": 9, "top_k": 3, "surrogate": 1 / 4, "fusion": 4, "checkpoint_every": 1}
+    data: dict[str, Any] = {"train_data": (X[:192], Y[:192]), "val_data": (X[192:], Y[192:])}
+    return tune(model_fn, space, **data, storage_path=folder, name=name, progress=False, **{**settings, **changes})
+
+
+def held(folder: Path) -> dict[str, float]:
+    """What this process holds now."""
+    process = psutil.Process()
+    return {
+        "MB": process.memory_info().rss / 1e6,
+        "open files": process.num_fds(),
+        "threads": process.num_threads(),
+        "processes": len(process.children(recursive=True)),
+        "temporary files": len(os.listdir(folder)),
+    }
+
+
+def flat(readings: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """For each quantity, its median in the second and in the last quarter of the readings, and whether it stayed."""
+    quarter = max(1, len(readings) // 4)
+    parts = readings[quarter : 2 * quarter], readings[-quarter:]
+    found = {name: [round(median(r[name] for r in part), 1) for part in parts] for name in readings[0]}
+    grown = [name for name, (before, after) in found.items() if after > before * (1 + GROWTH * (name == "MB"))]
+    return {"second and last quarter": found, "grown": grown}
+
+
+def searches(count: int, seconds: float) -> dict[str, Any]:
+    """One search after another in this process, as far as the time goes."""
+    until, readings = time.monotonic() + seconds, list[dict[str, float]]()
+    with tempfile.TemporaryDirectory() as folder, temporary(Path(folder, "tmp")) as files:
+        while len(readings) < count and time.monotonic() < until:
+            search(Path(folder), f"run-{len(readings)}", max_t=3, num_samples=8, seed=len(readings))
+            readings.append(held(files))
+    return {"searches": len(readings), **flat(readings)}
+
+
+def trials(count: int, seconds: float) -> dict[str, Any]:
+    """One search of many trials, read at each group that is over; a time budget ends it."""
+    readings = list[dict[str, float]]()
+    with tempfile.TemporaryDirectory() as folder, temporary(Path(folder, "tmp")) as files:
+        checkpoints = Path(folder, "run", "checkpoints")
+
+        def look(event: object) -> None:
+            if type(event).__name__ == "CheckpointSaved":
+                readings.append({**held(files), "checkpoints": len(list(checkpoints.glob("*.pt")))})
+
+        settings = {"num_samples": count, "max_t": 9, "fusion": 32, "checkpoint_every": None}
+        result = search(Path(folder), "run", **settings, callbacks=[look], time_budget_s=seconds)
+        left = len(list(checkpoints.glob("*.pt")))
+    begun = sum(trial.status != "not begun" for trial in result.trials)
+    told = flat(readings)
+    # Each group that is to go on keeps one.
+    told["grown"] = [name for name in told["grown"] if name != "checkpoints"]
+    most = max(reading["checkpoints"] for reading in readings)
+    return {"trials": begun, "checkpoints at most": most, "checkpoints left": left, **told}
+
+
+def kills(count: int, seconds: float) -> dict[str, Any]:
+    """Runs that are killed at random moments until they end, and whether they found what an unbroken one did."""
+    rng, until = random.Random(0), time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        _started(folder, "whole").wait()
+        usual, whole = time.monotonic() - started, _found(Path(folder, "whole"))
+        done = runs = equal = orphans = 0
+        while done < count and time.monotonic() < until:
+            name, over = f"broken-{runs}", False
+            while not over:
+                process = _started(folder, name)
+                try:
+                    over = process.wait(rng.uniform(0.3, 1.0) * usual if done < count else None) == 0
+                except subprocess.TimeoutExpired:
+                    done += _killed(psutil.Process(process.pid), rng)
+                    over = process.wait() == 0
+                orphans += _left(folder, name)
+            runs += 1
+            equal += _found(Path(folder, name)) == whole
+    return {"kills": done, "runs": runs, "equal": equal, "processes left behind": orphans}
+
+
+def _started(folder: str, name: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "benchmarks.endurance", "one", "--folder", folder, "--name", name]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _killed(driver: psutil.Process, rng: random.Random) -> int:
+    """Kill the driver, or one of the processes that it has forked; how many that were."""
+    try:
+        rng.choice([driver, *driver.children()]).send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        return 0
+    return 1
+
+
+def _left(folder: str, name: str) -> int:
+    """Processes of a run that still live seconds after its driver has ended."""
+    until = time.monotonic() + 5
+    while True:
+        lines = [" ".join(other.info["cmdline"] or ()) for other in psutil.process_iter(["cmdline"])]
+        alive = sum(folder in line and line.endswith(f"--name {name}") for line in lines)
+        if not alive or time.monotonic() > until:
+            return alive
+        time.sleep(0.1)
+
+
+def _found(folder: Path) -> tuple[Any, ...]:
+    """All of what a run found, weights included, as values to compare."""
+    result = load(folder)
+    weights = {name: value.tolist() for name, value in result.best_model(model_fn=model_fn).state_dict().items()}
+    return result.best_config, result.best_metric, [(t.status, t.history) for t in result.trials], weights
+
+
+@contextlib.contextmanager
+def temporary(folder: Path) -> Any:
+    """A folder for temporary files of its own, in which what is left behind is seen."""
+    folder.mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield folder
+    finally:
+        tempfile.tempdir = before
+
+
+MEASURES = {"searches": (searches, 100), "trials": (trials, 10_000), "kills": (kills, 100)}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table."""
+    about = result["environment"]
+    where = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['versions']['torch']}."
+    lines = ["# Endurance", "", where, ""]
+    for name, row in result["rows"].items():
+        lines.append(f"- **{name}**, asked for {row['asked']} ({row['date']}, `{row['command']}`): {row['found']}")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print and write the result files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", choices=[*MEASURES, "one"], metavar="row")
+    parser.add_argument("--count", type=int, help="how many; else as the row says")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which no further one begins")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--name", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.rows == ["one"]:
+        search(Path(given.folder), given.name)
+        return
+    path = given.out / FILE
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": {}}
+    result["environment"] = environment()
+    for name in given.rows or MEASURES:
+        measure, asked = MEASURES[name]
+        result["rows"][name] = {
+            "date": time.strftime("%Y-%m-%d"),
+            "command": " ".join(["python -m benchmarks.endurance", *(arguments or sys.argv[1:])]),
+            "asked": given.count or asked,
+            "found": measure(given.count or asked, given.seconds),
+        }
+        print(name, result["rows"][name], flush=True)
+        given.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        path.with_suffix(".md").write_text(markdown(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""One pass over data before anything trains on them, bounded in time: hours later, what breaks costs the hours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, count
+from time import monotonic
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hydro_rasda.data.batches import Batch, Batches
+
+SECONDS = 5.0
+"""For each of the two data sets: all of what lies in memory is read, and the begin and the end of what does not."""
+
+
+def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[str, Batch]]:
+    """Read data once, the last batch first, and give those batches on which a model may fail that took the others.
+
+    Those are batches with an infinite or NaN number, or with an integer outside the range of those before.
+
+    Args:
+        batches: The data.
+        batch_size: Examples of a batch.
+        argument: Its name, for messages.
+
+    Yields:
+        Which batch it is, in words, and the batch.
+
+    Raises:
+        ValueError: where a batch cannot be read, or there is neither an end nor a length.
+    """
+    ends = monotonic() + SECONDS
+    ranges: dict[int, tuple[int, int]] = {}
+    last, in_order = batches.last(batch_size), batches.in_order(batch_size)
+    for name, source in chain([("the last batch", last)], ((f"batch {number}", in_order) for number in count())):
+        with naming_batch(argument, name, batch_size):
+            batch = next(source, None)
+        if batch is None and source is last:
+            continue
+        if batch is None:
+            return
+        if _stands_out(batch, ranges):
+            yield name, batch
+        if monotonic() > ends:
+            break
+    if batches.steps(batch_size) is None:
+        raise ValueError(
+            f"`{argument}` makes loaders without a length (`__len__`), and no end was seen within {SECONDS:g} s: give "
+            "them one, after which an epoch ends"
+        )
+
+
+@contextmanager
+def naming_batch(argument: str, name: str, batch_size: int) -> Iterator[None]:
+    """Tell which data could not be read.
+
+    Raises:
+        ValueError: in place of whatever is raised inside.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        told = f"`{argument}` raises at {name} of {batch_size} examples: {type(error).__name__}: {error}"
+        raise ValueError(told) from error
+
+
+def non_finite(batch: Batch) -> str:
+    """Where a batch has infinite or NaN numbers, in words; empty where it has none."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            at = (~leaf.isfinite()).nonzero()[0].tolist()
+            return f"{leaf[tuple(at)].item()} at {at} of a tensor {tuple(leaf.shape)}"
+    return ""
+
+
+def _stands_out(batch: Batch, ranges: dict[int, tuple[int, int]]) -> bool:
+    """Whether it has numbers beyond those before; takes its own in."""
+    beyond = bool(non_finite(batch))
+    for i, leaf in enumerate(tree_leaves(batch)):
+        if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_floating_point() and not leaf.is_complex():
+            low, high = (int(value) for value in torch.aminmax(leaf.to(torch.int64)))
+            lowest, highest = ranges.get(i, (low, high))
+            beyond = beyond or i not in ranges or low < lowest or high > highest
+            ranges[i] = (min(low, lowest), max(high, highest))
+    return beyond

@@ -1,0 +1,103 @@
+"""What is broken late in the data is told before anything trains."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hydro_rasda import TuneResult
+from hydro_rasda.data import make_batches, survey, unlike
+
+N = 200
+X, Y = torch.rand(N, 64), torch.arange(N) % 10
+
+
+def with_last(values: Tensor, value: float) -> Tensor:
+    broken = values.clone()
+    broken.view(N, -1)[-1, -1] = value
+    return broken
+
+
+class Short(Dataset[Any]):
+    """Says that it has more examples than it has."""
+
+    def __len__(self) -> int:
+        return N + 1
+
+    def __getitem__(self, i: int) -> Any:
+        return X[i], Y[i]
+
+
+class Vast(Short):
+    def __len__(self) -> int:
+        return 10**15
+
+
+def breaking(batch_size: int) -> Iterator[Any]:
+    yield X[:batch_size], Y[:batch_size]
+    raise OSError("the disk is gone")
+
+
+def endless(batch_size: int) -> Iterator[Any]:
+    return itertools.repeat((X[:batch_size], Y[:batch_size]))
+
+
+def without_targets(batch_size: int) -> Iterator[Any]:
+    yield X[:batch_size], Y[:batch_size]
+    yield X[:batch_size], Y[:batch_size] + 100
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "a class that there is not": (
+        (X, with_last(Y, 10)),
+        r"the last batch of `\w+`: .* a target is 10, none of",
+    ),
+    "a number that is none": (
+        (with_last(X, math.nan), Y),
+        r"the last batch of `\w+` has nan at .*, for which the loss",
+    ),
+    "an infinite one": ((with_last(X, math.inf), Y), r"the last batch of `\w+` has inf at .*, for which"),
+    "fewer than it says": (Short(), r"`\w+` raises at the last batch of \d+ examples: IndexError"),
+    "too many to shuffle": (Vast(), r"`len\(\w+\)` is 10{15}, but must be at most 1000000000 examples"),
+    "a loader that breaks": (breaking, r"`\w+` raises at batch 1 of \d+ examples: OSError: the disk is gone"),
+    "a loader of other targets": (without_targets, r"batch 1 of `\w+`: .* a target is \d+, none of the output's 10"),
+    "a loader without an end": (endless, r"`\w+` makes loaders without a length .* no end was seen within"),
+    "no batch": (lambda batch_size: iter(()), r"`\w+` is empty"),
+}
+
+
+@pytest.mark.parametrize("argument", ["train_data", "val_data"])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_it_is_told_before_training(
+    broken: str, argument: str, quick: Callable[..., TuneResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "SECONDS", 0.5)
+    data, told = BROKEN[broken]
+    with pytest.raises(ValueError, match=told) as refusal:
+        quick(**{argument: data})
+    assert argument in str(refusal.value)
+
+
+def test_a_loader_that_goes_on_for_ever_is_read_for_its_length() -> None:
+    class Loader:
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[Any]:
+            return endless(4)
+
+    batches = make_batches(lambda batch_size: Loader(), "train_data", torch.device("cpu"), 0)
+    assert len(list(batches.epoch(4, 0))) == 3
+    assert [name for name, _ in unlike(batches, 4, "train_data")] == ["batch 0"]
+
+
+def test_few_batches_of_sound_data_stand_out() -> None:
+    batches = make_batches((X, Y), "train_data", torch.device("cpu"), 0)
+    assert len(list(unlike(batches, 16, "train_data"))) <= 3

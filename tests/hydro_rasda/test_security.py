@@ -1,0 +1,195 @@
+"""Attacks by other users of the machine, each of which fails."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from hydro_rasda import RayBackend
+from hydro_rasda.backends.ray import fork_client
+from hydro_rasda.backends.ray.event_log import EventLog
+from hydro_rasda.backends.ray.worker import _join
+from hydro_rasda.packing import Device, pack
+from hydro_rasda.run.files import Unsafe
+from hydro_rasda.run.journal import JOURNAL
+from hydro_rasda.run.store import Store
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's folder for temporary files, in which everybody can write."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    return folder
+
+
+def mine(temporary: Path, name: str) -> Path:
+    return temporary / f"hydro_rasda-{os.getuid()}-{name}"
+
+
+def test_sockets_lie_in_a_folder_that_nobody_else_can_enter(temporary: Path) -> None:
+    found = Path(fork_client._socket_path()).parent
+    assert found.parent == temporary
+    assert found.lstat().st_mode & 0o777 == 0o700
+    assert Path(fork_client._socket_path()).parent == found
+
+
+def test_what_others_put_under_its_name_is_passed_over(temporary: Path, tmp_path: Path) -> None:
+    """A link to a folder of the user's own, to be turned elsewhere once it was looked at; folders open to others."""
+    (tmp_path / "private").mkdir(mode=0o700)
+    mine(temporary, "0").symlink_to(tmp_path / "private")
+    mine(temporary, "1").mkdir()
+    mine(temporary, "1").chmod(0o777)
+    mine(temporary, "2").touch()
+    mine(temporary, "3").symlink_to(tmp_path / "nowhere")
+    if os.getuid() == 0:
+        mine(temporary, "4").mkdir(mode=0o700)
+        os.chown(mine(temporary, "4"), NOBODY, NOBODY)
+    found = Path(fork_client._socket_path()).parent
+    assert not found.is_symlink()
+    assert found.name not in {mine(temporary, str(i)).name for i in range(5)}
+    assert found.lstat().st_uid == os.getuid()
+    assert Path(fork_client._socket_path()).parent == found
+
+
+def test_a_runtime_folder_of_the_users_own_is_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (temporary / "own").mkdir(mode=0o700)
+    for runtime, where in ((temporary / "own", temporary / "own"), (temporary / "gone", temporary)):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        assert Path(fork_client._socket_path()).parent.parent == where
+
+
+def as_another_user(act: Callable[[], None]) -> int:
+    """Do something as nobody; returns the process that does."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            act()
+        finally:
+            os._exit(0)
+    return pid
+
+
+@as_root
+@pytest.mark.parametrize("listens", [True, False])
+def test_nothing_is_read_from_another_users_process(listens: bool) -> None:
+    """Be it one that listens under the fork server's name, or one that connects to the fork server."""
+    name, ready = f"\0{uuid.uuid4()}", socket.socketpair()
+    server = socket.socket(socket.AF_UNIX)
+
+    def listen() -> None:
+        server.bind(name)
+        server.listen()
+        ready[1].send(b"x")
+        server.accept()[0].recv(1)
+
+    def connect() -> None:
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(name)
+        client.recv(1)
+
+    if listens:
+        pid = as_another_user(listen)
+        ready[0].recv(1)
+        other = socket.socket(socket.AF_UNIX)
+        other.connect(name)
+    else:
+        server.bind(name)
+        server.listen()
+        pid = as_another_user(connect)
+        other = server.accept()[0]
+    told = f"is of another user \\({NOBODY}\\)"
+    with other, server, ready[0], ready[1], pytest.raises(PermissionError, match=told):
+        fork_client.check_peer(other)
+    os.waitpid(pid, 0)
+
+
+def test_a_process_of_the_same_user_is_talked_with() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fork_client.check_peer(ours)
+
+
+@pytest.mark.parametrize("planted", [JOURNAL, ".lock", "run.json", "checkpoints"])
+def test_a_link_in_a_runs_folder_is_not_written_through(planted: str, tmp_path: Path) -> None:
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    run.mkdir()
+    victim.mkdir() if planted == "checkpoints" else victim.write_text("precious")
+    (run / planted).symlink_to(victim)
+    with pytest.raises(ValueError, match=r"is a link to|holds no run|not one of a run's"):
+        Store.open(run, {"a": 1}, "auto")
+    assert victim.is_dir() or victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("planted", [JOURNAL, ".lock", "checkpoints"])
+def test_nor_one_that_was_put_there_later(planted: str, tmp_path: Path) -> None:
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    Store.open(run, {"a": 1}, "auto").close()
+    (run / planted).rmdir() if planted == "checkpoints" else (run / planted).unlink(missing_ok=True)
+    victim.mkdir() if planted == "checkpoints" else victim.write_text("precious")
+    (run / planted).symlink_to(victim)
+    with pytest.raises(Unsafe, match=r"is a link to .*victim, which would be written to: remove it"):
+        Store.open(run, {"a": 1}, "auto")
+    assert victim.is_dir() or victim.read_text() == "precious"
+
+
+def test_nor_one_in_the_folder_of_rays(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "victim")
+    with pytest.raises(Unsafe):
+        EventLog(tmp_path / "events.jsonl")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_a_folder_of_pickles_that_all_can_write_to_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path / "jobs", tmp_path / "run"):
+        folder.mkdir()
+        folder.chmod(0o777)
+    with pytest.raises(Unsafe, match="`chmod o-w` it"):
+        pack([["true"]], [Device("cpu", 1e9)], storage_path=tmp_path, name="jobs", verbose=False)
+    run: Any = SimpleNamespace(store=SimpleNamespace(path=tmp_path / "run"))
+    with pytest.raises(Unsafe, match="can have this run execute code"), RayBackend().open(run):
+        pass
+
+
+def test_the_store_of_ranks_listens_at_its_own_address_alone() -> None:
+    told: list[Any] = []
+    connection: Any = SimpleNamespace(send=told.append)
+    job = {"store": ("127.0.0.1", 0), "rank": 0, "world_size": 1, "backend": "gloo", "gpus": 0, "timeout_s": 60.0}
+    _join(job, connection)
+    try:
+        ((kind, (host, port)),) = told
+        assert (kind, host) == ("store", "127.0.0.1")
+        assert listeners(port) == {"127.0.0.1"}
+    finally:
+        dist.destroy_process_group()
+
+
+def listeners(port: int) -> set[str]:
+    """The addresses at which a port of this machine is listened to, as the kernel tells."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            address, state = line.split()[1], line.split()[3]
+            where, _, at = address.partition(":")
+            if state == "0A" and int(at, 16) == port:
+                found.add(socket.inet_ntoa(struct.pack("<I", int(where, 16))) if table == "tcp" else where)
+    return found
