@@ -13,6 +13,7 @@ from hydro_rasda.checks import (
     check_function,
     check_int,
     check_mode,
+    check_number,
     is_int,
     is_number,
     require,
@@ -51,8 +52,11 @@ class RASDAConfig:
             took to come there; those that are there are then decided at once. 0: each is decided when it comes, by
             those before it, as in the paper.
         grow: On Ray, with how many workers a survivor goes on: "due", all that it is due, as in the paper;
-            "efficient", the smaller of that and an even share of what is free, while its parallel efficiency is above
-            a half.
+            "efficient", the smaller of that and an even share of what is free, while more workers pay by the next two.
+        least_efficiency: With "efficient", a survivor keeps its workers unless its measured parallel efficiency is
+            above this; 0 for any. It is its history's `scaling_efficiency`, of step times.
+        batch_over_noise: With "efficient", a survivor's batch is at most so many times its gradient noise scale (its
+            history's `gradient_noise_scale`, measured on two or more workers); inf for any.
     """
 
     grace_period: int | None = None
@@ -63,6 +67,8 @@ class RASDAConfig:
     lr_rule: Literal["auto", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
     wait: float = 0.0
     grow: Grow = "due"
+    least_efficiency: float = 0.5
+    batch_over_noise: float = 1.0
 
     def __post_init__(self) -> None:
         check_int("rasda.grace_period", self.grace_period, at_least=1, optional=True)
@@ -78,6 +84,9 @@ class RASDAConfig:
             check_choice("rasda.lr_rule", rule, LR_RULES)
         require(is_number(self.wait) and 0 <= self.wait < math.inf, "rasda.wait", self.wait, "a finite number >= 0")
         check_choice("rasda.grow", self.grow, GROW)
+        least, most = self.least_efficiency, self.batch_over_noise
+        require(is_number(least) and 0 <= least < 1, "rasda.least_efficiency", least, "a number in [0, 1)")
+        check_number("rasda.batch_over_noise", most, above=0)
 
 
 @dataclass(frozen=True)

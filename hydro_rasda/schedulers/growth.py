@@ -28,6 +28,7 @@ class Growth(NamedTuple):
         free: Workers that no trial holds, once the survivors that are decided together have given theirs back.
         sharing: Trials that could use these: the survivors that are decided together, and those that wait.
         own: By number of workers, the seconds that an epoch of this trial took.
+        efficiency: The trial's parallel efficiency as it measured that itself; None to take it from `own`.
         noise_scale: Workers whose batches together are as large as the trial's gradient noise scale (McCandlish et al.,
             "An empirical model of large-batch training", 2018); inf where it is not known.
     """
@@ -41,6 +42,7 @@ class Growth(NamedTuple):
     free: int = 0
     sharing: int = 1
     own: Mapping[int, float] = MappingProxyType({})
+    efficiency: float | None = None
     noise_scale: float = math.inf
 
 
@@ -48,17 +50,20 @@ Resize = Callable[[Growth], int]
 """Decides with how many workers a surviving trial goes on."""
 
 
-def efficient(growth: Growth, factor: int = 2) -> int:
+def efficient(
+    growth: Growth, factor: int = 2, least_efficiency: float = LEAST_EFFICIENCY, batch_over_noise: float = 1.0
+) -> int:
     """The smaller of what is due and an even share of what is free, while more workers pay.
 
-    They pay while the trial's own epochs show a parallel efficiency above a half, compared with the fewest workers that
-    it had, and while the grown batch stays within the gradient noise scale, from which on larger batches need almost
-    proportionally more examples. A trial never gets fewer workers than it has. Sizes are `base * factor**k`, or what is
-    due.
+    They pay while the trial's parallel efficiency, compared with the fewest workers that it had, is above a half, and
+    while the grown batch stays within the gradient noise scale, from which on larger batches need almost proportionally
+    more examples. A trial never gets fewer workers than it has. Sizes are `base * factor**k`, or what is due.
 
     Args:
         growth: What is known of the trial and of the others.
         factor: By which workers grow.
+        least_efficiency: In place of a half; 0 for any.
+        batch_over_noise: How many noise scales a batch may have; inf for any.
 
     >>> survivor = Growth(held=2, due=8, base=2, alive=8, capacity=64, seconds={}, free=32, sharing=5)
     >>> efficient(survivor)
@@ -66,9 +71,13 @@ def efficient(growth: Growth, factor: int = 2) -> int:
     >>> efficient(survivor._replace(own={1: 60.0, 2: 60.0}))
     2
     """
-    if parallel_efficiency(growth.own, growth.held) <= LEAST_EFFICIENCY:
+    measured = growth.efficiency
+    efficiency = parallel_efficiency(growth.own, growth.held) if measured is None else measured
+    if efficiency <= least_efficiency:
         return growth.held
-    most = min(growth.due, growth.free // max(1, growth.sharing), growth.noise_scale)
+    most: float = min(growth.due, growth.free // max(1, growth.sharing))
+    if batch_over_noise < math.inf:
+        most = min(most, growth.noise_scale * batch_over_noise)
     if most == growth.due:
         return growth.due
     workers = growth.base

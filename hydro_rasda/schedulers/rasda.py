@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from hydro_rasda.checks import check_choice, check_int
+from hydro_rasda.checks import check_choice, check_int, check_number, is_number, require
 from hydro_rasda.config import GROW, Grow, Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
-from hydro_rasda.schedulers.growth import Growth, efficient
+from hydro_rasda.schedulers.growth import LEAST_EFFICIENCY, Growth, efficient
 
 
 class Verdict(NamedTuple):
@@ -51,6 +51,10 @@ class RASDA:
             see `Gathering`. 0 as in the paper.
         grow: With how many workers a survivor goes on: "due", as in the paper, or "efficient"; see
             `hydro_rasda.schedulers.growth`.
+        least_efficiency: With "efficient", a survivor whose parallel efficiency is not above this keeps its workers; 0
+            for any.
+        batch_over_noise: With "efficient", a survivor's batch is at most so many of its gradient noise scales; inf for
+            any.
 
     Raises:
         ValueError: where a number is no integer or out of range, or `mode` or `grow` is unknown.
@@ -65,6 +69,8 @@ class RASDA:
     mode: Mode = "min"
     wait: float = 0.0
     grow: Grow = "due"
+    least_efficiency: float = LEAST_EFFICIENCY
+    batch_over_noise: float = 1.0
 
     def __post_init__(self) -> None:
         check_int("scaling_factor", self.scaling_factor, at_least=2)
@@ -72,6 +78,9 @@ class RASDA:
         if self.max_workers is not None:
             check_int("max_workers", self.max_workers, at_least=self.workers)
         check_choice("grow", self.grow, GROW)
+        least = self.least_efficiency
+        require(is_number(least) and 0 <= least < 1, "least_efficiency", least, "a number in [0, 1)")
+        check_number("batch_over_noise", self.batch_over_noise, above=0)
         _ = self.halving
 
     @cached_property
@@ -105,7 +114,9 @@ class RASDA:
 
     def resize(self, growth: Growth) -> int:
         """With how many workers a survivor goes on, as `grow` says."""
-        return growth.due if self.grow == "due" else efficient(growth, self.scaling_factor)
+        if self.grow == "due":
+            return growth.due
+        return efficient(growth, self.scaling_factor, self.least_efficiency, self.batch_over_noise)
 
     def init(self) -> AshaState:
         """The state before the first report."""

@@ -18,10 +18,11 @@ from fusion import lr_factor, optimizer
 from fusion.keys import read
 from fusion.streams import seed_generators
 from hydro_rasda.config import Mode
-from hydro_rasda.data import ALONE, Batch, Shard
+from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import Objective
 from hydro_rasda.schedulers import rank
 from hydro_rasda.training.average import Average, trained_tensors
+from hydro_rasda.training.noise import GradientNoise
 
 
 class Learner(Protocol):
@@ -57,6 +58,9 @@ class SingleLearner:
         max_t: Epochs of a full training, the horizon of schedules.
         shard: Which rank this is; the default process group holds as many as there are.
         ema: Share of a full training's steps over which weights are averaged besides; 0 for none.
+
+    Attributes:
+        noise: Of `joint`, where it is measured.
     """
 
     def __init__(
@@ -75,10 +79,16 @@ class SingleLearner:
         self._best: dict[str, Any] | None = None
         self._ema = ema
         self._average = Average(partial(trained_tensors, model)) if ema else None
+        self.noise: GradientNoise | None = None
         self._joint: nn.Module | None = None
         if shard.world > 1:
             # Which parameters a step uses may differ from step to step, as with stochastic depth.
             self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
+
+    @property
+    def joint(self) -> nn.Module:
+        """What averages gradients over several ranks; on one, the model."""
+        return self.model if self._joint is None else self._joint
 
     def seed(self, seeds: Sequence[int]) -> None:
         """What one model draws comes from the global generators."""
@@ -112,6 +122,8 @@ class SingleLearner:
         else:
             metrics = self._joint(batch)
             loss = metrics["loss"] * weight
+            if self.noise is not None:
+                self.noise.expect(batch_length(batch), weight)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         max_norm = read(self._config, "grad_clip")

@@ -67,6 +67,10 @@ def test_each_argument_has_a_rule(argument: str, value: Any) -> None:
         ("wait", math.inf),
         ("wait", True),
         ("grow", "fast"),
+        ("least_efficiency", 1.0),
+        ("least_efficiency", -0.1),
+        ("batch_over_noise", 0),
+        ("batch_over_noise", math.nan),
     ],
 )
 def test_rasda_has_rules_too(argument: str, value: Any) -> None:

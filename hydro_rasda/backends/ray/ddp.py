@@ -22,8 +22,9 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     `elastic(train_full_size, scheduler, data=problem)` makes it a trainable whose configurations are
     `{"trial": number, "config": {hyperparameters}}`; `functools.partial(train_full_size, rule=...)` one under another
     rule. After each epoch it reports `train_*` and `val_*` (means over all examples, the same on every rank), `epoch`
-    (epochs trained), `epoch_seconds` (of this one), `workers`, `global_batch_size` (examples per step over all ranks)
-    and `lr_multiplier`. A checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
+    (epochs trained), `epoch_seconds` (of this one), `workers`, `global_batch_size` (examples per step over all ranks),
+    `lr_multiplier`, `scaling_efficiency` and, on several ranks, `gradient_noise_scale` (in examples). A checkpoint's
+    state is `SingleLearner.state`'s; one is also saved at the end.
 
     The configuration's batch is that of the trial's first workers together, as it is that of one process: so many
     workers train as one would. The batch of a rank stays when workers are added, so that the global batch grows as
@@ -47,6 +48,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     steps = problem.train_data.steps(global_batch_size) or 0
     warmup_epochs = read(trial.config, "rescale_warmup_epochs")
     worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
+    learner.noise = worker.measure(learner.joint, learner.optimizer)
     span = Span(worker.iteration, problem.settings.max_t)
     began = time.perf_counter()
     for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, trial.number):

@@ -275,10 +275,12 @@ def offer_of(run: Run, number: int, folder: Path) -> Offer:
     epoch = saved_epochs(run, number)
     if name is None or epoch == 0:
         return Offer(origin, config)
+    unit = run.store.units()[name].value
     saved = {
         "state": run.store.load(name, torch.device("cpu")),
         "iteration": epoch,
-        "rescaled": run.store.units()[name].value.get("rescaled", []),
+        "rescaled": unit.get("rescaled", []),
+        "measured": unit.get("measured", {}),
     }
     start = folder / f"start-{number}"
     start.mkdir(parents=True)

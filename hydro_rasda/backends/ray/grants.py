@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 
-from hydro_rasda.backends.ray.measured import EPOCH_SECONDS, GLOBAL_BATCH, NOISE_SCALE
+from hydro_rasda.backends.ray.measured import EPOCH_SECONDS, GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
 from hydro_rasda.schedulers import RASDA, Growth
 
 
@@ -25,6 +25,7 @@ class Grants:
         self._rule = rule
         self._granted: dict[str, int] = {}
         self._seconds: dict[str, defaultdict[int, list[float]]] = {}
+        self._efficiency: dict[str, float | None] = {}
         self._noise_scale: dict[str, float] = {}
 
     def note(self, trial: Trial, workers: int, result: Mapping[str, Any]) -> None:
@@ -34,6 +35,7 @@ class Grants:
         seconds = result.get(EPOCH_SECONDS, result.get("time_this_iter_s") if later else None)
         if seconds is not None:
             self._seconds.setdefault(trial.trial_id, defaultdict(list))[workers].append(float(seconds))
+        self._efficiency[trial.trial_id] = result.get(SCALING_EFFICIENCY)
         examples, batch = result.get(NOISE_SCALE), result.get(GLOBAL_BATCH)
         if examples is not None and batch:
             self._noise_scale[trial.trial_id] = float(examples) * workers / batch
@@ -60,6 +62,7 @@ class Grants:
                 free=free,
                 sharing=len(survivors) + idle,
                 own={workers: median(taken) for workers, taken in seconds.items()},
+                efficiency=self._efficiency.get(trial.trial_id),
                 noise_scale=self._noise_scale.get(trial.trial_id, math.inf),
             )
             self._granted[trial.trial_id] = self._rule.resize(growth)

@@ -65,8 +65,7 @@ class RunRecorder:
             more = self._changed(event)
             changed = {"event": "trial", "trial": number, "config": event["config"]}
             lines = [changed] if more != _only_changes(self._last(number)) else []
-            if saved["rescaled"]:
-                more["rescaled"] = saved["rescaled"]
+            more |= {name: saved[name] for name in ("rescaled", "measured") if saved[name]}
             self._record(number, epoch, lines, saved["state"], **more)
 
     def _changed(self, event: JournalLine) -> dict[str, Any]:

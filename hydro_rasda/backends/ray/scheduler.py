@@ -68,9 +68,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         wait: How long a trial waits at a milestone for those that began with it, at most, over the time that it took to
             come there; see `hydro_rasda.schedulers.Gathering`. Those that are there are then decided at once.
         grow: With how many workers a survivor goes on: "due", or "efficient", see
-            `hydro_rasda.schedulers.growth.efficient`. Efficiency is measured by what trials report as "epoch_seconds",
-            or Ray as the time of an iteration; the noise scale is what they report as "gradient_noise_scale", in
-            examples, beside "global_batch_size".
+            `hydro_rasda.schedulers.growth.efficient`. Efficiency is what trials report as "scaling_efficiency", or else
+            comes of their "epoch_seconds", or of Ray's time of an iteration; the noise scale is what they report as
+            "gradient_noise_scale", in examples, beside "global_batch_size". `Worker.measure` has both reported.
+        least_efficiency: With "efficient", a survivor whose efficiency is not above this keeps its workers; 0 for any.
+        batch_over_noise: With "efficient", a survivor's batch is at most so many noise scales; inf for any.
 
     Raises:
         ValueError: where a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it where no
@@ -96,12 +98,21 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         patience: int = 8,
         wait: float = 0.0,
         grow: Grow = "due",
+        least_efficiency: float = 0.5,
+        batch_over_noise: float = 1.0,
     ) -> None:
         super().__init__()
         if mode is not None:
             check_mode(mode)
         numbers = (max_t, grace_period, reduction_factor, scaling_factor, workers, max_workers)
-        self._rule = RASDA(*numbers, mode="min" if mode is None else mode, wait=wait, grow=grow)
+        self._rule = RASDA(
+            *numbers,
+            mode="min" if mode is None else mode,
+            wait=wait,
+            grow=grow,
+            least_efficiency=least_efficiency,
+            batch_over_noise=batch_over_noise,
+        )
         require(wait < math.inf, "wait", wait, "finite")
         check_text("metric", metric, optional=True)
         check_text("time_attr", time_attr)

@@ -67,6 +67,8 @@ def _rasda(settings: TuneConfig, worker: Mapping[str, float], space: Mapping[str
         time_attr=_TIME,
         wait=rasda.wait,
         grow=rasda.grow,
+        least_efficiency=rasda.least_efficiency,
+        batch_over_noise=rasda.batch_over_noise,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import tempfile
@@ -18,8 +19,11 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, DistributedSampler
 
 from hydro_rasda.backends.ray.large_batch import RescaledLR, Rule
+from hydro_rasda.backends.ray.measured import GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
+from hydro_rasda.backends.ray.step_times import StepTimes
 from hydro_rasda.checks import check_flag, check_int, require
 from hydro_rasda.data import MOST_EXAMPLES, Shard
+from hydro_rasda.training.noise import GradientNoise
 
 CHECKPOINT_FILE = "worker.pt"
 
@@ -62,6 +66,9 @@ class Worker:
         self.iteration: int = saved["iteration"]
         self.checkpoint: State | None = saved["state"]
         self._rescaled_states: list[State] = list(saved["rescaled"])
+        self._measured: dict[str, Any] = dict(saved["measured"])
+        self._noise: GradientNoise | None = None
+        self._times: StepTimes | None = None
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model on this rank's device, its gradients averaged over the ranks where there are several.
@@ -111,6 +118,8 @@ class Worker:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + self.iteration)
         for batch in torch.randperm(samples, generator=generator).split(size):
             part = shard.part(len(batch))
+            if self._noise is not None:
+                self._noise.expect(len(batch[part.rows]), part.weight)
             yield batch[part.rows], part.weight
 
     def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:
@@ -129,12 +138,36 @@ class Worker:
         self._rescaled.append(rescaled)
         return rescaled
 
+    def measure(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None = None) -> GradientNoise:
+        """Has the results gain `gradient_noise_scale`, in examples, and `scaling_efficiency`; call it once.
+
+        With these, `RASDAScheduler(grow="efficient")` has a trial grow while it pays. What was measured travels with
+        the checkpoints by itself.
+
+        Args:
+            model: What `prepare` gave. The noise scale costs nothing to speak of on several ranks; on one, it is
+                measured where that sums up micro-batches, see `GradientNoise.after_backward` of what is returned.
+            optimizer: Whose steps are timed.
+            batch_size: Examples of each step on this rank; None where they are those of `batches`.
+
+        Raises:
+            ValueError: where `batch_size` is below 1; from `report`, where it is None and `batches` is not used.
+        """
+        check_int("batch_size", batch_size, at_least=1, optional=True)
+        self._noise = GradientNoise(model)
+        self._noise.load(self._measured.get("noise", {}))
+        if batch_size is not None:
+            self._noise.expect(batch_size)
+        self._times = StepTimes(optimizer, self.world_size, self.device, self._measured.get("times"))
+        return self._noise
+
     def report(
         self, metrics: Mapping[str, Any], state: State | Callable[[], State] | None = None, *, final: bool = False
     ) -> None:
         """Ends an iteration; every rank calls it. It does not return where the trial is paused or stopped.
 
-        The results gain `workers`, `global_batch_size` (with `batches`) and `lr_multiplier`.
+        The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and what
+        `measure` says.
 
         Args:
             metrics: Plain numbers; rank 0's count.
@@ -146,26 +179,38 @@ class Worker:
         require(isinstance(metrics, Mapping), "metrics", metrics, "a mapping of names to numbers")
         check_flag("final", final)
         self.iteration += 1
+        if self._noise is not None:
+            if self._noise.unsized:
+                raise ValueError("`batch_size` is None, but must be given to `measure` where `batches` is not used")
+            self._noise.settle(self.device)
         if self.rank > 0:
             return
+        results = self._with_history(metrics)
         due = state is not None and (final or _due(self._job, self.iteration))
         folder = self._save(state() if callable(state) else state) if due else None
-        self._connection.send(("report", (self._with_history(metrics), folder)))
+        self._connection.send(("report", (results, folder)))
         self._connection.recv()
 
     def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         plain = {key: value.item() if isinstance(value, Tensor) else value for key, value in metrics.items()}
         plain.setdefault("workers", self.world_size)
         if self._global_batch_size is not None:
-            plain.setdefault("global_batch_size", self._global_batch_size)
+            plain.setdefault(GLOBAL_BATCH, self._global_batch_size)
         if self._rescaled:
             plain.setdefault("lr_multiplier", self._rescaled[0].multiplier)
+        if self._times is not None and self._noise is not None:
+            self._times.settle(plain.get(GLOBAL_BATCH))
+            self._measured = {"noise": self._noise.state(), "times": self._times.state()}
+            if self._times.efficiency is not None:
+                plain.setdefault(SCALING_EFFICIENCY, self._times.efficiency)
+            if not math.isnan(self._noise.scale):
+                plain.setdefault(NOISE_SCALE, self._noise.scale)
         return plain
 
     def _save(self, state: State | None) -> str:
         folder = tempfile.mkdtemp(prefix="hydro_rasda-")
         rescaled = [r.state_dict() for r in self._rescaled]
-        saved = {"state": state, "iteration": self.iteration, "rescaled": rescaled}
+        saved = {"state": state, "iteration": self.iteration, "rescaled": rescaled, "measured": self._measured}
         torch.save(saved, os.path.join(folder, CHECKPOINT_FILE))
         return folder
 
@@ -210,7 +255,7 @@ def _listener(host: str) -> socket.socket | None:
 
 def _load(folder: str | None) -> dict[str, Any]:
     if folder is None:
-        return {"state": None, "iteration": 0, "rescaled": []}
+        return {"state": None, "iteration": 0, "rescaled": [], "measured": {}}
     saved: dict[str, Any] = torch.load(os.path.join(folder, CHECKPOINT_FILE), weights_only=True, map_location="cpu")
     return saved
 

@@ -1,5 +1,7 @@
 """What a survivor's workers may depend on."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +40,24 @@ def test_grows_while_its_own_epochs_show_more_than_half_the_efficiency(seconds: 
 
 def test_the_batch_stays_within_the_noise_scale() -> None:
     assert [efficient(survivor(noise_scale=n)) for n in (1.0, 3.9, 4.0, 7.9, 8.0)] == [2, 2, 4, 4, 8]
+
+
+def test_what_decides_can_be_moved_or_switched_off() -> None:
+    lossy, noisy = survivor(efficiency=0.3), survivor(noise_scale=3.0)
+    assert [RASDA(40, grow="efficient", least_efficiency=least).resize(lossy) for least in (0.5, 0.2, 0.0)] == [2, 8, 8]
+    assert [RASDA(40, 1, 2, 2, 2, grow="efficient", batch_over_noise=n).resize(noisy) for n in (1, 2, math.inf)] == [
+        2,
+        4,
+        8,
+    ]
+    stuck = survivor(efficiency=0.0, noise_scale=0.0)
+    assert RASDA(40, grow="efficient", least_efficiency=0.0, batch_over_noise=math.inf).resize(stuck) == 2
+
+
+@pytest.mark.parametrize(("argument", "value"), [("least_efficiency", 1.0), ("batch_over_noise", 0.0)])
+def test_bounds_have_rules(argument: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"`{argument}` is {value}, but must be a number"):
+        replace(RASDA(40, grow="efficient"), **{argument: value})  # type: ignore[arg-type]  # one name or the other
 
 
 def test_parallel_efficiency() -> None:

@@ -182,6 +182,9 @@ def test_the_first_ranks_train_as_one_process_with_the_batch_that_was_tuned(worl
             (world, CONFIGS[name]["batch_size"], 1.0)
         }
         assert all(0 < report["epoch_seconds"] < 60 for report in reports)
+        scales = [report.get("gradient_noise_scale") for report in reports]
+        unknown = name == "one by one" or train == 3  # all of a step is with one rank
+        assert all(scale is None if unknown else scale >= 0 for scale in scales)
         (last,) = saved
         assert last["iteration"] == MAX_T
         for parameter, value in weights.items():
@@ -220,6 +223,12 @@ def test_growth_goes_on_from_the_checkpoint_with_a_warm_up(config: str, workers:
     assert {(r["workers"], r["global_batch_size"]) for r in reports} == {(2 * workers, 16)}
     history, _ = one_process(what, chosen, [(Span(0, 1), 1), (Span(1, MAX_T), 2)], warmup=2)
     assert_same(first + reports, history)
+    measured = saved[-1]["measured"]
+    assert set(measured["times"]) == {str(workers)}
+    assert ("signal" in measured["noise"]) == (workers > 1)
+    assert all(("gradient_noise_scale" in r) == (r["workers"] > 1) for r in first + reports)
+    assert [r["scaling_efficiency"] for r in first] == [1.0]
+    assert all(0 < r["scaling_efficiency"] != 1.0 for r in reports)  # against the first workers' steps
     target = 2.0 if config == "sgd" else 2**0.5
     # 103 examples in batches of 16: 7 steps an epoch, 14 of warm-up; the next step's multiplier is told.
     expected = [1 + (target - 1) * min(1.0, (steps + 1) / 14) for steps in (7, 14, 21)]

@@ -189,6 +189,16 @@ def test_grants_follow_what_was_reported() -> None:
     assert grants.of(quick) == 2
 
 
+def test_what_a_trial_measured_itself_counts_before_its_epochs() -> None:
+    """Its epochs are half as efficient as they should be by what follows its steps; a trial's old size says nothing."""
+    grants = Grants(RASDA(16, grow="efficient"))
+    measured = trial("measured")
+    for workers, own in ((1, {"scaling_efficiency": 1.0}), (2, {"scaling_efficiency": 0.9}), (2, {})):
+        grants.note(measured, workers, {"epoch_seconds": 8.0, **own})
+        grants.give([(measured, workers)], milestone=2, slots=16, free=12, idle=0)
+        assert grants.of(measured) == (4 if own else 2)
+
+
 def test_without_a_grant_a_trial_keeps_what_it_had() -> None:
     grants = Grants(RASDA(16, workers=2, grow="efficient"))
     assert [grants.of(t) for t in (trial("new"), trial("tells", workers=4), trial("silent", loss=0.1))] == [2, 4, 2]

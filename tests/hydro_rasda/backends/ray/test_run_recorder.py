@@ -22,6 +22,8 @@ from tests.hydro_rasda.scripted import open_run
 
 Tell = Callable[..., None]
 
+MEASURED = {"noise": {"signal": 0.5, "noise": 32.0}, "times": {"1": [0.25]}}
+
 
 @pytest.fixture
 def run(problem: Problem, tmp_path: Path) -> Iterator[Run]:
@@ -41,7 +43,7 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
 def tell(tmp_path: Path, log: EventLog) -> Tell:
     """Writes epochs of trial 0, and a checkpoint after the last of them unless told otherwise."""
 
-    def write(*epochs: int, saved: bool = True, rescaled: Any = (), **config: Any) -> None:
+    def write(*epochs: int, saved: bool = True, rescaled: Any = (), measured: Any = None, **config: Any) -> None:
         for epoch in epochs:
             metrics = {"train_loss": 1.0, "val_loss": 1 / epoch}
             log.write({"event": "metrics", "trial": 0, "epoch": epoch, "metrics": metrics, "seconds": 2.0})
@@ -49,7 +51,8 @@ def tell(tmp_path: Path, log: EventLog) -> Tell:
             folder = tmp_path / f"checkpoint-{epochs[-1]}"
             folder.mkdir(exist_ok=True)
             state = {"model": {"weight": torch.tensor([float(epochs[-1])])}}
-            torch.save({"state": state, "iteration": epochs[-1], "rescaled": list(rescaled)}, folder / "worker.pt")
+            more = {"rescaled": list(rescaled), "measured": measured or {}}
+            torch.save({"state": state, "iteration": epochs[-1], **more}, folder / "worker.pt")
             log.write({"event": "saved", "trial": 0, "path": str(folder), "origin": 0, "config": {"lr": 0.1} | config})
 
     return write
@@ -140,35 +143,41 @@ def test_a_failure_is_kept_once_and_none_of_a_model_that_is_trained(run: Run, lo
 
 
 def test_what_else_going_on_needs_is_kept_with_the_checkpoint(run: Run, log: EventLog, tell: Tell) -> None:
-    """Where a warm-up after growth stands, and what PBT changed, which the journal tells once."""
+    """Where a warm-up after growth stands, what was measured, and what PBT changed, which the journal tells once."""
     recorder = RunRecorder(run, log)
     rescaled = [{"start": 1.0, "target": 2.0, "steps": 7, "done": 3}]
     for epoch in (1, 2, 3):
-        tell(epoch, rescaled=rescaled, lr=0.1 if epoch == 1 else 0.2)
+        tell(epoch, rescaled=rescaled, measured=MEASURED, lr=0.1 if epoch == 1 else 0.2)
         recorder.record_new()
     values = [value for value, *_ in units(run).values()]
-    assert values[0] == {"checkpoint": "target/trial-0/to-1", "rescaled": rescaled}
+    assert values[0] == {"checkpoint": "target/trial-0/to-1", "rescaled": rescaled, "measured": MEASURED}
     assert values[2] == {
         "checkpoint": "target/trial-0/to-3",
         "origin": 0,
         "mutable": {"lr": 0.2},
         "rescaled": rescaled,
+        "measured": MEASURED,
     }
     told = [(key, line["config"]) for key, unit in run.store.units().items() for line in unit.lines if "config" in line]
     assert told == [("target/trial-0/to-2", {"lr": 0.2})]
 
 
 def test_a_trial_starts_from_what_was_taken_in(run: Run, log: EventLog, tell: Tell, tmp_path: Path) -> None:
-    """Its state, where its warm-up stands, and the configuration that it was trained with."""
+    """Its state, where its warm-up stands, what was measured, and the configuration that it was trained with."""
     rescaled = [{"start": 1.0, "target": 2.0, "steps": 7, "done": 3}]
-    tell(1, 2, rescaled=rescaled, lr=0.2)
+    tell(1, 2, rescaled=rescaled, measured=MEASURED, lr=0.2)
     tell(3, saved=False)
     RunRecorder(run, log).record_new()
     offer = offer_of(run, 0, tmp_path / "ray")
     assert (offer.origin, offer.config) == (0, {"lr": 0.2})
     assert offer.start is not None
     saved = torch.load(Path(offer.start, "worker.pt"), weights_only=True)
-    assert saved == {"state": {"model": {"weight": torch.tensor([2.0])}}, "iteration": 2, "rescaled": rescaled}
+    assert saved == {
+        "state": {"model": {"weight": torch.tensor([2.0])}},
+        "iteration": 2,
+        "rescaled": rescaled,
+        "measured": MEASURED,
+    }
     assert offer_of(run, 1, tmp_path / "ray") == Offer(1, {"lr": 0.1})
 
     feed = TrialFeed(Experiment("ray", lambda config: None, storage_path=str(tmp_path)))
@@ -182,9 +191,10 @@ def test_a_trial_starts_from_what_was_taken_in(run: Run, log: EventLog, tell: Te
 
 
 def test_an_epoch_takes_its_own_time_without_the_start_before_it(log: EventLog) -> None:
-    result = {"epoch": 1, "val_loss": 0.5, "workers": 2, "time_this_iter_s": 30.0}
+    metrics = {"val_loss": 0.5, "workers": 2, "gradient_noise_scale": 70.0, "scaling_efficiency": 0.9}
+    result = {"epoch": 1, **metrics, "time_this_iter_s": 30.0}
     for seconds in ({"epoch_seconds": 2.0}, {}):
         EventLogger(log).on_trial_result(0, [], SimpleNamespace(trial_id="0"), result | seconds)
     events = [event for _, event in log.read()]
     assert [event["seconds"] for event in events] == [2.0, 30.0]
-    assert events[0]["metrics"] == {"val_loss": 0.5, "workers": 2}
+    assert events[0]["metrics"] == metrics

@@ -1,3 +1,4 @@
+import math
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from torch import nn
 from torch.optim import SGD
 
 from hydro_rasda.backends.ray.worker import Worker
+from tests.hydro_rasda.ranks import on_ranks
 
 JOB = {
     "config": {"lr": 0.1},
@@ -95,6 +97,69 @@ def test_saves_where_a_trial_may_pause_and_goes_on_from_there() -> None:
     assert rescaled.multiplier == 1.5  # from the 1 that was saved, half way to 2
 
 
+def ranks_measure(rank: int, world: int, states: list[Any], sized: bool) -> list[Any]:
+    """Rank 0's reports of two iterations, and what it saved; three steps each, on data of known covariance."""
+    ours, theirs = Pipe()
+    w = worker(ours, rank=rank, world_size=world, milestones=(1, 2))
+    w._measured = states[-1] if states else {}
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.ones_(model.weight)
+    joint = w.prepare(model)
+    optimizer = SGD(model.parameters(), lr=0.0)
+    w.measure(joint, optimizer, batch_size=5 if sized else None)
+    x = torch.randn(31, 4, generator=torch.Generator().manual_seed(0))
+    found = []
+    for _ in range(2):
+        theirs.send(None)
+        shares = w.batches(30, 5) if not sized else (((x[:30][i::6]), 1.0) for i in range(rank, 6, 2))
+        for batch, weight in shares:
+            optimizer.zero_grad()
+            (joint(batch if sized else x[batch]).sum() / len(batch) * weight).backward()
+            optimizer.step()
+        w.report({"loss": 1.0}, {})
+        if rank == 0:
+            _, (metrics, folder) = theirs.recv()
+            found.append((metrics, torch.load(Path(folder, "worker.pt"), weights_only=True)["measured"]))
+    return found
+
+
+@pytest.mark.parametrize("sized", [False, True])
+def test_what_is_measured_is_reported_and_goes_on_from_the_checkpoint(sized: bool) -> None:
+    """An example's gradient is the example: its noise scale is known."""
+    found, nothing = on_ranks(2, ranks_measure, [], sized)
+    assert nothing == []
+    (first, saved), (second, _) = found
+    assert first["scaling_efficiency"] == second["scaling_efficiency"] == 1.0
+    assert first.get("global_batch_size") == (None if sized else 10)
+    state = saved["noise"]
+    assert first["gradient_noise_scale"] == pytest.approx(
+        max(0, state["noise"]) / state["signal"] if state["signal"] > 0 else math.inf
+    )
+    (again, _), _ = on_ranks(2, ranks_measure, [saved], sized)[0]
+    if sized:  # the same batches as in the second iteration
+        assert again["gradient_noise_scale"] == pytest.approx(second["gradient_noise_scale"])
+
+
+def test_one_worker_tells_its_efficiency_alone() -> None:
+    found = ranks_measure(0, 1, [], sized=False)
+    assert [("gradient_noise_scale" in metrics, metrics["scaling_efficiency"]) for metrics, _ in found] == [
+        (False, 1.0)
+    ] * 2
+
+
+def unsized(rank: int, world: int) -> None:
+    w = worker(rank=rank, world_size=world)
+    joint = w.prepare(nn.Linear(2, 1))
+    w.measure(joint, SGD(joint.parameters(), lr=0.1))
+    joint(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ValueError, match="`batch_size` is None, but must be given to `measure`"):
+        w.report({})
+
+
+def test_the_size_of_steps_must_be_known() -> None:
+    on_ranks(2, unsized)
+
+
 @pytest.mark.parametrize(
     ("milestones", "every", "expected"),
     [((2, 4), None, [2, 4, 5, 6]), ((2, 4), 3, [2, 3, 4, 5, 6]), ((), None, [6]), ((), 2, [2, 4, 6])],
@@ -120,7 +185,7 @@ def test_only_rank_0_reports() -> None:
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
-    torch.save({"state": print, "iteration": 1, "rescaled": []}, tmp_path / "worker.pt")
+    torch.save({"state": print, "iteration": 1, "rescaled": [], "measured": {}}, tmp_path / "worker.pt")
     with pytest.raises(Exception, match="Weights only load failed"):
         worker(checkpoint=str(tmp_path))
 

@@ -1,0 +1,80 @@
+"""How long a trial's steps take at each size that it has had."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hydro_rasda.schedulers import parallel_efficiency
+
+_KEPT = 1000
+"""Of an iteration, so many steps count: the last."""
+
+
+class StepTimes:
+    """Times between an optimizer's steps, and what they say about more workers.
+
+    What lies between iterations (validation, a checkpoint, a pause) counts for nothing, and stalls for little: an
+    iteration has the median of its steps, a size the median of its iterations.
+
+    Args:
+        optimizer: Whose steps are timed.
+        workers: Of the trial now.
+        device: Where it trains: steps on a GPU are timed there.
+        state: What `state` gave before.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, workers: int, device: torch.device, state: Mapping[str, Any] | None = None
+    ) -> None:
+        self._workers, self._on_gpu = workers, device.type == "cuda"
+        self._marks: deque[Any] = deque(maxlen=_KEPT)
+        self._seconds: dict[int, list[float]] = {int(size): list(of) for size, of in (state or {}).items()}
+        optimizer.register_step_post_hook(self._mark)
+
+    @property
+    def efficiency(self) -> float | None:
+        """Parallel efficiency, compared with the fewest workers so far; None before two steps of one iteration.
+
+        Seconds per example, times workers, there over here: 1 where twice the workers take half as long.
+        """
+        if self._workers not in self._seconds:
+            return None
+        return parallel_efficiency({size: median(of) for size, of in self._seconds.items()}, self._workers)
+
+    def settle(self, global_batch_size: float | None) -> None:
+        """Ends an iteration.
+
+        Args:
+            global_batch_size: Examples of its steps, over all workers; None where a worker's batch is what it ever was.
+        """
+        times = self._between()
+        self._marks.clear()
+        if times:
+            per_example = median(times) / (global_batch_size or self._workers)
+            self._seconds.setdefault(self._workers, []).append(per_example)
+
+    def state(self) -> dict[str, list[float]]:
+        """Plain values to go on from, at whatever size."""
+        return {str(size): of for size, of in self._seconds.items()}
+
+    def _mark(self, *_: Any) -> None:
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def _between(self) -> list[float]:
+        if self._on_gpu and self._marks:
+            self._marks[-1].synchronize()
+            return [a.elapsed_time(b) / 1000 for a, b in pairwise(self._marks)]
+        return [b - a for a, b in pairwise(self._marks)]

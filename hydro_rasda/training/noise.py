@@ -1,0 +1,189 @@
+"""The gradient noise scale: up to which batch a larger one teaches about as much per example.
+
+McCandlish et al., "An empirical model of large-batch training" (2018), section 2.2 and appendix A.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+HORIZON = 100
+"""Steps after which one is forgotten, in the mean."""
+
+_AT_ONCE = 64
+"""Steps whose norms are read together: on a GPU, each reading would wait for all that was begun."""
+
+
+class _Step:
+    """The squared norms of a step, bucket by bucket, while they are still on the device."""
+
+    def __init__(self, small: float, big: float, weight: float) -> None:
+        self.small, self.big, self.weight = small, big, weight
+        self.own: list[Tensor] = []
+        self.averaged: list[Tensor] = []
+
+
+class GradientNoise:
+    """The simple noise scale B = tr(Sigma) / |G|^2 of a training, in examples, measured as it goes.
+
+    G is the expected gradient and Sigma the covariance of one example's. With the gradients g of b examples and h of B,
+    unbiased estimates are (eqs. A.2 and A.3)
+
+        |G|^2 ~ (B |h|^2 - b |g|^2) / (B - b),    tr(Sigma) ~ (|g|^2 - |h|^2) / (1 / b - 1 / B).
+
+    Both are averaged over the steps (exponentially, see `HORIZON`) before they are divided: the quotient of a step is
+    biased. Under DDP, h is averaged over the ranks and g a rank's own; as the estimates are linear in the squared
+    norms, their mean over the ranks can be taken once an epoch, see `settle`. One rank may train in micro-batches, see
+    `after_backward`.
+
+    Args:
+        model: What DDP made of a model, which must have no communication hook; or a model on one rank.
+
+    Attributes:
+        unsized: Whether there was a step of several ranks before `expect` said of how many examples.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._world = 1
+        self._signal = self._noise = 0.0
+        self._measured = False
+        self._share: tuple[float, float] | None = None
+        self.unsized = False
+        self._steps: list[_Step] = []
+        self._seen = 0.0
+        self._first: tuple[Tensor, float] | None = None
+        if isinstance(model, DistributedDataParallel):
+            self._world = dist.get_world_size()
+            # DDP wants no annotation, or the very class.
+            model.register_comm_hook(self, lambda noise, bucket: noise._average(bucket))
+
+    @property
+    def scale(self) -> float:
+        """B, in examples; inf where no gradient stands out of the noise, NaN before the first step.
+
+        On several ranks, this rank's own view until `settle`.
+        """
+        self._read()
+        if not self._measured:
+            return math.nan
+        return max(0.0, self._noise) / self._signal if self._signal > 0 else math.inf
+
+    def expect(self, examples: int, weight: float = 1.0) -> None:
+        """Says what this rank's next gradients are of; under DDP, before each backward pass where it changes.
+
+        Args:
+            examples: Whose mean loss is differentiated.
+            weight: What that is multiplied by: the rank's share of all examples, times the ranks. 0 for a filler.
+        """
+        self._share = float(examples), weight
+
+    def add(self, small: float, of: float, big: float, out_of: float) -> None:
+        """Takes in a step.
+
+        Args:
+            small: Squared norm of the mean gradient of `of` examples, which are among the others.
+            of: Examples.
+            big: Squared norm of the mean gradient of `out_of` examples.
+            out_of: More examples.
+        """
+        if not of < out_of or not math.isfinite(small + big):
+            return
+        signal = (out_of * big - of * small) / (out_of - of)
+        noise = (small - big) / (1 / of - 1 / out_of)
+        # Both begin at 0: the quotient is that of means in which every step has its weight.
+        self._signal += (signal - self._signal) / HORIZON
+        self._noise += (noise - self._noise) / HORIZON
+        self._measured = True
+
+    def after_backward(self, examples: int, out_of: int) -> None:
+        """On one rank that sums up gradients of micro-batches: what was just differentiated. Nothing on several.
+
+        A step costs two norms more. Its g is that of the first micro-batch.
+
+        Args:
+            examples: Of this micro-batch.
+            out_of: Of the step; the loss of each micro-batch is its sum over these.
+        """
+        if self._world > 1:
+            return
+        self._seen += examples
+        if self._first is None and self._seen < out_of:
+            self._first = self._squared() * (out_of / examples) ** 2, float(examples)
+        if self._seen >= out_of:
+            if self._first is not None:
+                step = _Step(self._first[1], float(out_of), 1.0)
+                step.own, step.averaged = [self._first[0]], [self._squared()]
+                self._keep(step)
+            self._seen, self._first = 0.0, None
+
+    def settle(self, device: torch.device) -> None:
+        """Has all ranks know what all measured; each calls it, on its device."""
+        self._read()
+        if self._world > 1:
+            found = torch.tensor([self._signal, self._noise, self._measured], dtype=torch.float64, device=device)
+            dist.all_reduce(found)
+            signal, noise, measured = found.tolist()
+            self._signal, self._noise, self._measured = signal / self._world, noise / self._world, measured > 0
+
+    def state(self) -> dict[str, float]:
+        """Plain values, which `load` takes, on as many ranks as there will be; after `settle`."""
+        return {"signal": self._signal, "noise": self._noise} if self._measured else {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        if state:
+            self._signal, self._noise, self._measured = state["signal"], state["noise"], True
+
+    def _average(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """DDP's hook: all-reduces a bucket as DDP would."""
+        own = bucket.buffer()
+        if self._share is None:
+            self.unsized = True
+            return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]  # None where there is no group
+        if bucket.index() == 0:
+            examples, weight = self._share
+            self._keep(_Step(examples, examples * self._world / weight if weight else math.inf, weight))
+        step = self._steps[-1]
+        step.own.append(_squared_norm(own))
+
+        def averaged(future: torch.futures.Future[Tensor]) -> Tensor:
+            mean = future.value()
+            step.averaged.append(_squared_norm(mean))
+            return mean
+
+        return allreduce_hook(dist.group.WORLD, bucket).then(averaged)  # type: ignore[arg-type]
+
+    def _keep(self, step: _Step) -> None:
+        if len(self._steps) >= _AT_ONCE:
+            self._read()
+        self._steps.append(step)
+
+    def _read(self) -> None:
+        steps, self._steps = [step for step in self._steps if step.weight], []
+        if not steps:
+            return
+        pieces = [piece for step in steps for piece in (*step.own, *step.averaged)]
+        values = iter(torch.stack(pieces).tolist())
+        for step in steps:
+            own, averaged = (sum(next(values) for _ in of) for of in (step.own, step.averaged))
+            self.add(own / step.weight**2, step.small, averaged, step.big)
+
+    def _squared(self) -> Tensor:
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients).square()
+
+
+def _squared_norm(tensor: Tensor) -> Tensor:
+    """Summed in 32 bits at least."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    squared: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype).square()
+    return squared
