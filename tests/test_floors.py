@@ -16,11 +16,11 @@ FLOORS = (
     {"checks", "config", "seeds", "trial"},
     {"schedulers"},
     {"data", "metrics", "objective", "plans", "problem", "reads", "space"},
-    {"page", "plots", "run"},
+    {"loggers", "page", "plots", "run"},
     {"contracts"},
     {"training"},
     {"backends", "guests", "search", "stages"},
-    {"cli", "testing", "tuner"},
+    {"cli", "dashboard", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
 
