@@ -150,6 +150,23 @@ def report(
 
 
 @app.command()
+def dashboard(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A storage_path, which may be yet to be made.")] = "runs",
+    host: Annotated[
+        str, typer.Option(help="Where to listen; elsewhere than on this machine, the address holds a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8470,
+) -> None:
+    """Show all runs of a folder in a browser, live, until Ctrl-C.
+
+    It may start before a run, during it or after it, and only reads.
+    """
+    from hydro_rasda.dashboard import serve
+
+    serve(folder, host, port)
+
+
+@app.command()
 def compare(a: Run, b: Run, json: Json = False) -> None:
     """Say what two runs were asked, found and cost, where they differ."""
     from hydro_rasda.cli.compare import compare_runs

@@ -11,7 +11,7 @@ from typing import Any
 from hydro_rasda import plots
 from hydro_rasda.page import words
 from hydro_rasda.page.call import call_of
-from hydro_rasda.plots.hyperparameters import importance_bars, importance_of, varied
+from hydro_rasda.plots.importance import importance_bars, importance_of, varied
 from hydro_rasda.plots.look import EXTRA, graph_objects, is_empty, nothing
 from hydro_rasda.run.files import write_atomically
 from hydro_rasda.run.records import RunRecord, row

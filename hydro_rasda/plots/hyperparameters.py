@@ -1,21 +1,15 @@
-"""What the hyperparameters did: how much each mattered, and where in the space the good trials lie.
-
-Trials stop at different epochs, so that their scores cannot be compared: places are, as successive halving orders them
-(who got furthest, then who is best; diverged and failed ones last).
-"""
+"""Where in the space the good trials lie: by one hyperparameter, by two, and by all."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hydro_rasda.plots.importance import FEWEST, importance_of, too_few, varied
 from hydro_rasda.plots.look import (
-    FINALISTS,
     SCALE,
     begun,
     describe,
@@ -31,97 +25,9 @@ from hydro_rasda.plots.look import (
 )
 from hydro_rasda.run.records import RunRecord, TrialRecord, flat
 from hydro_rasda.run.report import show
-from hydro_rasda.run.study import make_study
 
 if TYPE_CHECKING:
-    from optuna import Study
     from plotly.graph_objects import Figure
-
-FEWEST = 8
-"""Trials below which no importance is worked out."""
-
-_TREES, _GRID = 32, 40
-_FOR_IMPORTANCE = 300
-
-
-def importances(result: RunRecord) -> Figure:
-    """How much each hyperparameter mattered for a trial's place: Optuna's fANOVA (Hutter et al. 2014), in shares of 1.
-
-    Raises:
-        ImportError: where Plotly, Optuna or scikit-learn is not there.
-    """
-    found = importance_of(result)
-    return importance_bars(found) if found else nothing(_too_few(result))
-
-
-def importance_bars(found: Mapping[str, float]) -> Figure:
-    """Shares as bars, the largest above."""
-    go = graph_objects()
-    names = [*found][::-1]
-    figure = new_figure(height=90 + 32 * len(names), showlegend=False)
-    figure.update_layout(xaxis={"title": {"text": "importance"}, "range": [0, 1]}, yaxis={"automargin": True})
-    return figure.add_trace(
-        go.Bar(
-            x=[figures_of(found[name]) for name in names],
-            y=[escaped(name) for name in names],
-            text=[f"{found[name]:.2f}" for name in names],
-            textposition="outside",
-            cliponaxis=False,
-            orientation="h",
-            marker={"color": FINALISTS[0]},
-            hovertemplate="%{y}: %{x}<extra></extra>",
-        )
-    )
-
-
-def importance_of(result: RunRecord) -> dict[str, float]:
-    """The same as numbers, the largest first; empty where too few trials have begun, or the run's folder is gone."""
-    if not (result.path / "run.json").is_file():
-        return {}
-    study = places(result, _FOR_IMPORTANCE)
-    if len(study.trials) < FEWEST or not study.trials[0].params:
-        return {}
-    try:
-        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-
-        evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
-    except ImportError as error:
-        raise ImportError("importances need scikit-learn: pip install 'hydro-rasda[report]'") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of experimental arguments
-        found = get_param_importances(study, evaluator=evaluator)
-    return {name: float(share) for name, share in found.items() if math.isfinite(share)}
-
-
-def places(result: RunRecord, most: int | None = None) -> Study:
-    """The run as an Optuna study whose values are places, from 1, the best; trials that have not begun are left out."""
-    import optuna
-
-    with _quiet():
-        trials = {trial.number: trial for trial in make_study(result).trials}
-        study = optuna.create_study()
-    order = [*enumerate(begun(result), 1)]
-    kept = thinned(order, most) if most else order
-    last = max((place for place, trial in kept if math.isfinite(score_of(trial))), default=0) + 1
-    for place, trial in kept:
-        old = trials[trial.trial]
-        value = float(place if math.isfinite(score_of(trial)) else last)
-        made = optuna.trial.create_trial(params=old.params, distributions=old.distributions, value=value)
-        study.add_trial(made)
-    return study
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the line that Optuna prints of each study."""
-    from optuna import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
@@ -134,7 +40,7 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     go, trials = graph_objects(), thinned(scored(result), _DOTS)
     names = list(varied(result) if names is None else names)
     if not trials or not names:
-        return nothing(_too_few(result))
+        return nothing(too_few(result))
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
     grid = {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.18, "ygap": 0.35}
@@ -176,8 +82,8 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     if len(found) < 2:
         found += [name for name in [*importance_of(result), *varied(result)] if name not in found]
     order = [*enumerate(begun(result), 1)]
-    if len(found) < 2 or len(order) < FEWEST:
-        return nothing(_too_few(result, "two hyperparameters that differ"))
+    if len(found) < 2 or len(order) < FEWEST or not scored(result):
+        return nothing(too_few(result, "two hyperparameters that differ"))
     go, (x, y) = graph_objects(), found[:2]
     kept = thinned(order)
     trials = [trial for _, trial in kept]
@@ -212,7 +118,7 @@ def parallel_coordinates(result: RunRecord) -> Figure:
     """Each trial as a line through all of its hyperparameters to its place: drag along an axis to choose some."""
     names, order = varied(result), thinned([*enumerate(begun(result), 1)])
     if len(order) < 2 or not names:
-        return nothing(_too_few(result))
+        return nothing(too_few(result))
     last = order[-1][0]
     order.reverse()  # the best are drawn last, above the others
     places, trials = [place for place, _ in order], [trial for _, trial in order]
@@ -244,19 +150,7 @@ def _dimension(name: str, trials: Sequence[TrialRecord]) -> dict[str, Any]:
     }
 
 
-_DOTS = 500
-
-
-def varied(record: RunRecord) -> list[str]:
-    """Hyperparameters that differ between trials, nested ones as "a/b", in the order of the space."""
-    configs = [flat(trial.config) for trial in record.trials]
-    names = dict.fromkeys(name for config in configs for name in config)
-    return [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
-
-
-def _too_few(record: RunRecord, what: str = "hyperparameters that differ") -> str:
-    count = len(begun(record))
-    return f"{count} of {len(record.trials)} trials have begun: too few to tell, or without {what}"
+_DOTS, _GRID = 500, 40
 
 
 def _where(trial: TrialRecord) -> str:

@@ -142,7 +142,7 @@ def runs_of_all_sorts(folder: Path) -> dict[str, RunRecord]:
         "interrupted": write_run(folder / "interrupted", rungs=2),
         "swept": write_run(folder / "swept", full=False),
         "single": write_run(folder / "single", num_samples=1, fails=lambda number: False),
-        "failed": write_run(folder / "failed", num_samples=6, rungs=1, fails=lambda number: True),
+        "failed": write_run(folder / "failed", num_samples=12, rungs=1, fails=lambda number: True),
         "empty": nothing.record,
         "large": write_run(folder / "large", num_samples=2_000, width=8),
     }

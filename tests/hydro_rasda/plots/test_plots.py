@@ -15,7 +15,7 @@ import pytest
 
 from hydro_rasda import plots
 from hydro_rasda.plots.finalists import rank_correlation
-from hydro_rasda.plots.hyperparameters import importance_of
+from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.plots.look import is_empty, score_axis, thinned
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.timeline import Training, busy_share, journal_of, trainings

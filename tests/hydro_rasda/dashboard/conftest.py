@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.hydro_rasda.browser import browser as browser
