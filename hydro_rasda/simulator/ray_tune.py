@@ -153,7 +153,9 @@ def _workers(line: Report) -> int:
 
 
 def _resized(before: Report, line: Report) -> bool:
-    return _workers(before) != _workers(line)
+    """Whether the trial was given other workers between two reports of which Tune lost none, as it may at a resume."""
+    next_one = line["training_iteration"] == before["training_iteration"] + 1
+    return next_one and _workers(before) != _workers(line)
 
 
 def _gap(before: Report, line: Report, usual: Mapping[int, float]) -> float | None:

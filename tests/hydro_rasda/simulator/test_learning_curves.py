@@ -82,11 +82,15 @@ def report(t: int, loss: float, seconds: float, at: float, workers: int = 1, fir
 
 
 def test_an_experiment_of_ray_tune(tmp_path: Path) -> None:
-    """Epochs of 10 s, or of 5 s on two workers; each start takes 20 s, which Tune counts with the epoch after it."""
+    """Epochs of 10 s, or of 5 s on two workers; each start takes 20 s, which Tune counts with the epoch after it.
+
+    Two reports of the last trial are lost: what lies between the others is more than one restart.
+    """
     grown = [report(1, 3.0, 30, 130, first=True), report(2, 2.0, 10, 140)]
     grown += [report(3, 1.0, 25, 165, 2, first=True), report(4, 0.5, 5, 170, 2)]
     failed = [report(1, 4.0, 30, 130, first=True), report(2, 4.0, 10, 140), '{"training_iter']
-    for name, lines in (("train_0", grown), ("train_1", failed)):
+    lossy = [report(1, 5.0, 30, 130, first=True), report(4, 4.0, 25, 190, 4, first=True)]
+    for name, lines in (("train_0", grown), ("train_1", failed), ("train_2", lossy)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text("\n".join(lines))
     trials = [[json.dumps({"relative_logdir": "train_1", "status": "ERROR"}), "{}"]]
