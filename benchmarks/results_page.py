@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import packing, rasda_beyond, scale
+from benchmarks import bubbles, packing, rasda_beyond, scale
 from benchmarks.fusion_cases import CASES
 from benchmarks.packing_page import PAPERS_DECISIONS
 from benchmarks.packing_profiles import NEIGHBOUR
@@ -53,7 +53,7 @@ class Claim(NamedTuple):
 
 def claims(folder: Path) -> list[Claim]:
     """What the result files of a folder say; a benchmark without a file says nothing."""
-    parts = (_vs_asha, _fusion, _cuda, _transfer, _paper, _beyond, _ray, _scale, _packing)
+    parts = (_vs_asha, _fusion, _cuda, _transfer, _paper, _beyond, _ray, _scale, _packing, _bubbles)
     return [claim for part in parts for claim in part(folder)]
 
 
@@ -395,6 +395,30 @@ def _packing_run(part: Any) -> list[Claim]:
     name = f"Packing, really run: {rows[0]['jobs']} small trainings on {rows[0]['cores']:g} cores over one at a time"
     met = median(ratios) >= 1.3 and not killed
     return [Claim(name, shown, "1.3x, none killed", met, where, "packing.md")]
+
+
+def _bubbles(folder: Path) -> list[Claim]:
+    """Rows of what guests cost a host and what they use, by micro-batches, and of the sweep in bubbles alone."""
+    result, found = _read(folder / bubbles.FILE) or {}, list[Claim]()
+    for part in (result[key] for key in ("4", "8") if key in result):
+        where = f"{_machine(part['environment'])}; load {part['environment']['load']}"
+        name = f"Bubbles of a pipeline, 2 stages on 2 cores, 1F1B with {part['micro_batches']} micro-batches"
+        slower, pairs = median(part["pairs"]) - 1, [100 * (pair - 1) for pair in part["pairs"]]
+        shown = f"{100 * slower:+.1f} % [{min(pairs):+.1f}, {max(pairs):+.1f}], losses the same: {part['identical']}"
+        met = slower <= bubbles.SLOWDOWN and part["identical"]
+        target = f"<= {bubbles.SLOWDOWN:.0%}, the same losses"
+        found.append(Claim(f"{name}: host slower by", shown, target, met, where, "bubbles.md"))
+        met = part["used"] >= bubbles.USED
+        found.append(
+            Claim(f"{name}: used by guests", f"{part['used']:.0%}", f"{bubbles.USED:.0%}", met, where, "bubbles.md")
+        )
+    if sweep := result.get("sweep"):
+        where = f"{_machine(sweep['environment'])}; load {sweep['environment']['load']}"
+        name = f"A sweep of {sweep['trials']} trials wholly in bubbles: the answer of the same sweep alone"
+        shown = f"{'the same' if sweep['identical'] else 'another'}, in {sweep['bubbles_seconds']:.0f} s for "
+        shown += f"{sweep['alone_seconds']:.0f} s"
+        found.append(Claim(name, shown, "to the last digit", sweep["identical"], where, "bubbles.md"))
+    return found
 
 
 def _machine(environment: dict[str, Any]) -> str:

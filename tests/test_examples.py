@@ -81,3 +81,12 @@ def test_packed_trainings_share_the_cores(tmp_path: Path) -> None:
     assert best, done.stdout
     assert float(best[2]) > 0.9
     assert "12 of 12 jobs complete" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_sweep_in_bubbles_and_its_host(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "bubbles.py"), "--runs", str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^rank [01]: \d+ steps; \d+ s of bubbles", done.stdout, re.MULTILINE)) == 2
+    assert (tmp_path / "runs" / "bubbles" / "run.json").exists()
