@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import bubbles, packing, rasda_beyond, scale
+from benchmarks import bubbles, large_batch, packing, rasda_beyond, scale
 from benchmarks.fusion_cases import CASES
 from benchmarks.packing_page import PAPERS_DECISIONS
 from benchmarks.packing_profiles import NEIGHBOUR
@@ -53,7 +53,7 @@ class Claim(NamedTuple):
 
 def claims(folder: Path) -> list[Claim]:
     """What the result files of a folder say; a benchmark without a file says nothing."""
-    parts = (_vs_asha, _fusion, _cuda, _transfer, _paper, _beyond, _ray, _scale, _packing, _bubbles)
+    parts = (_vs_asha, _fusion, _cuda, _transfer, _paper, _beyond, _large_batch, _ray, _scale, _packing, _bubbles)
     return [claim for part in parts for claim in part(folder)]
 
 
@@ -284,6 +284,37 @@ def _beyond(folder: Path) -> list[Claim]:
         no_more = all(mean <= 2 * error for mean, error in more)
         target = "none that is above two standard errors"
         found.append(Claim(f"... more regret than the paper's rule: {name}", shown, target, no_more, where, source))
+    return found
+
+
+def _large_batch(folder: Path) -> list[Claim]:
+    result = _read(folder / large_batch.FILE)
+    if result is None:
+        return []
+    where, source = _machine(result["environment"]), "large_batch.md"
+    validation, training = (large_batch.verdicts(result["rows"], part) for part in ("val_loss", "train_loss"))
+    found = []
+    for optimizer, default in large_batch.defaults().items():
+        rules = {rule: (optimizer, rule, int(rule != "none")) for rule in large_batch.RULES}
+        losses = [f"{rule} {validation[kind]:.3f}, {training[kind]:.2f}" for rule, kind in rules.items()]
+        least = min(rules, key=lambda rule: validation[rules[rule]])
+        found.append(
+            Claim(
+                f"Loss of validation and of training after the batch grew to 2, 4 and 8 times, over that without: "
+                f"{optimizer}, by the learning rate's rule, warm-up of one epoch; the default is {default}",
+                "; ".join(losses),
+                "the default's validation loss is the least",
+                least == default,
+                where,
+                source,
+            )
+        )
+    if result["overhead"] is not None:
+        taken = result["overhead"].values()
+        shown = ", ".join(f"{1000 * of['more']:.2f} ms of {1000 * of['step']:.1f} ms" for of in taken)
+        name = "Measuring the gradient noise scale, on two ranks that share two cores, adds to a step: "
+        name += ", ".join(large_batch.NAMES[task] for task in result["overhead"])
+        found.append(Claim(name, shown, "1 %", all(of["more"] < 0.01 * of["step"] for of in taken), where, source))
     return found
 
 

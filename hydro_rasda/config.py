@@ -47,7 +47,8 @@ class RASDAConfig:
         workers: Workers of a full-size trial before its first milestone; they share the configuration's batch.
         max_workers: No trial gets more; None for as many as the cluster holds.
         lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
-            (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" linear for SGD, sqrt for Adam.
+            (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" is linear, as
+            was measured best (benchmarks/results/large_batch.md); the paper takes "sqrt" for Adam.
         wait: On Ray, how long a trial waits at a milestone for those that began with it, at most, over the time that it
             took to come there; those that are there are then decided at once. 0: each is decided when it comes, by
             those before it, as in the paper.

@@ -155,12 +155,15 @@ class GradientNoise:
         step = self._steps[-1]
         step.own.append(_squared_norm(own))
 
-        def averaged(future: torch.futures.Future[Tensor]) -> Tensor:
-            mean = future.value()
+        def averaged(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+            (mean,) = future.value()
             step.averaged.append(_squared_norm(mean))
             return mean
 
-        return allreduce_hook(dist.group.WORLD, bucket).then(averaged)  # type: ignore[arg-type]
+        # As `allreduce_hook`, with one call back into Python instead of two.
+        reduced = dist.all_reduce(own.div_(self._world), async_op=True).get_future()
+        result: torch.futures.Future[Tensor] = reduced.then(averaged)
+        return result
 
     def _keep(self, step: _Step) -> None:
         if len(self._steps) >= _AT_ONCE:

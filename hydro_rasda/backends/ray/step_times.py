@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from hydro_rasda.schedulers import parallel_efficiency
 
-_KEPT = 1000
-"""Of an iteration, so many steps count: the last."""
+_STEPS, _ITERATIONS = 1000, 32
+"""Of an iteration, so many steps count, and of a size so many iterations: the last."""
 
 
 class StepTimes:
@@ -35,7 +35,7 @@ class StepTimes:
         self, optimizer: Optimizer, workers: int, device: torch.device, state: Mapping[str, Any] | None = None
     ) -> None:
         self._workers, self._on_gpu = workers, device.type == "cuda"
-        self._marks: deque[Any] = deque(maxlen=_KEPT)
+        self._marks: deque[Any] = deque(maxlen=_STEPS)
         self._seconds: dict[int, list[float]] = {int(size): list(of) for size, of in (state or {}).items()}
         optimizer.register_step_post_hook(self._mark)
 
@@ -59,7 +59,7 @@ class StepTimes:
         self._marks.clear()
         if times:
             per_example = median(times) / (global_batch_size or self._workers)
-            self._seconds.setdefault(self._workers, []).append(per_example)
+            self._seconds[self._workers] = [*self._seconds.get(self._workers, []), per_example][-_ITERATIONS:]
 
     def state(self) -> dict[str, list[float]]:
         """Plain values to go on from, at whatever size."""

@@ -280,11 +280,12 @@ def test_rungs_lie_on_ray_where_they_lie_locally() -> None:
 
 
 def test_waiting_and_growth_are_those_of_the_settings() -> None:
-    chosen = make_scheduler("rasda", TuneConfig(rasda=RASDAConfig(wait=0.1, grow="efficient")), {"CPU": 1}, SPACE)
+    asked: Any = {"wait": 0.1, "grow": "efficient", "least_efficiency": 0.2, "batch_over_noise": 3.0}
+    chosen = make_scheduler("rasda", TuneConfig(rasda=RASDAConfig(**asked)), {"CPU": 1}, SPACE)
     papers = make_scheduler("rasda", TuneConfig(rasda=RASDAConfig()), {"CPU": 1}, SPACE)
     assert isinstance(chosen, RASDAScheduler)
     assert isinstance(papers, RASDAScheduler)
-    assert (chosen.rule.wait, chosen.rule.grow) == (0.1, "efficient")
+    assert {name: getattr(chosen.rule, name) for name in asked} == asked
     assert (papers.rule.wait, papers.rule.grow) == (0, "due")
 
 

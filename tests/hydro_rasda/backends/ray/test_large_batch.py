@@ -25,10 +25,10 @@ def lrs_of_steps(optimizer: Optimizer, steps: int, between: Callable[[], None] =
     return seen
 
 
-def test_linear_for_sgd_and_root_for_adam() -> None:
+def test_linear_where_that_was_measured_and_root_for_other_adaptive_ones() -> None:
     assert lr_factor(4, "auto", SGD(parameter(), lr=0.1)) == 4
-    assert lr_factor(4, "auto", Adam(parameter())) == 2
-    assert lr_factor(2, "auto", AdamW(parameter())) == math.sqrt(2)
+    assert lr_factor(4, "auto", Adam(parameter())) == lr_factor(4, "auto", AdamW(parameter())) == 4
+    assert lr_factor(2, "auto", torch.optim.RMSprop(parameter())) == math.sqrt(2)
     assert lr_factor(9, "none", SGD(parameter(), lr=0.1)) == 1
     assert lr_factor(9, "sqrt", SGD(parameter(), lr=0.1)) == 3
     assert lr_factor(9, lambda growth: growth + 1, Adam(parameter())) == 10
@@ -44,9 +44,9 @@ def test_every_learning_rate_over_two_resizes() -> None:
     assert lrs_of_steps(larger, 4) == pytest.approx([0.5, 0.8, 0.8, 0.8])  # 2 -> 8: 5, 8 times 0.1
 
 
-def test_adam_warms_up_to_the_root() -> None:
+def test_the_warm_up_ends_at_what_the_rule_says() -> None:
     optimizer = Adam(parameter(), lr=0.01)
-    RescaledLR(optimizer, growth=4, warmup_steps=2)
+    RescaledLR(optimizer, growth=4, rule="sqrt", warmup_steps=2)
     assert lrs_of_steps(optimizer, 3) == pytest.approx([0.015, 0.02, 0.02])
 
 

@@ -47,6 +47,14 @@ def test_efficiency_is_seconds_per_example_and_worker_at_the_fewest_over_those_n
     assert clock.iteration(grown, 1.25, 1.25, 7, batch=64) == pytest.approx(0.8)
 
 
+def test_what_is_kept_does_not_grow_for_ever(clock: Clock) -> None:
+    """A journal has it once for each checkpoint."""
+    times = StepTimes(clock.optimizer, 1, CPU)
+    for _ in range(100):
+        clock.iteration(times, 1.0)
+    assert len(times.state()["1"]) < 50
+
+
 @pytest.mark.parametrize(("batch", "seconds"), [((32, 32), 0.5), ((None, None), 1.0)])
 def test_a_batch_may_stay_as_workers_are_added(
     clock: Clock, batch: tuple[int | None, int | None], seconds: float
