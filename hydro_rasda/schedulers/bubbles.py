@@ -96,11 +96,12 @@ def _error(seconds: deque[float]) -> float:
 class Margin:
     """Says whether what cannot be stopped once it has begun, such as work on a GPU, fits what is left of a bubble.
 
-    It is taken to last as long as the longest of its kind lately, and a share longer. That share doubles each time that
-    something was not over by the bubble's end, and shrinks by a fiftieth each time that it was.
+    It is taken to last as long as others of its kind lately (the median: one that loads code is no measure), and a share
+    longer. That share doubles each time that something was not over by the bubble's end, and shrinks by a fiftieth each
+    time that it was.
 
     >>> margin = Margin()
-    >>> margin.saw("forward", 0.010, in_time=True)
+    >>> for seconds in (0.010, 0.009, 0.500): margin.saw("forward", seconds, in_time=True)
     >>> margin.fits("forward", 0.012), margin.fits("forward", 0.011)
     (True, False)
     """
@@ -110,9 +111,9 @@ class Margin:
         self._seen: dict[str, deque[float]] = {}
 
     def fits(self, kind: str, left: float) -> bool:
-        """Whether a quantum of this kind may begin, so many seconds before the bubble's end; unknown ones may."""
+        """Whether a quantum of this kind may begin, so many seconds before the bubble's end; the first three may."""
         seen = self._seen.get(kind)
-        return left > 0 and (not seen or max(seen) * (1 + self._share) <= left)
+        return left > 0 and (len(seen or ()) < 3 or statistics.median_low(seen or [0.0]) * (1 + self._share) <= left)
 
     def saw(self, kind: str, seconds: float, in_time: bool) -> None:
         """Take in a quantum that is over, and whether it was by the bubble's end."""

@@ -44,8 +44,10 @@ def test_the_margin_grows_with_what_outlasts_a_bubble() -> None:
     margin = Margin()
     assert margin.fits("step", 1e-9)
     assert not margin.fits("step", 0.0)
-    margin.saw("step", 1.0, in_time=False)
-    assert (margin.fits("step", 1.4), margin.fits("step", 1.39)) == (True, False)  # 0.2, doubled
+    for in_time in (True, True, False):
+        assert margin.fits("step", 0.1)  # it is not known yet
+        margin.saw("step", 1.0, in_time)
+    assert (margin.fits("step", 1.385), margin.fits("step", 1.384)) == (True, False)  # 0.2 * 0.98**2, doubled
     for _ in range(100):
         margin.saw("step", 1.0, in_time=True)
     assert (margin.fits("step", 1.1), margin.fits("step", 1.09)) == (True, False)
