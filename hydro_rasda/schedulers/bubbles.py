@@ -96,7 +96,7 @@ def _error(seconds: deque[float]) -> float:
 class Margin:
     """Says whether what cannot be stopped once it has begun, such as work on a GPU, fits what is left of a bubble.
 
-    It is taken to last as long as others of its kind lately (the median: one that loads code is no measure), and a share
+    It is taken to last as long as others of its kind lately (the median: one that loads code is none), and a share
     longer. That share doubles each time that something was not over by the bubble's end, and shrinks by a fiftieth each
     time that it was.
 
