@@ -53,7 +53,7 @@ def bubbles(
         patience_s: Seconds that leaving may take.
         preempt: Whether the kernel stops and continues the guest; otherwise the guest itself begins no quantum (the
             forward pass of a step, or the rest of it) that a bubble is too short for. None for what fits the host's
-            device: on a GPU, what has begun cannot be stopped. Quanta have not been run to a sweep's end yet.
+            device: on a GPU, what has begun cannot be stopped. That has not been run on GPUs yet.
 
     Yields:
         What the guest does; see `Guest`.
