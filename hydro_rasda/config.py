@@ -21,9 +21,11 @@ from hydro_rasda.checks import (
 
 Mode = Literal["min", "max"]
 Keep = Literal["last", "best"]
+Precision = Literal["fp32", "tf32", "bf16"]
 Grow = Literal["due", "efficient"]
 
 KEEP: tuple[str, ...] = ("last", "best")
+PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16")
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
 GROW: tuple[str, ...] = ("due", "efficient")
@@ -108,6 +110,7 @@ class TuneConfig:
     rasda: RASDAConfig = RASDAConfig()
     keep: Keep = "best"
     ema: float = 0.03
+    precision: Precision = "fp32"
     checkpoint_every: int | None = None
     loader_workers: int | None = None
     time_budget_s: float | None = None
@@ -133,6 +136,8 @@ class TuneConfig:
         check_flag("check_transfer", self.check_transfer)
         check_choice("keep", self.keep, KEEP)
         require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
+        rule = f"one of {PRECISIONS} (float16 would need its losses scaled)"
+        require(self.precision in PRECISIONS, "precision", self.precision, rule)
         check_int("checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
         check_int("loader_workers", self.loader_workers, at_least=0, optional=True, at_most=MOST_WORKERS)
         budget = self.time_budget_s

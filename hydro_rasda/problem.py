@@ -23,6 +23,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Batches, naming_batch, non_finite, unlike
 from hydro_rasda.objective import Objective, check_metrics, checked
 from hydro_rasda.plans import Plans
+from hydro_rasda.precision import as_given, in_precision
 from hydro_rasda.reads import Notes
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.trial import Trial as Trial
@@ -331,7 +332,8 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
         with warnings.catch_warnings():
             # Torch broadcasts one against the other, and only warns of it.
             warnings.filterwarnings("error", "Using a target size")
-            metrics = checked(problem.objective)(model, batch)
+            objective = in_precision(checked(as_given(problem.objective)), problem.settings.precision)
+            metrics = objective(model, batch)
     except (Exception, SystemExit) as error:
         told = f"a batch {outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
         if outputs:

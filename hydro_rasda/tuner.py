@@ -22,6 +22,7 @@ from hydro_rasda.config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig
 from hydro_rasda.contracts import Backend, SweepRule
 from hydro_rasda.data import Data, make_batches
 from hydro_rasda.objective import LossFn, Objective, supervised
+from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
@@ -60,6 +61,7 @@ def tune(
     rasda: RASDAConfig | None = None,
     keep: Literal["last", "best"] = "best",
     ema: float = 0.03,
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     searcher: Searcher | None = None,
     sweep_rule: SweepRule | None = None,
     backend: Literal["local", "ray"] | Backend = "local",
@@ -127,6 +129,9 @@ def tune(
             averaged, exponentially, beside training. With `keep="best"`, an epoch counts with the better of its last
             step's weights and the averaged ones, which costs a second validation and memory for another copy of the
             weights; with `keep="last"`, or 0, nothing is averaged.
+        precision: What models compute in, in the sweep and at full size. "bf16": matrix products and convolutions in
+            bfloat16 (`torch.autocast`), on a CPU, too; "tf32": those in TF32, on CUDA; "fp32" leaves torch as you have
+            set it. Weights, gradients, optimizer state and metrics stay in float32.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
         sweep_rule: Decides who goes on in the sweep: an object of your own subclass of `SweepRule`. None is successive
             halving by `grace_period` and `reduction_factor`, which other rules do not look at.
@@ -183,6 +188,7 @@ def tune(
         rasda=RASDAConfig() if rasda is None else rasda,
         keep=keep,
         ema=ema,
+        precision=precision,
         checkpoint_every=checkpoint_every,
         loader_workers=loader_workers,
         time_budget_s=time_budget_s,
@@ -339,7 +345,7 @@ def _problem(
 ) -> Problem:
     return Problem(
         model_fn=model_fn,
-        objective=objective,
+        objective=in_precision(objective, settings.precision),
         train_data=make_batches(train_data, "train_data", where, settings.seed, settings.loader_workers),
         val_data=make_batches(val_data, "val_data", where, settings.seed, settings.loader_workers),
         settings=settings,

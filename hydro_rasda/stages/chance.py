@@ -14,6 +14,7 @@ from hydro_rasda.config import Mode
 from hydro_rasda.data import Batch, Batches, batch_length
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
 from hydro_rasda.objective import Supervised
+from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 
@@ -58,7 +59,7 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
         epoch: That milestone.
     """
     finite = [score for score in scores.values() if math.isfinite(score)]
-    if not finite or not isinstance(run.problem.objective, Supervised):
+    if not finite or not isinstance(as_given(run.problem.objective), Supervised):
         return
     batch_size = next(iter(run.trials.values())).batch_size
     classes = any("val_accuracy" in line for n in scores for line in run.metrics.get(("surrogate", n), ()))

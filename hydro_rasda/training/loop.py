@@ -14,6 +14,7 @@ from torch import Tensor
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import ALONE, Shard, Share
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Sums, add_over_ranks, means, summed
+from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import rank
 from hydro_rasda.seeds import derive_seed
@@ -94,10 +95,11 @@ def _epochs(
     for epoch in range(span.start, span.stop):
         learner.seed([derive_seed(problem.settings.seed, "trial", number, epoch, *own_seed) for number in numbers])
         learner.train_mode(True)
-        train = summed(
-            (step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)
-            for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
-        )
+        with matrix_products(problem.settings.precision):
+            train = summed(
+                (step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)
+                for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
+            )
         learner.train_mode(False)
         validation = _validation(learner, problem, batch_size, shard)
         if shard.world > 1:
@@ -144,7 +146,8 @@ def settle_epoch(
 def _validation(learner: Learner, problem: Problem, batch_size: int, shard: Shard) -> Sums:
     """Of a rank's share of the validation examples."""
     shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
-    return summed((learner.evaluate(share.batch), share.examples) for share in shares)
+    with matrix_products(problem.settings.precision):
+        return summed((learner.evaluate(share.batch), share.examples) for share in shares)
 
 
 def _named(part: str, sums: Sums) -> EpochMetrics:

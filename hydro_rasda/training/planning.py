@@ -29,6 +29,7 @@ from fusion.keys import read
 from fusion.width.probe import plan_fusion, usable_memory
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import Batch
+from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem, Trial, outline
 from hydro_rasda.run.content import content, digest
 from hydro_rasda.run.files import write_atomically
@@ -73,7 +74,7 @@ def planned_widths(problem: Problem, kinds: Mapping[str, Sequence[Trial]], cores
         part = trials[: -(-len(trials) // cores)]
         batch = next(problem.train_data.epoch(part[0].batch_size, 0))
         where = f"{machine(problem.device)} of {cores}"
-        own = [kind, functions, outline(batch), _updates(part), f"{len(part)} trials"]
+        own = [kind, functions, outline(batch), _updates(part), f"{len(part)} trials", problem.settings.precision]
         keys[kind] = "/".join([*own, where, _code()])
         found[kind] = recall(keys[kind]) if len(part) > 1 else None
         if len(part) > 1 and found[kind] is None:
@@ -143,7 +144,7 @@ def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, cores: int
 
     surrogates = _Surrogates(problem, trials)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), matrix_products(problem.settings.precision):
             # It is said by who asked, also where what was measured is only remembered.
             warnings.simplefilter("ignore", FusionWarning)
             plan = plan_fusion(

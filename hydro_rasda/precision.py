@@ -1,0 +1,66 @@
+"""In which floating-point format models compute; weights, gradients, optimizer state and statistics stay in theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from hydro_rasda.config import Precision
+from hydro_rasda.data import Batch
+from hydro_rasda.objective import Objective
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """An objective whose matrix products and convolutions compute in bfloat16 (`torch.autocast`).
+
+    What it returns is in float32, so that means and losses are summed there. bfloat16 has float32's range: no loss has
+    to be scaled, as float16's must.
+
+    Attributes:
+        objective: The user's.
+    """
+
+    objective: Objective
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        tensor = next(chain(model.parameters(), model.buffers()), None)
+        with torch.autocast("cpu" if tensor is None else tensor.device.type, torch.bfloat16):
+            metrics = self.objective(model, batch)
+        if not isinstance(metrics, Mapping):
+            return metrics  # refused by whoever checks what the user's objective returns
+        return {name: value.float() if _is_half(value) else value for name, value in metrics.items()}
+
+
+def in_precision(objective: Objective, precision: Precision) -> Objective:
+    """The objective as it is to be computed."""
+    return Autocast(objective) if precision == "bf16" else objective
+
+
+def as_given(objective: Objective) -> Objective:
+    """The user's own objective, whatever it is computed in."""
+    return objective.objective if isinstance(objective, Autocast) else objective
+
+
+@contextmanager
+def matrix_products(precision: Precision) -> Iterator[None]:
+    """Have CUDA's matrix products and convolutions use TF32 where that is asked for; elsewhere leave torch as it is."""
+    if precision != "tf32":
+        yield
+        return
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = True
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
+def _is_half(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
