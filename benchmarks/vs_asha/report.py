@@ -263,6 +263,17 @@ def _older(methods: Mapping[str, Sequence[Cell]]) -> str:
     return " ".join(told)
 
 
+def of_today(cells: Cells) -> Cells:
+    """The tasks on which `tune` was measured with its present defaults, beside Ray's ASHA; not the reduced ones."""
+    return {
+        task: methods
+        for task, methods in cells.items()
+        if (own := methods.get("tune"))
+        and methods.get(BASELINE)
+        and not any(cell["reduced"] or holds(cell["settings"]) for cell in own for holds in OLDER.values())
+    }
+
+
 def _on_another_day(cells: Sequence[Cell], baselines: Sequence[Cell]) -> bool:
     days = {cell["seed"]: cell["environment"]["date"][:10] for cell in baselines}
     return any(cell["environment"]["date"][:10] != days.get(cell["seed"]) for cell in cells)

@@ -194,6 +194,53 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
     )
 
 
+class Overall(NamedTuple):
+    """A method on several tasks, against the baseline, seed by seed.
+
+    Attributes:
+        runs: In all.
+        reached: Those that came to the baseline's final validation score.
+        not_worse: Those whose test score is worse by no more than the seed spread.
+        lost: Tasks on which the test score is worse by more than that in the mean.
+        sweeps: By task, the sweep's wall time over one full-size training of the winner, in the median.
+    """
+
+    runs: int
+    reached: int
+    not_worse: int
+    lost: Sequence[str]
+    sweeps: Mapping[str, float]
+
+
+def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> Overall:
+    """Sum up one method's cells of several tasks.
+
+    Args:
+        tasks: By task and method, the cells; each task with the baseline's.
+        method: Which one.
+    """
+    gains, found = dict[str, list[float]](), dict[str, list[float]]()
+    for task, methods in tasks.items():
+        of_seed = {cell["seed"]: cell for cell in methods[BASELINE]}
+        pairs = [(cell, of_seed[cell["seed"]]) for cell in methods[method] if cell["seed"] in of_seed]
+        spread_of_seeds = seed_spread([cell for cells in methods.values() for cell in cells])
+        signs = [1 if maximizes(cell) else -1 for cell, _ in pairs]
+        scores = [(cell["winner"]["test"], base["winner"]["test"]) for cell, base in pairs]
+        gains[task] = [sign * (own - other) / spread_of_seeds for sign, (own, other) in zip(signs, scores)]
+        found[task] = [reached(cell, ended(base)) for cell, base in pairs]
+    everything = [gain for of_task in gains.values() for gain in of_task]
+    return Overall(
+        runs=len(everything),
+        reached=sum(math.isfinite(time) for times in found.values() for time in times),
+        not_worse=sum(gain >= -1 for gain in everything),
+        lost=[task for task, of_task in gains.items() if sum(of_task) < -len(of_task)],
+        sweeps={
+            task: spread([cell["apart"]["sweep"] / cell["floor"]["seconds"] for cell in methods[method]]).median
+            for task, methods in tasks.items()
+        },
+    )
+
+
 def start_up(cell: Cell) -> float:
     """Seconds until Ray's first trial began; 0 for a method without Ray."""
     return float(cell["apart"].get("until the first trial began", 0.0))

@@ -179,5 +179,5 @@ def test_a_search_in_bfloat16(quick: Callable[..., TuneResult]) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "float32", None, 16])
 def test_other_precisions_are_refused(precision: Any) -> None:
-    with pytest.raises(ValueError, match="`precision` is .*fp32.*tf32.*bf16.*float16"):
+    with pytest.raises(ValueError, match=r"`precision` is .*fp32.*tf32.*bf16.*float16"):
         TuneConfig(precision=precision)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.vs_asha import report, statistics
 from benchmarks.vs_asha.methods import timeline
 from benchmarks.vs_asha.search import Event
-from benchmarks.vs_asha.statistics import Point, curve, ended, epochs, reached, row, seed_spread, spread
+from benchmarks.vs_asha.statistics import Point, curve, ended, epochs, overall, reached, row, seed_spread, spread
 
 
 def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **values: Any) -> dict[str, Any]:
@@ -121,3 +121,21 @@ def test_times_are_counted_back_from_the_end() -> None:
     diverged = next(e for e in found if e.trial == 1)
     assert diverged.seconds == 3.5
     assert math.isnan(diverged.score)
+
+
+def test_over_all_tasks() -> None:
+    """One run of a task, two of another, which loses its test score by two spreads, and in one run its score."""
+
+    def of(seed: int, score: float, test: float, mode: str) -> dict[str, Any]:
+        winner, floor = {"trial": 0, "test": test}, {"test": test, "seconds": 2.0}
+        return cell([[1.0, 0, 1, 1, score, test]], seed, mode, winner=winner, floor=floor, apart={"sweep": 1.0 + seed})
+
+    better = {"ray_asha": [of(0, 0.9, 0.8, "max"), of(1, 0.9, 0.8, "max")], "tune": [of(0, 0.9, 0.8, "max")] * 1}
+    worse = {"ray_asha": [of(0, 0.5, 0.1, "min"), of(1, 0.5, 0.1, "min")]}
+    worse["tune"] = [of(0, 0.4, 0.3, "min"), of(1, 0.6, 0.3, "min")]
+    for methods in (better, worse):  # trained again, each differs by 0.1
+        for one in (each for cells in methods.values() for each in cells):
+            one["floor"] = {**one["floor"], "test": one["winner"]["test"] + 0.1 * 2**0.5}
+    found = overall({"better": better, "worse": worse}, "tune")
+    assert (found.runs, found.reached, found.not_worse, found.lost) == (3, 2, 1, ["worse"])
+    assert found.sweeps == {"better": 0.5, "worse": 0.75}
