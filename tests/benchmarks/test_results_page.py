@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench import STEPS, Step, run
+from benchmarks.claims.claim import Claim
 from benchmarks.rasda_report import RESULTS
-from benchmarks.results_page import PAGE, Claim, claims, page, render
+from benchmarks.results_page import PAGE, claims, page, render
 
 
 def test_the_published_page_is_drawn_from_the_published_files() -> None:

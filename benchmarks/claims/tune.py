@@ -1,0 +1,132 @@
+"""`tune` against ASHA, and what it takes by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import scale
+from benchmarks.claims.claim import Claim, read_file
+from benchmarks.vs_asha.report import (
+    TARGETS,
+    TASK_NAMES,
+    Cells,
+    how_often,
+    lost,
+    machine,
+    not_run,
+    of_today,
+    read,
+    rows_of,
+    show,
+)
+from benchmarks.vs_asha.statistics import BASELINE, overall, seed_spread
+from benchmarks.vs_asha.statistics import row as vs_asha_row
+
+
+def against_asha(folder: Path) -> list[Claim]:
+    """`tune` against Ray Tune's ASHA: task by task, then over all of them."""
+    cells, source = read(folder / "vs_asha"), "vs_asha.md"
+    found = []
+    for task in cells:
+        rows = rows_of(cells, task)
+        row = rows.get("tune")
+        if row is None or row.speedup is None or row.gain is None or row.speedup_without_start is None:
+            continue
+        everything = [cell for of_method in cells[task].values() for cell in of_method]
+        reduced, between_seeds = everything[0]["reduced"], seed_spread(everything)
+        worse = lost(row, between_seeds)
+        target = TARGETS[task]
+        where = f"{machine(everything)}; {row.compared} seed{'s' * (row.compared > 1)}"
+        name = _vs_asha_name(task) + " (reduced)" * reduced
+        tests = f"{row.test.median:.3g} against {rows[BASELINE].test.median:.3g}"
+        quality = f"test {everything[0]['score']} {tests}, seed spread {between_seeds:.2g}"
+        measured = f"{show(row.speedup, 'x')}; {quality}" + ", **a loss**" * worse
+        met = row.speedup.median >= target.speedup and not worse
+        beside = f"{show(row.speedup_without_start, 'x')} without Ray's start-up"
+        one_process = vs_asha_row(cells[task]["tune"], cells[task].get("asha", ())).speedup
+        if one_process is not None:
+            beside += f"; {show(one_process, 'x')} as fast as ASHA in one process"
+        reached = f"{how_often(row)} runs"
+        unhalved = rows.get("both")
+        if unhalved is not None and unhalved.speedup is not None:
+            to_the_end = f"{how_often(unhalved)} at {show(unhalved.speedup, 'x')}"
+            reached += f"; with all finalists trained to the end, {to_the_end}"
+        floors = row.floors.median <= target.floors
+        found += [
+            Claim(name, measured, "" if reduced else f"{target.speedup:g}x", None if reduced else met, where, source),
+            Claim("... the same without what Ray itself takes", beside, "", None, where, source),
+            Claim("... how often it reached the validation score of Ray's winner", reached, "", None, where, source),
+            Claim(
+                "... its whole cost, in trainings of the winner",
+                show(row.floors),
+                "" if reduced else f"at most {target.floors:g}",
+                None if reduced else floors,
+                where,
+                source,
+            ),
+        ]
+    if (today := of_today(cells)) and len(today) > 1:
+        found += _overall(today, source)
+    if (folder / source).exists():
+        found += [
+            Claim(_vs_asha_name(task), "not run", f"{TARGETS[task].speedup:g}x", None, "no GPU", source)
+            for task in not_run(cells)
+        ]
+    return found
+
+
+def _overall(tasks: Cells, source: str) -> list[Claim]:
+    """Over all tasks that were measured with today's defaults."""
+    found = overall(tasks, "tune")
+    where = machine([cell for methods in tasks.values() for method in (BASELINE, "tune") for cell in methods[method]])
+    lost = ", ".join(TASK_NAMES[task] for task in found.lost)
+    sweeps = f"{min(found.sweeps.values()):.2g} to {max(found.sweeps.values()):.2g}, by task"
+    of = f"of {found.runs} runs on {len(tasks)} tasks"
+    return [
+        Claim(
+            "`tune` with its present defaults against Ray Tune's ASHA: reaches the validation score of its winner",
+            f"{found.reached} {of}",
+            "90 %",
+            found.reached >= 0.9 * found.runs,
+            where,
+            source,
+        ),
+        Claim(
+            "... test score worse by no more than the seed spread",
+            f"{found.not_worse} {of}",
+            "95 %",
+            found.not_worse >= 0.95 * found.runs,
+            where,
+            source,
+        ),
+        Claim("... tasks on which it is worse by more in the mean", lost or "none", "none", not lost, where, source),
+        Claim(
+            "... the sweep, in trainings of the winner",
+            sweeps,
+            "at most 0.5",
+            max(found.sweeps.values()) <= 0.5,
+            where,
+            source,
+        ),
+    ]
+
+
+def _vs_asha_name(task: str) -> str:
+    return f"`tune` against Ray Tune's ASHA: {TASK_NAMES[task]}"
+
+
+def own_cost(folder: Path) -> list[Claim]:
+    """What the library itself takes, with many trials, GPUs or ranks."""
+    result = read_file(folder / scale.FILE)
+    if result is None:
+        return []
+    found = []
+    for name, row in scale.ROWS.items():
+        now, before = result["now"].get(name), result["before"].get(name)
+        if now is None:
+            continue
+        measured = scale.shown(now, row) + (f"; before {scale.shown(before, row)}" if before else "")
+        target = "" if row.target is None else f"{row.target:g} {row.unit}"
+        where = f"{result['environment']['cores']} cores; {now['date']}; load {now['load']}"
+        found.append(Claim(row.what, measured, target, row.met(now["number"]), where, "scale.md"))
+    return found
