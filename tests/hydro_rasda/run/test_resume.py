@@ -43,11 +43,14 @@ def keys(journal: Path) -> list[str]:
 
 
 def timeless(journal: Path) -> list[str]:
-    kept = [
-        {name: value for name, value in line.items() if name not in ("seconds", "at", "swept")}
-        for line in lines(journal)
-    ]
-    return [json.dumps(line) for line in kept]
+    """Lines without when things were done, and beside what."""
+    kept = []
+    for line in lines(journal):
+        told = {name: value for name, value in line.items() if name not in ("seconds", "at", "swept")}
+        if isinstance(value := told.get("value"), dict):
+            told["value"] = {name: part for name, part in value.items() if name not in ("beside", "device")}
+        kept.append(json.dumps(told))
+    return kept
 
 
 def stop_after(units: int, how: signal.Signals, storage_path: Path, name: str, threads: int) -> str:
