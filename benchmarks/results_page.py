@@ -28,6 +28,7 @@ PARTS = (
     rasda.as_published,
     rasda.beyond_the_paper,
     rasda.growing_batches,
+    rasda.really_run,
     rasda.on_ray,
     tune.own_cost,
     shared_devices.packed,

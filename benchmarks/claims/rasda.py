@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 from benchmarks import large_batch, rasda_beyond
 from benchmarks.claims.claim import Claim, machine_of, read_file
@@ -154,6 +155,25 @@ def growing_batches(folder: Path) -> list[Claim]:
         name = "Measuring the gradient noise scale, on two ranks that share two cores, adds to a step: "
         name += ", ".join(large_batch.NAMES[task] for task in result["overhead"])
         found.append(Claim(name, shown, "1 %", all(of["more"] < 0.01 * of["step"] for of in taken), where, source))
+    return found
+
+
+def really_run(folder: Path) -> list[Claim]:
+    """RASDA's rules on Ray Tune, against Ray's ASHA, seed by seed."""
+    result = read_file(folder / "rasda_live.json")
+    if result is None:
+        return []
+    rows, of = result["rows"], {(row["rule"], row["seed"]): row for row in result["rows"]}
+    seeds = {row["seed"] for row in rows}
+    where = f"{machine_of(result['environment'])}; {len(seeds)} seeds"
+    found = []
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        own = [of[rule, seed] for seed in seeds]
+        faster = median(of["ASHA", seed]["seconds"] / of[rule, seed]["seconds"] for seed in seeds)
+        idle, pause = (median(row[number] for row in own) for number in ("idle", "longest_pause"))
+        told = f"{median(row['seconds'] for row in own):.0f} s, {idle:.0%} of slots idle, longest pause {pause:.1f} s"
+        name = f"40 trials really run on 8 slots of Ray, 2 cores: {rule}"
+        found.append(Claim(name, f"{faster:.2f}x as fast as ASHA; {told}", "", None, where, "rasda_live.md"))
     return found
 
 
