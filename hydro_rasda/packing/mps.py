@@ -12,12 +12,11 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from hydro_rasda.packing.process import CHILD
+from hydro_rasda.packing.process import start_child
 
 CONTROL = "nvidia-cuda-mps-control"
 STARTS_S = 10.0
@@ -61,19 +60,11 @@ class Daemon:
             "CUDA_MPS_PIPE_DIRECTORY": str(self._folder / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self._folder / "log"),
         }
-        for folder in self.environment.values():
-            Path(folder).mkdir()
+        for path in self.environment.values():
+            Path(path).mkdir()
         self._own = {**os.environ, **self.environment, "CUDA_VISIBLE_DEVICES": gpu}
-        files = [str(self._lock), str(self._folder / "end")]
-        with open(self._folder / "output", "wb") as output:
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *files, CONTROL, "-f"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self._own,
-                start_new_session=True,
-            )
+        folder = self._folder
+        self._child = start_child([CONTROL, "-f"], folder / "lock", folder / "end", folder / "output", self._own)
         until = time.monotonic() + STARTS_S
         while not self._tell("get_server_list"):
             if self.over or time.monotonic() > until:
@@ -95,10 +86,6 @@ class Daemon:
         self._child.terminate()
         self._child.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def _lock(self) -> Path:
-        return self._folder / "lock"
 
     def _tell(self, command: str) -> bool:
         """Whether the daemon took a command."""

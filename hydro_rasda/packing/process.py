@@ -6,7 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -18,7 +18,7 @@ from hydro_rasda.packing.grid import End, Grid
 from hydro_rasda.packing.tasks import Estimate, Task
 
 _HERE = Path(__file__).parent
-CHILD, _CALL = _HERE / "child.py", _HERE / "call.py"
+_CHILD, _CALL = _HERE / "child.py", _HERE / "call.py"
 
 SETTLED_S = 20.0
 """After so long, what a job takes so far tells of its kind: data are loaded, and steps of training alike."""
@@ -55,16 +55,8 @@ class Process:
         command = _command(task, grid)
         if callable(task.run):
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        files = [str(grid.lock(task.name)), str(grid.end_file(task.name))]
-        with open(grid.log(task.name), "wb") as log:
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *files, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        files = grid.lock(task.name), grid.end_file(task.name)
+        self._child = start_child(command, *files, grid.log(task.name), environment)
         self.over = os.pidfd_open(self._child.pid)
 
     def look(self) -> None:
@@ -129,6 +121,29 @@ _LEAST = 0.01
 
 _MOST_WAITED = 0.9
 """Where a job waits for a core most of the time, little can be told of what it would do with one."""
+
+
+def start_child(
+    command: Sequence[str], lock: Path, end: Path, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Run a command under `child.py`: it ends with this process, and all that it starts ends with it.
+
+    Args:
+        command: The program and its arguments.
+        lock: Held locked while any process of it is there.
+        end: Appears, whole, once it has ended by itself.
+        log: Gets what it writes.
+        environment: Its own.
+    """
+    with open(log, "wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(lock), str(end), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
 
 
 def _command(task: Task, grid: Grid) -> list[str]:
