@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +11,19 @@ from benchmarks.tasks.load import ON_GPU
 from benchmarks.vs_asha.figure import plot
 from benchmarks.vs_asha.statistics import (
     BASELINE,
+    ByChance,
     Cell,
+    Overall,
     Row,
-    Spread,
+    by_chance,
+    overall,
     row,
     seed_spread,
     spread,
     start_up,
+    yardsticks,
 )
+from benchmarks.vs_asha.words import domains, how_often, machine, show, versions
 
 TASK_NAMES = {
     "digits": "MLP 64-256-256-10, digits",
@@ -89,7 +93,8 @@ def markdown(cells: Cells, figure: str) -> str:
         for task in not_run(cells)
     ]
     curves = [f"![Curves]({figure})"] if cells else []
-    return "\n\n".join([_HEAD, *(_task(cells, task) for task in cells), *missing, *curves]) + "\n"
+    together = [_together(today)] if len(today := of_today(cells)) > 1 else []
+    return "\n\n".join([_HEAD, *(_task(cells, task) for task in cells), *together, *missing, *curves]) + "\n"
 
 
 def not_run(cells: Cells) -> list[str]:
@@ -147,8 +152,8 @@ def _task(cells: Cells, task: str) -> str:
         "",
         f"{settings['trials']} trials, max_t {settings['max_t']}, reduction factor {settings['reduction_factor']}; "
         f"{settings['examples']['train']:,} training, {settings['examples']['validation']:,} validation, "
-        f"{settings['examples']['test']:,} test examples; score: {some['score']}; space: {_space(settings['space'])}. "
-        f"Seed spread {between_seeds:.3g}. {machine(everything)}; {_versions(everything)}.",
+        f"{settings['examples']['test']:,} test examples; score: {some['score']}; space: {domains(settings['space'])}. "
+        f"Seed spread {between_seeds:.3g}. {machine(everything)}; {versions(everything)}.",
         "",
         "| " + " | ".join(_COLUMNS) + " |",
         "|" + "---|" * len(_COLUMNS),
@@ -158,6 +163,28 @@ def _task(cells: Cells, task: str) -> str:
     ]
     for more in (_older(methods), _apart(methods)):
         lines += ["", more] if more else []
+    return "\n".join(lines)
+
+
+def _together(tasks: Cells) -> str:
+    """How often `tune` is as good as Ray's ASHA, beside how often ASHA is by the same measures with another seed."""
+    rows: dict[str, Overall | ByChance] = {"`tune`": overall(tasks, "tune")}
+    rows["Ray's ASHA, another seed"] = by_chance(tasks, "tune")
+    told = "; ".join(f"{task} {one.reached:.0%} and {one.not_worse:.0%}" for task, one in yardsticks(tasks).items())
+    lines = [
+        "## All tasks with present defaults",
+        "",
+        "How often a run is as good as that of Ray's ASHA with the same seed, and so with the same configurations; "
+        "beside it, how often Ray's ASHA is as good as itself with another seed: other configurations of the same "
+        "space, other weights and orders of examples. Of these, all ordered pairs of seeds count, and each task as "
+        "often as it has runs of `tune`.",
+        "",
+        "| method | reaches the validation score | test not worse by more than the seed spread |",
+        "|---|---|---|",
+        *(f"| {name} | {r.reached:.3g} of {r.runs} | {r.not_worse:.3g} of {r.runs} |" for name, r in rows.items()),
+        "",
+        f"Ray's ASHA with another seed, by task: {told}.",
+    ]
     return "\n".join(lines)
 
 
@@ -190,31 +217,6 @@ def _line(name: str, row: Row, between_seeds: float) -> str:
         show(row.floors),
     ]
     return "| " + " | ".join(map(str, columns)) + " |"
-
-
-def how_often(row: Row) -> str:
-    """In how many runs the baseline's score was reached, as "2 of 5"; "" without a baseline."""
-    return f"{row.reached} of {row.compared}" if row.compared else ""
-
-
-def show(value: Spread | None, unit: str = "") -> str:
-    """Median and quartiles; the median alone where they are the same.
-
-    >>> show(Spread(2.5, 2.0, math.inf), "x"), show(Spread(3.0, 3.0, 3.0)), show(None)
-    ('2.50x [2.00, never]', '3.00', '')
-    """
-    if value is None:
-        return ""
-    median, low, high = (_number(part) for part in value)
-    return median + unit * (median != "never") + (f" [{low}, {high}]" if (low, high) != (median, median) else "")
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "never"
-    if value == 0:
-        return "0"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) > 9 else f"{value:#.3g}"
 
 
 def verdict(cells: Cells, task: str) -> str:
@@ -290,29 +292,3 @@ def _apart(methods: Mapping[str, Sequence[Cell]]) -> str:
         seconds = {name: spread([cell["apart"][name] for cell in methods["tune"]]) for name in names}
         parts.append("Within `tune`: " + ", ".join(f"{name} {show(value)} s" for name, value in seconds.items()) + ".")
     return " ".join(parts)
-
-
-def machine(cells: Sequence[Cell]) -> str:
-    """Hardware and dates of some cells, each variant once, and what else ran there."""
-    where = [cell["environment"] for cell in cells]
-    dates = _each([{"date": one["date"][:10]} for one in where], "date")
-    others = max(one["busy before"] for one in where)
-    gpus = "".join(f", {name}" for name in sorted({one["gpu"] for one in where if "gpu" in one}))
-    return (
-        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores{gpus}; {dates}; "
-        f"other work took at most {others:.0%} of them before a cell"
-    )
-
-
-def _versions(cells: Sequence[Cell]) -> str:
-    where = [cell["environment"] for cell in cells]
-    python, torch, ray, threads = (_each(where, name) for name in ("python", "torch", "ray", "threads"))
-    return f"Python {python}, torch {torch} on {threads} threads, Ray {ray}"
-
-
-def _each(where: Sequence[Mapping[str, Any]], name: str) -> str:
-    return " and ".join(sorted({str(one[name]) for one in where}))
-
-
-def _space(space: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {domain}" for name, domain in space.items())

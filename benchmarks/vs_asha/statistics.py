@@ -7,6 +7,7 @@ is infinite; medians and quartiles take that as it is.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -219,26 +220,74 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
         tasks: By task and method, the cells; each task with the baseline's.
         method: Which one.
     """
-    gains, found = dict[str, list[float]](), dict[str, list[float]]()
+    found = {}
     for task, methods in tasks.items():
         of_seed = {cell["seed"]: cell for cell in methods[BASELINE]}
         pairs = [(cell, of_seed[cell["seed"]]) for cell in methods[method] if cell["seed"] in of_seed]
-        spread_of_seeds = seed_spread([cell for cells in methods.values() for cell in cells])
-        signs = [1 if maximizes(cell) else -1 for cell, _ in pairs]
-        scores = [(cell["winner"]["test"], base["winner"]["test"]) for cell, base in pairs]
-        gains[task] = [sign * (own - other) / spread_of_seeds for sign, (own, other) in zip(signs, scores)]
-        found[task] = [reached(cell, ended(base)) for cell, base in pairs]
-    everything = [gain for of_task in gains.values() for gain in of_task]
+        found[task] = _compared(pairs, methods)
     return Overall(
-        runs=len(everything),
-        reached=sum(math.isfinite(time) for times in found.values() for time in times),
-        not_worse=sum(gain >= -1 for gain in everything),
-        lost=[task for task, of_task in gains.items() if sum(of_task) < -len(of_task)],
+        runs=sum(len(gains) for gains, _ in found.values()),
+        reached=sum(sum(times) for _, times in found.values()),
+        not_worse=sum(gain >= -1 for gains, _ in found.values() for gain in gains),
+        lost=[task for task, (gains, _) in found.items() if sum(gains) < -len(gains)],
         sweeps={
             task: spread([cell["apart"]["sweep"] / cell["floor"]["seconds"] for cell in methods[method]]).median
             for task, methods in tasks.items()
         },
     )
+
+
+class Yardstick(NamedTuple):
+    """How often the baseline is as good as itself with another seed: another sample, other weights and orders.
+
+    Attributes:
+        reached: Share of ordered pairs of seeds of which the first comes to the second's final validation score.
+        not_worse: Share of those in which its test score is worse by no more than the seed spread.
+    """
+
+    reached: float
+    not_worse: float
+
+
+def yardsticks(tasks: Mapping[str, Mapping[str, Sequence[Cell]]]) -> dict[str, Yardstick]:
+    """By task, from all ordered pairs of the baseline's cells; tasks with a single one are left out."""
+    found = {}
+    for task, methods in tasks.items():
+        if pairs := list(itertools.permutations(methods[BASELINE], 2)):
+            gains, times = _compared(pairs, methods)
+            found[task] = Yardstick(sum(times) / len(pairs), sum(gain >= -1 for gain in gains) / len(pairs))
+    return found
+
+
+class ByChance(NamedTuple):
+    """What some runs would come to, on average, were each the baseline with another seed; see `Yardstick`."""
+
+    runs: int
+    reached: float
+    not_worse: float
+
+
+def by_chance(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> ByChance:
+    """As many runs on each task as there are of a method, of the tasks that have a yardstick."""
+    found = yardsticks(tasks)
+    runs = {task: len(tasks[task][method]) for task in found}
+    return ByChance(
+        runs=sum(runs.values()),
+        reached=sum(runs[task] * one.reached for task, one in found.items()),
+        not_worse=sum(runs[task] * one.not_worse for task, one in found.items()),
+    )
+
+
+def _compared(
+    pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]
+) -> tuple[list[float], list[bool]]:
+    """Of each pair, by how many seed spreads the first tests better, and whether it came to the second's score."""
+    spread_of_seeds = seed_spread([cell for cells in methods.values() for cell in cells])
+    gains = [
+        (1 if maximizes(cell) else -1) * (cell["winner"]["test"] - base["winner"]["test"]) / spread_of_seeds
+        for cell, base in pairs
+    ]
+    return gains, [math.isfinite(reached(cell, ended(base))) for cell, base in pairs]
 
 
 def start_up(cell: Cell) -> float:

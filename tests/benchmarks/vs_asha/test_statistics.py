@@ -7,10 +7,24 @@ from typing import Any
 
 import pytest
 
-from benchmarks.vs_asha import report, statistics
+from benchmarks.vs_asha import statistics, words
 from benchmarks.vs_asha.methods import timeline
 from benchmarks.vs_asha.search import Event
-from benchmarks.vs_asha.statistics import Point, curve, ended, epochs, overall, reached, row, seed_spread, spread
+from benchmarks.vs_asha.statistics import (
+    ByChance,
+    Point,
+    Yardstick,
+    by_chance,
+    curve,
+    ended,
+    epochs,
+    overall,
+    reached,
+    row,
+    seed_spread,
+    spread,
+    yardsticks,
+)
 
 
 def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **values: Any) -> dict[str, Any]:
@@ -19,7 +33,7 @@ def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **v
     return {**rest, "events": events, **values}
 
 
-@pytest.mark.parametrize("module", [report, statistics], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [words, statistics], ids=lambda module: module.__name__)
 def test_examples_in_the_docstrings(module: ModuleType) -> None:
     outcome = doctest.testmod(module)
     assert (outcome.failed, outcome.attempted > 0) == (0, True)
@@ -139,3 +153,25 @@ def test_over_all_tasks() -> None:
     found = overall({"better": better, "worse": worse}, "tune")
     assert (found.runs, found.reached, found.not_worse, found.lost) == (3, 2, 1, ["worse"])
     assert found.sweeps == {"better": 0.5, "worse": 0.75}
+
+
+def test_the_baseline_is_compared_with_itself_by_another_seed() -> None:
+    """Three seeds end at .9, .8 and .7 and test at .6, .7 and .8, where one spread is .1.
+
+    Of their six ordered pairs three reach, and one, which tests .2 lower, is worse. Ties reach both ways. A task with
+    one seed says nothing.
+    """
+
+    def of(seed: int, score: float, test: float) -> dict[str, Any]:
+        winner, floor = {"trial": 0, "test": test}, {"test": test + 0.1001 * 2**0.5, "seconds": 2.0}
+        return cell([[1.0, 0, 1, 1, score, test]], seed, winner=winner, floor=floor)
+
+    apart = [of(0, 0.9, 0.6), of(1, 0.8, 0.7), of(2, 0.7, 0.8)]
+    alike = [of(0, 0.5, 0.5), of(1, 0.5, 0.5)]
+    tasks = {
+        "apart": {"ray_asha": apart, "tune": apart[:2]},
+        "alike": {"ray_asha": alike, "tune": alike[:1]},
+        "alone": {"ray_asha": alike[:1], "tune": alike[:1]},
+    }
+    assert yardsticks(tasks) == {"apart": Yardstick(3 / 6, 5 / 6), "alike": Yardstick(1.0, 1.0)}
+    assert by_chance(tasks, "tune") == ByChance(3, 2 * 3 / 6 + 1, 2 * 5 / 6 + 1)
