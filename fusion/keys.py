@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ class Key:
     """One row of the table.
 
     Attributes:
-        kind: Type of its values.
+        kind: Type of its values, or what makes one of a plain Python value.
         holds: Whether a plain Python value is allowed.
         rule: The same in words.
         reader: Who reads it.
@@ -27,7 +27,7 @@ class Key:
         defaults: Its value where it is left out, for each value of that other key under which it is read.
     """
 
-    kind: type
+    kind: Callable[[Any], Any]
     holds: Callable[[Any], bool]
     rule: str
     reader: str
@@ -50,6 +50,11 @@ def _flag(value: Any) -> bool:
 
 def _norm(value: Any) -> bool:
     return value is None or _number(lambda norm: norm > 0)(value)
+
+
+def _schedule(value: Any) -> bool:
+    # Looked up among the words that other keys depend on.
+    return value in SCHEDULES if isinstance(value, str) else callable(value) and isinstance(value, Hashable)
 
 
 def _of_optimizer(
@@ -79,7 +84,13 @@ KEYS: Mapping[str, Key] = {
     "eps": _of_optimizer(float, _positive, "a finite number > 0", adam=1e-8, adamw=1e-8),
     "batch_size": Key(int, _count, "an integer >= 1", "training loop", 64),
     "grad_clip": Key(float, _norm, "None or a norm > 0", "training loop"),
-    "schedule": Key(str, SCHEDULES.__contains__, f"one of {', '.join(SCHEDULES)}", "schedule", "constant"),
+    "schedule": Key(
+        lambda value: value,
+        _schedule,
+        f"one of {', '.join(SCHEDULES)}, or a hashable function of the step and the number of steps",
+        "schedule",
+        "constant",
+    ),
     "gamma": Key(
         float,
         _number(lambda value: 0 < value <= 1),

@@ -23,6 +23,9 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     | cosine | (1 + cos(pi e / T)) / 2 | CosineAnnealingLR(T_max=T) |
     | step | gamma ** (e // step_size) | StepLR |
     | exponential | gamma ** e | ExponentialLR |
+    | a function f(step, steps) | f(s, S), step by step | LambdaLR, stepped once a step |
+
+    A function is called with the step s that begins, from 0, and the number S of all steps.
 
     The warm-up rises in a line, step by step: step i of the n = w * steps_per_epoch that it lasts has the factor
     (i + 1) / n, as LinearLR(start_factor=1 / n, total_iters=n - 1) has; a first step at 0 would be lost. From T on,
@@ -36,7 +39,7 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
         steps_per_epoch: How often an epoch the factor is set, >= 1.
 
     Raises:
-        ValueError: for an unknown schedule or a value out of range.
+        ValueError: for an unknown schedule or a value out of range, such as what a function returns.
 
     >>> [lr_factor({"schedule": "cosine"}, epoch, 4) for epoch in (0, 2.5, 4)]
     [1.0, 0.5, 0.0]
@@ -44,6 +47,8 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     0.25
     >>> [lr_factor({"warmup_epochs": 2}, step / 2, 10, steps_per_epoch=2) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
+    >>> [lr_factor({"schedule": lambda step, steps: 1 - step / steps}, step / 2, 2, 2) for step in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
     """
     check_mapping("config", config)
     require(is_number(epoch) and epoch >= 0, "epoch", epoch, "a finite number >= 0")
@@ -51,7 +56,12 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     require(is_number(steps_per_epoch) and steps_per_epoch >= 1, "steps_per_epoch", steps_per_epoch, ">= 1")
     warmup = read(config, "warmup_epochs")
     rise = min(1.0, (epoch + 1 / steps_per_epoch) / warmup) if warmup > 0 else 1.0
-    return rise * _DECAYS[read(config, "schedule")](config, math.floor(epoch), max_epochs)
+    schedule = read(config, "schedule")
+    if isinstance(schedule, str):
+        return rise * _DECAYS[schedule](config, math.floor(epoch), max_epochs)
+    factor = schedule(round(epoch * steps_per_epoch), round(max_epochs * steps_per_epoch))
+    require(is_number(factor) and factor >= 0, "schedule(step, steps)", factor, "a finite number >= 0")
+    return rise * float(factor)
 
 
 def _constant(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:

@@ -52,6 +52,22 @@ def test_warmup_equals_torchs_linear_one_at_every_step(steps: int) -> None:
         scheduler.step()
 
 
+def test_a_function_is_asked_at_every_step() -> None:
+    """As a schedule of the `transformers` library: its first step is at 0."""
+    steps, warmup = 5, 7
+
+    def linear(step: int, total: int) -> float:
+        return step / warmup if step < warmup else (total - step) / (total - warmup)
+
+    opt = SGD([torch.zeros(1)], lr=1.0)
+    scheduler = LambdaLR(opt, lambda step: linear(step, T * steps))
+    for step in range(T * steps):
+        factor = lr_factor({"schedule": linear}, step // steps + step % steps / steps, T, steps)
+        assert factor == pytest.approx(opt.param_groups[0]["lr"], abs=1e-12)
+        opt.step()
+        scheduler.step()
+
+
 def test_cosine_stays_at_zero_past_the_end() -> None:
     assert lr_factor({"schedule": "cosine"}, T + 3, T) == 0
 
@@ -60,6 +76,7 @@ def test_cosine_stays_at_zero_past_the_end() -> None:
     ("config", "epoch", "match"),
     [
         ({"schedule": "poly"}, 0, "`schedule` is 'poly', but must be one of constant, cosine, step, exponential"),
+        ({"schedule": lambda step, steps: -1.0}, 0, r"`schedule\(step, steps\)` is -1.0, but must be a finite number"),
         ({"schedule": "step", "step_size": 0}, 0, "`step_size` is 0, but must be a number of epochs >= 1"),
         ({"schedule": "exponential", "gamma": 0.0}, 0, r"`gamma` is 0.0, but must be in \(0, 1\]"),
         ({"warmup_epochs": -1}, 0, "`warmup_epochs` is -1, but must be a finite number of epochs >= 0"),
