@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,25 @@ Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 
 `loss` is the mean over the batch; it is differentiated. Any further scalars are metrics, averaged over the examples.
 Under fusion it runs once for K models (`torch.func.vmap`): no `.item()`, no branch on a tensor's values.
+
+An object may also have a method `optimizer_settings(model, config) -> OptimizerSettings`.
 """
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """How the parameters of one model are updated.
+
+    Attributes:
+        config: What optimizer, schedule and clipping read (`fusion.keys`); the batch size stays the configuration's.
+        lr_factors: By name of a parameter, what its learning rate is multiplied by; 1 where absent.
+        weight_decay_factors: Likewise, for the weight decay.
+    """
+
+    config: Mapping[str, Any]
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
+    weight_decay_factors: Mapping[str, float] = field(default_factory=dict)
+
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 """`loss_fn(output [N, ...], target [N, ...]) -> scalar`, such as those of `torch.nn.functional`."""

@@ -20,7 +20,7 @@ from hydro_rasda.run.state import failure_line
 from hydro_rasda.stages.unread import Unread, build_noting, unread_of
 from hydro_rasda.training.deaths import Deaths, failure
 from hydro_rasda.training.forks import Died, map_forked
-from hydro_rasda.training.fused import multipliers
+from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
 
 def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
@@ -107,7 +107,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
         if alike is not None and alike.digest and alike.times >= ALIKE:
             return _Kind(alike.digest, unread=unread_of(alike.notes, trial.config))
         surrogate, notes = build_noting(problem, trial)
-        digest = _digest(problem, surrogate, batch_size)
+        digest = _digest(problem, trial, surrogate)
         reads = _reads(problem, trial, notes)
     except Exception:
         return _Kind(error=traceback.format_exc())
@@ -119,10 +119,11 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
     return _Kind(digest, unread=unread_of(notes, trial.config))
 
 
-def _digest(problem: Problem, surrogate: nn.Module, batch_size: int) -> str:
+def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
     # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
-    scales = repr(multipliers(surrogate, problem.settings.surrogate))
-    return hashlib.sha256(repr(fusion_key(surrogate, batch_size, scales)).encode()).hexdigest()[:12]
+    settings = optimizer_settings(problem.objective, surrogate, trial.config)
+    scales = repr(multipliers(settings, surrogate, problem.settings.surrogate))
+    return hashlib.sha256(repr(fusion_key(surrogate, trial.batch_size, scales)).encode()).hexdigest()[:12]
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from fusion import (
-    OPTIMIZERS,
     FusedModel,
     FusionMismatch,
     FusionWarning,
@@ -32,7 +31,7 @@ from hydro_rasda.data import Batch
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.training.loop import train_epochs
-from surrogate import lr_multipliers, weight_decay_multipliers
+from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
 State = dict[str, Any]
 
@@ -53,8 +52,10 @@ class FusedLearner:
     def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
         self.fused: FusedModel = fuse(modules)
         self.micro_batches = 1
-        self.optimizer = fused_optimizer(self.fused, configs, **multipliers(modules[0], problem.settings.surrogate))
-        self._configs = list(configs)
+        settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
+        self._configs = [own.config for own in settings]
+        factors = multipliers(settings[0], modules[0], problem.settings.surrogate)
+        self.optimizer = fused_optimizer(self.fused, self._configs, **factors)
         self._objective = problem.objective
         self._max_t = problem.settings.max_t
         self._scheduled: tuple[int, float] | None = None
@@ -132,16 +133,6 @@ class FusedLearner:
         self.optimizer.concat(other.optimizer)
         self._scheduled = None
         self._configs += other._configs
-
-
-def multipliers(module: nn.Module, surrogate: float) -> dict[str, Any]:
-    """muP's per-parameter factors for each optimizer, as `fusion` takes them; none for a model of full width."""
-    if surrogate == 1:
-        return {}
-    return {
-        "lr_multipliers": {name: lr_multipliers(module, name) for name in OPTIMIZERS},
-        "weight_decay_multipliers": {name: weight_decay_multipliers(module, name) for name in OPTIMIZERS},
-    }
 
 
 Load = Callable[[str], Mapping[str, Any]]

@@ -23,6 +23,7 @@ from hydro_rasda.objective import Objective
 from hydro_rasda.schedulers import rank
 from hydro_rasda.training.average import Average, trained_tensors
 from hydro_rasda.training.noise import GradientNoise
+from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
 
 class Learner(Protocol):
@@ -73,9 +74,10 @@ class SingleLearner:
         ema: float = 0.0,
     ) -> None:
         self.model, self.shard = model, shard
-        self.optimizer = optimizer(model, config)
+        settings = optimizer_settings(objective, model, config)
+        self.optimizer = optimizer(model, settings.config, **multipliers(settings, model, 1))
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
-        self._config, self._objective, self._max_t = config, objective, max_t
+        self._config, self._objective, self._max_t = settings.config, objective, max_t
         self._best: dict[str, Any] | None = None
         self._ema = ema
         self._average = Average(partial(trained_tensors, model)) if ema else None

@@ -34,7 +34,7 @@ from hydro_rasda.problem import Problem, Trial, outline
 from hydro_rasda.run.content import content, digest
 from hydro_rasda.run.files import write_atomically
 from hydro_rasda.training.forks import Died, map_forked
-from hydro_rasda.training.fused import multipliers
+from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
 SECONDS_PER_WIDTH = 0.03
 """Time to measure each width, but no less than a few steps: to be small beside what a sweep takes."""
@@ -147,6 +147,7 @@ def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, cores: int
         with warnings.catch_warnings(), matrix_products(problem.settings.precision):
             # It is said by who asked, also where what was measured is only remembered.
             warnings.simplefilter("ignore", FusionWarning)
+            settings = optimizer_settings(problem.objective, surrogates[0], trials[0].config)
             plan = plan_fusion(
                 surrogates,
                 [trial.config for trial in trials],
@@ -154,7 +155,7 @@ def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, cores: int
                 batch,
                 memory=usable_memory(problem.device, cores),
                 seconds=SECONDS_PER_WIDTH,
-                multipliers=multipliers(surrogates[0], problem.settings.surrogate),
+                multipliers=multipliers(settings, surrogates[0], problem.settings.surrogate),
             )
     except (Exception, SystemExit):
         return None

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from fusion import FusedModel, FusionWarning, fuse, lr_factor
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.data import make_batches
+from hydro_rasda.objective import OptimizerSettings
 from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.store import Store
 from hydro_rasda.training import fused
-from hydro_rasda.training.fused import FusedLearner, multipliers, train_group
+from hydro_rasda.training.fused import FusedLearner, train_group
+from hydro_rasda.training.parameters import multipliers
 from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
 
 Pair = tuple[Tensor, Tensor]
@@ -39,7 +41,7 @@ def torch_optimizer(module: nn.Module, config: Mapping[str, Any], ratio: float) 
     """Each parameter in a group of its own, with muP's learning rate and weight decay."""
     kind = config["optimizer"]
     decay = config.get("weight_decay", 0.01 if kind == "adamw" else 0.0)
-    factors = multipliers(module, ratio)
+    factors = multipliers(OptimizerSettings(config), module, ratio)
     groups = [
         {
             "params": [p],

@@ -1,0 +1,41 @@
+"""What each parameter is trained by: the configuration, muP's factors, and what an objective says of its own model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fusion import OPTIMIZERS
+from hydro_rasda.objective import Objective, OptimizerSettings
+from hydro_rasda.precision import as_given
+from surrogate import lr_multipliers, weight_decay_multipliers
+
+Multipliers = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Arguments of `fusion.optimizer` and `fusion.fused_optimizer`: optimizer -> parameter -> factor."""
+
+
+def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
+    """What the objective's own method of this name says of a model; without one, what the configuration does."""
+    own = getattr(as_given(objective), "optimizer_settings", None)
+    return OptimizerSettings(config) if own is None else own(model, config)
+
+
+def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float) -> Multipliers:
+    """Factors of learning rates and weight decays for each optimizer: muP's, times those that the objective asks for.
+
+    Args:
+        settings: Of that module.
+        module: A model, or its surrogate.
+        surrogate: The surrogate's width over the model's.
+    """
+    own = {"lr_multipliers": settings.lr_factors, "weight_decay_multipliers": settings.weight_decay_factors}
+    if surrogate == 1:
+        return {name: dict.fromkeys(OPTIMIZERS, factors) for name, factors in own.items() if factors}
+    of_mup = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
+    return {name: {o: _product(rule(module, o), own[name]) for o in OPTIMIZERS} for name, rule in of_mup.items()}
+
+
+def _product(factors: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    return {name: factors.get(name, 1.0) * others.get(name, 1.0) for name in dict.fromkeys([*factors, *others])}

@@ -1,0 +1,84 @@
+"""An objective that says itself how its parameters are updated, against `torch.optim` with groups of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hydro_rasda.contracts import Group, GroupTask, Span
+from hydro_rasda.objective import OptimizerSettings, supervised
+from hydro_rasda.precision import in_precision
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.full_size import full_size_learner
+from hydro_rasda.training.fused import state_of, train_group
+from hydro_rasda.training.loop import train_epochs
+from hydro_rasda.training.parameters import multipliers
+
+TRIALS = {n: Trial(n, {"rate": rate, "batch_size": 64}) for n, rate in enumerate([1e-2, 3e-3])}
+DECAY, SLOWER = 0.5, 0.1
+
+
+class SparesBiases:
+    """Its learning rate has another name, biases do not decay, and the first layer learns more slowly."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        return supervised()(model, batch)
+
+    def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
+        names = [name for name, _ in model.named_parameters()]
+        return OptimizerSettings(
+            {"optimizer": "adamw", "lr": config["rate"], "weight_decay": DECAY},
+            lr_factors={name: SLOWER for name in names if name.startswith("0.")},
+            weight_decay_factors={name: 0.0 for name in names if name.endswith("bias")},
+        )
+
+
+def by_the_book(problem: Problem, trial: Trial, epochs: int) -> dict[str, Tensor]:
+    model, rate = problem.target(trial), trial.config["rate"]
+    groups = [
+        {
+            "params": [p],
+            "lr": rate * (SLOWER if name.startswith("0.") else 1),
+            "weight_decay": 0.0 if name.endswith("bias") else DECAY,
+        }
+        for name, p in model.named_parameters()
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    for epoch in range(epochs):
+        for x, y in problem.train_data.epoch(64, epoch):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_fused_sweep_and_the_full_size_that_goes_on_from_it(problem: Problem, precision: Any) -> None:
+    problem = replace(problem, objective=in_precision(SparesBiases(), precision)).with_settings(
+        surrogate=1, keep="last"
+    )
+    task = GroupTask("sweep", (Group("kind", (0, 1), fused=True),), (), Span(0, 1))
+    outcome = train_group(problem, TRIALS, task, lambda key: {})
+    assert outcome.failures == {}
+    for number, trial in TRIALS.items():
+        learner = full_size_learner(problem, trial)
+        learner.load(state_of(problem, TRIALS, number, "sweep", lambda key: {"parts": outcome.checkpoint}))
+        assert [epoch for epoch, _ in train_epochs(learner, problem, Span(1, 3), 64, [number])] == [2, 3]
+        if precision == "fp32":
+            expected = by_the_book(problem, trial, 3)
+            for name, value in learner.model.named_parameters():
+                torch.testing.assert_close(value, expected[name], rtol=2e-3, atol=2e-4)
+
+
+def test_its_factors_multiply_mups(problem: Problem) -> None:
+    model = problem.surrogate(Trial(0, {"lr": 0.1}))
+    plain = multipliers(OptimizerSettings({}), model, 0.5)
+    own = multipliers(OptimizerSettings({}, {"2.weight": 3.0}, {"2.weight": 0.0}), model, 0.5)
+    assert own["lr_multipliers"]["adamw"]["2.weight"] == 3 * plain["lr_multipliers"]["adamw"]["2.weight"] == 6
+    assert own["weight_decay_multipliers"]["adamw"]["2.weight"] == 0
+    assert own["lr_multipliers"]["sgd"]["0.weight"] == plain["lr_multipliers"]["sgd"]["0.weight"]
