@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from hydro_rasda.backends.ray.backend import RayBackend
     from hydro_rasda.backends.ray.elastic import elastic
     from hydro_rasda.backends.ray.journal import JournalEntry, read_journal
-    from hydro_rasda.backends.ray.large_batch import RescaledLR, lr_factor
     from hydro_rasda.backends.ray.scheduler import RASDAScheduler
-    from hydro_rasda.backends.ray.worker import Worker
     from hydro_rasda.config import RASDAConfig
     from hydro_rasda.contracts import Backend, Callback, Event
     from hydro_rasda.guests.backend import BubbleBackend
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from hydro_rasda.run.store import RunExists
     from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, SweepRule, SweepState
     from hydro_rasda.space import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
+    from hydro_rasda.training.large_batch import RescaledLR, lr_factor
+    from hydro_rasda.training.worker import Worker
     from hydro_rasda.tuner import tune
 
 __all__ = [
@@ -95,9 +95,7 @@ _HOMES = {
     "backends.ray.backend": ["RayBackend"],
     "backends.ray.elastic": ["elastic"],
     "backends.ray.journal": ["JournalEntry", "read_journal"],
-    "backends.ray.large_batch": ["RescaledLR", "lr_factor"],
     "backends.ray.scheduler": ["RASDAScheduler"],
-    "backends.ray.worker": ["Worker"],
     "config": ["RASDAConfig"],
     "contracts": ["Backend", "Callback", "Event"],
     "guests.backend": ["BubbleBackend"],
@@ -112,6 +110,8 @@ _HOMES = {
     "run.store": ["RunExists"],
     "schedulers.sweep_rule": ["Drop", "GoOn", "SweepRule", "SweepState"],
     "space": ["choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"],
+    "training.large_batch": ["RescaledLR", "lr_factor"],
+    "training.worker": ["Worker"],
     "tuner": ["tune"],
 }
 

@@ -170,6 +170,7 @@ class TargetOutcome:
         died: Whether it failed by the end of its process, so often that it is not to be tried again.
         beside: How many shared the device, itself included: its training took that many times `seconds`.
         device: Which trained it; None where there is only one.
+        ended: Whether it ended by itself, before its span or at its end, and is not to go on.
     """
 
     task: TargetTask
@@ -180,6 +181,7 @@ class TargetOutcome:
     died: bool = False
     beside: int = 1
     device: int | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,19 @@ class NoModule(ValueError):
 
 
 @dataclass(frozen=True)
+class OwnLoop:
+    """A function of the user's that trains the full-size models in the library's place.
+
+    Attributes:
+        train: `train(worker)`, with a `Worker`.
+        data: Its `worker.data`.
+    """
+
+    train: Callable[[Any], None]
+    data: Any
+
+
+@dataclass(frozen=True)
 class Problem:
     """What every stage and every worker needs to train a trial.
 
@@ -47,6 +60,7 @@ class Problem:
         device: Where models train.
         example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
             a dict of keyword arguments. A model that takes no width is narrowed by following it through the model.
+        full_size: What trains the full-size models; None for the library's own loop.
         copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
         plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
             models of other shapes they are not used; a copy with a `model_fn` that draws initial weights of the same
@@ -60,6 +74,7 @@ class Problem:
     settings: TuneConfig
     device: torch.device
     example_input: Any = None
+    full_size: OwnLoop | None = None
     copied: bool = False
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from hydro_rasda.contracts import Backend, SweepRule
 from hydro_rasda.data import Data, make_batches
 from hydro_rasda.objective import LossFn, Objective, supervised
 from hydro_rasda.precision import in_precision
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.identity import Identity
@@ -37,6 +38,7 @@ from hydro_rasda.stages.handover import hand_over
 from hydro_rasda.stages.race import train_targets
 from hydro_rasda.stages.ready import Ready, get_ready
 from hydro_rasda.stages.sweep import sweep
+from hydro_rasda.training.worker import Worker
 
 
 def tune(
@@ -58,6 +60,7 @@ def tune(
     surrogate: float = 1 / 8,
     fusion: int | Literal["auto"] = "auto",
     check_transfer: bool = False,
+    full_size: Callable[[Worker], None] | None = None,
     rasda: RASDAConfig | None = None,
     keep: Literal["last", "best"] = "best",
     ema: float = 0.03,
@@ -122,6 +125,13 @@ def tune(
             digits do, since groups of another width add up in another order.
         check_transfer: Whether to train 6 configurations at full size to the sweep's first milestone, and compare their
             ranking with the surrogates' (`TuneResult.transfer`).
+        full_size: `full_size(worker)` trains the full-size models in the library's place, from `worker.config` and
+            `worker.data`, which is `(train_data, val_data)`, to its last epoch: see `Worker`. Each `worker.report(
+            metrics, state)` is an epoch, with `metric` among its metrics and the state dict of `model_fn`'s model as
+            `state["model"]`. At milestones it does not return: the function is called again, and goes on from
+            `worker.checkpoint`, the state that was reported there, and `worker.iteration`. Where it returns before
+            `max_t`, the trial is over, and its best epoch counts. It begins anew also where `surrogate` is 1;
+            `ema` and `precision` are its own matter. On Ray it runs on every rank, as for `elastic`.
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
         keep: Of each full-size training, the weights that count: "best", after the epoch with the best metric, so that
             overfitting is stopped in time; or "last", after its last epoch. "best" returns the best that was found, be
@@ -198,11 +208,17 @@ def tune(
     trains_on = _backend(backend, device, address, resources_per_worker, scheduler)
     folder = check_folder("storage_path", storage_path)
     _check(model_fn, loss_fn, objective, space, num_samples, searcher, sweep_rule, resume, name, progress, callbacks)
-    functions = {"model_fn": model_fn, "loss_fn" if objective is None else "objective": objective or loss_fn}
+    own_loop = _own_loop(full_size, (train_data, val_data))
+    functions: dict[str, Callable[..., Any]] = {
+        "model_fn": model_fn,
+        "loss_fn" if objective is None else "objective": objective or loss_fn,
+    }
+    functions |= {} if full_size is None else {"full_size": full_size}
     identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions)
     searcher = _prepared(searcher, space, settings)
     with preserved_generators():
         problem = _problem(model_fn, settings, train_data, val_data, objective or supervised(loss_fn), trains_on.device)
+        problem = replace(problem, full_size=own_loop)
         candidates = RandomSearch(space, num_samples, seed)
         ready = get_ready(problem, space, candidates.trials)
         data, batch_size = {"train_data": train_data, "val_data": val_data}, candidates.trials[0].batch_size
@@ -326,6 +342,14 @@ def _check(
     known = sweep_rule is None or isinstance(sweep_rule, SweepRule)
     require(known, "sweep_rule", sweep_rule, "None or an object of a subclass of `hydro_rasda.SweepRule`")
     check_callbacks(callbacks)
+
+
+def _own_loop(full_size: Callable[[Worker], None] | None, data: Any) -> OwnLoop | None:
+    """What trains the full-size models, unless the library's own loop does."""
+    if full_size is None:
+        return None
+    check_function("full_size", full_size, 1, rule="None, or a function (no class) of a Worker")
+    return OwnLoop(full_size, data)
 
 
 def _prepared(searcher: Searcher | None, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:

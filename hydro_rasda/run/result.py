@@ -73,6 +73,7 @@ class TuneResult(RunRecord):
             "val_data": None,
             "model_fn": Gone("model_fn"),
             "objective": Gone("objective"),
+            "full_size": None,
             "plans": {},
             # Its `lr_rule` may be a function, too, and no result calls it.
             "settings": replace(problem.settings, rasda=RASDAConfig()),

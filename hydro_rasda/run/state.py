@@ -214,7 +214,7 @@ class Run:
         return math.nan
 
     def _score_of(self, line: JournalLine) -> float:
-        value = None if line["train_loss"] is None else line[self.settings.metric]
+        value = None if line.get("train_loss", 0.0) is None else line[self.settings.metric]
         return math.nan if value is None else float(value)
 
     def passed(self, stage: Stage, number: int, epoch: int) -> bool:

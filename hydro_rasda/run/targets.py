@@ -8,6 +8,7 @@ What is trained at full size is recorded alike on every backend, so that each go
   devices, the "device"; where trials shared it, how many trained "beside" each other, itself included.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/trial-{n}/ended-after-{epoch}`: a scheduler of Ray's is done with it.
+- `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
 - `target/done`: the stage is over, for the finalists that it names.
 """
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:  # brings Ray along
 
 DONE = "target/done"
 
-_UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|ended-after)-(?P<epoch>\d+)")
+_UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|ended-after|done-after)-(?P<epoch>\d+)")
 _KEPT = re.compile(r"target/to-(\d+)/kept.*")
 
 
@@ -43,7 +44,11 @@ def outlooks(run: Run, numbers: Iterable[int]) -> dict[int, Outlook]:
     """What trials that began at full size may still come to, those that failed included."""
     epochs = {n: run.epochs("target", n) for n in numbers if run.epochs("target", n)}
     full = {n: {} if n in run.failures else run.curve("target", n) for n in epochs}
-    return race_of(run).outlooks(epochs, full, {n: run.curve("surrogate", n) for n in epochs})
+    found = race_of(run).outlooks(epochs, full, {n: run.curve("surrogate", n) for n in epochs})
+    for n in epochs:
+        if done_early(run, n) and (so_far := found[n].so_far) is not None:
+            found[n] = Outlook(so_far, so_far, 0.0)
+    return found
 
 
 def recall_targets(run: Run) -> None:
@@ -76,7 +81,7 @@ def decided_targets(run: Run) -> dict[int, bool]:
             if name["what"] == "to":
                 reached[number] = int(name["epoch"])
                 decided.pop(number, None)
-            elif name["what"] == "ended-after":
+            elif name["what"] in ("ended-after", "done-after"):
                 decided[number] = False
         elif (decision := _KEPT.fullmatch(key)) is not None:
             there = (number for number, epoch in reached.items() if epoch == int(decision[1]))
@@ -188,6 +193,20 @@ def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> N
     line = failure_line(number, error)
     key = f"target/trial-{number}/failed-after-{run.epochs('target', number)}"
     run.record(key, Unit(None, [line], seconds), again=True)
+
+
+def record_done(run: Run, number: int) -> None:
+    """Keep that the training of a full-size trial has ended by itself: it does not go on."""
+    epoch = run.epochs("target", number)
+    key = f"target/trial-{number}/done-after-{epoch}"
+    if epoch < run.settings.max_t and not run.store.done(key):
+        run.store.record(key, Unit(None))
+        run.notify(TrialEnded, trial=number, epoch=epoch)
+
+
+def done_early(run: Run, number: int) -> bool:
+    """Whether the training of a full-size trial has ended by itself where it is, before the last epoch."""
+    return run.store.done(f"target/trial-{number}/done-after-{run.epochs('target', number)}")
 
 
 def record_end(run: Run, number: int) -> None:

@@ -19,7 +19,8 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
         run: Its sweep is over, or out of time; then its checkpoints stay, for a call with more time.
         finalists: Those that have trained on at full size already stay as they are.
     """
-    if run.settings.surrogate == 1:
+    # A training function of the user's has states of its own.
+    if run.settings.surrogate == 1 and run.problem.full_size is None:
         for number in finalists:
             if _goes_on(run, number):
                 record_swept(run, number, _state(run, number))

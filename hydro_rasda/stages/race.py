@@ -10,11 +10,13 @@ from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.summary import best_of
 from hydro_rasda.run.targets import (
+    done_early,
     end_targets,
     ended_early,
     forget_unsaved,
     race_of,
     recall_targets,
+    record_done,
     record_epochs,
     record_failure,
     settle_configs,
@@ -37,10 +39,18 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
     if not devices.race(finalists):
         recall_targets(run)
         settle_configs(run)
-        if not targets_over(run, finalists) or _winner_is_lost(run, finalists):
+        if _another_chance(run, finalists) or not targets_over(run, finalists) or _winner_is_lost(run, finalists):
             forget_unsaved(run)
             _race(run, finalists, devices)
     return tried_targets(run, finalists)
+
+
+def _another_chance(run: Run, finalists: Sequence[int]) -> bool:
+    """Whether any failed under code or data that are others now: those are tried again."""
+    again = [n for n in finalists if n in run.failures and run.store.changes]
+    for number in again:
+        del run.failures[number]
+    return bool(again)
 
 
 def _winner_is_lost(run: Run, finalists: Sequence[int]) -> bool:
@@ -62,7 +72,8 @@ def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
             run.say("`time_budget_s` is spent: the same call with more goes on from here")
             return
         racing = len(left)
-        left = _decide(run, left, stop, _epochs_trained(run, finalists, stop))
+        left = [n for n in left if n not in run.failures and not done_early(run, n)]
+        left = _decide(run, left, stop, _epochs_trained(run, finalists, stop)) if left else []
         if not left:
             break
         if racing > 1 or stop == stops[-1]:
@@ -105,7 +116,7 @@ def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: TargetTraine
 
 def _goes_on(run: Run, number: int, stop: int) -> bool:
     """Whether a full-size trial has epochs to train before a milestone, and can."""
-    return run.epochs("target", number) < stop and not ended_early(run, number)
+    return run.epochs("target", number) < stop and not ended_early(run, number) and not done_early(run, number)
 
 
 def _next_task(run: Run, number: int, stop: int, beside: int) -> TargetTask:
@@ -136,7 +147,10 @@ def _record(run: Run, outcome: TargetOutcome, raised: Counter[int]) -> None:
         # For who wants to see who trained beside whom.
         shared = {"beside": outcome.beside} if outcome.beside > 1 else {}
         where = {"device": outcome.device} if outcome.device is not None else {}
-        record_epochs(run, number, lines, outcome.state, outcome.seconds, **shared, **where)
+        if lines:
+            record_epochs(run, number, lines, outcome.state, outcome.seconds, **shared, **where)
+        if outcome.ended:
+            record_done(run, number)
     elif outcome.died or raised[number] == RETRIES:
         record_failure(run, number, outcome.error, outcome.seconds)
     else:

@@ -160,4 +160,6 @@ def usable_cores(problem: Problem) -> int:
 
 def can_be_shared(problem: Problem) -> bool:
     """Whether several processes can train a problem's models: see `usable_cores`."""
-    return can_be_pickled((problem.model_fn, problem.objective, problem.train_data, problem.val_data))
+    return can_be_pickled(
+        (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.full_size)
+    )

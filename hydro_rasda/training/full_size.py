@@ -12,6 +12,7 @@ from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.loop import settle_epoch, train_epochs
+from hydro_rasda.training.own_loop import train_own
 
 
 def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:
@@ -43,6 +44,8 @@ def train_target(
     history: History = []
     try:
         problem = problem.with_settings(seed=task.seed)
+        if problem.full_size is not None:
+            return train_own(problem, trial, task, state, should_stop, on_epoch)
         learner = full_size_learner(problem, trial)
         if state is not None:
             learner.load(state)

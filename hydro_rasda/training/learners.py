@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,8 +18,8 @@ from fusion.streams import seed_generators
 from hydro_rasda.config import Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import Objective
-from hydro_rasda.schedulers import rank
 from hydro_rasda.training.average import Average, trained_tensors
+from hydro_rasda.training.best import bettered
 from hydro_rasda.training.noise import GradientNoise
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
@@ -161,9 +159,7 @@ class SingleLearner:
             score: The metric after them; one that is not finite is never the best.
             mode: Whether less or more of it is better.
         """
-        scores = [math.nan if self._best is None else self._best["score"], score]
-        if rank(scores, mode)[0] == 1:
-            self._best = {"epoch": epoch, "score": score, "model": copy.deepcopy(self.model.state_dict())}
+        self._best = bettered(self._best, epoch, score, mode, self.model.state_dict)
 
     def state(self) -> dict[str, Any]:
         """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`.

@@ -76,8 +76,7 @@ def worker() -> Worker:
         "trial": "t",
         "checkpoint": None,
     }
-    connection: Any = None
-    return Worker(job, None, connection)
+    return Worker(job, None, torch.device("cpu"))
 
 
 def packed(**arguments: Any) -> object:

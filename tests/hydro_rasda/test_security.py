@@ -18,7 +18,7 @@ import torch.distributed as dist
 from hydro_rasda import RayBackend
 from hydro_rasda.backends.ray import fork_client
 from hydro_rasda.backends.ray.event_log import EventLog
-from hydro_rasda.backends.ray.worker import _join
+from hydro_rasda.backends.ray.rank_worker import _join
 from hydro_rasda.packing import Device, pack
 from hydro_rasda.run.files import Unsafe
 from hydro_rasda.run.journal import JOURNAL

@@ -26,6 +26,7 @@ from hydro_rasda.run.files import refuse_links, refuse_open_to_others
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.run.targets import recall_targets, settle_configs, targets_over
 from hydro_rasda.schedulers import worker_slots
+from hydro_rasda.training.own_loop import train_own_on_rank
 
 EAGER_SHARE = 0.5
 """Of the sweep's epochs: from here on, devices that it leaves idle train the best so far at full size (Hydro's eager
@@ -162,7 +163,9 @@ class RacingDevices(RayDevices):
 
     def _full_size(self) -> FullSize:
         if self._stage is None:
-            train = partial(train_full_size, rule=self._run.settings.rasda.lr_rule)
+            own_loop = self._run.problem.full_size is not None
+            ours = partial(train_full_size, rule=self._run.settings.rasda.lr_rule)
+            train = train_own_on_rank if own_loop else ours
             self._stage = FullSize(self._run, self._worker, self._scheduler, space=self._run.space, train=train)
         return self._stage
 

@@ -30,7 +30,7 @@ from hydro_rasda.backends.ray.scheduler import RASDAScheduler
 from hydro_rasda.checks import check_choice, check_function, check_int, is_number, require
 
 if TYPE_CHECKING:
-    from hydro_rasda.backends.ray.worker import Worker
+    from hydro_rasda.training.worker import Worker
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

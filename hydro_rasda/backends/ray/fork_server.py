@@ -128,7 +128,7 @@ class _ForkServer:
             os.environ.clear()
             os.environ.update(job.pop("environ"))
             os.chdir(job.pop("cwd"))
-            from hydro_rasda.backends.ray.worker import run_rank
+            from hydro_rasda.backends.ray.rank_worker import run_rank
 
             run_rank(payload, job, connection)
             code = 0
@@ -177,7 +177,7 @@ def main() -> None:
     # Torch imports its compiler with a process's first optimizer: that would take each rank longer than all else.
     import torch._dynamo  # noqa: F401
 
-    import hydro_rasda.backends.ray.worker  # noqa: F401
+    import hydro_rasda.backends.ray.rank_worker  # noqa: F401
 
     _ForkServer(path, guardian).serve()
 

@@ -26,12 +26,12 @@ from ray.tune.schedulers import PopulationBasedTraining, TrialScheduler
 
 from hydro_rasda.backends.ray.elastic import elastic
 from hydro_rasda.backends.ray.event_log import EventLog, EventLogger
+from hydro_rasda.backends.ray.rank_worker import CHECKPOINT_FILE
 from hydro_rasda.backends.ray.run_recorder import RunRecorder
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
 from hydro_rasda.backends.ray.schedulers_by_name import checkpoint_interval, make_scheduler
 from hydro_rasda.backends.ray.sizes import Slots
 from hydro_rasda.backends.ray.trial_feed import Offer, TrialFeed
-from hydro_rasda.backends.ray.worker import CHECKPOINT_FILE, Worker
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.targets import (
     decided_targets,
@@ -46,6 +46,7 @@ from hydro_rasda.run.targets import (
     trained_config,
 )
 from hydro_rasda.training.deaths import RETRIES
+from hydro_rasda.training.worker import Worker
 
 FOLDER = "ray"
 """Tune's own folder in the run's."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 
-from hydro_rasda.backends.ray.measured import EPOCH_SECONDS, GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
 from hydro_rasda.schedulers import RASDA, Growth
+from hydro_rasda.training.measured import EPOCH_SECONDS, GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
 
 
 class Grants:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.backends.ray.event_log import EventLog
-from hydro_rasda.backends.ray.worker import CHECKPOINT_FILE
+from hydro_rasda.backends.ray.rank_worker import CHECKPOINT_FILE
 from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint
 from hydro_rasda.run.journal import JournalLine
 from hydro_rasda.run.state import Run

@@ -22,6 +22,7 @@ from hydro_rasda.backends.ray.devices import worker_resources
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import Config, mlp
+from tests.hydro_rasda.training.test_own_loop import train
 
 Quick = Callable[..., TuneResult]
 
@@ -67,6 +68,16 @@ def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> No
     again = quick(num_samples=5, **settings)
     assert (again.best_metric, again.cost.target_epochs) == (grown.best_metric, grown.cost.target_epochs)
     assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_function_of_the_users_trains_the_finalists(ray8: None, quick: Quick, digits: Any) -> None:
+    """On workers that double, and whose gradients are averaged."""
+    result = quick(full_size=train, **on_devices(4))
+    assert result.finished
+    assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
+    lines = [line for record in result.trials for line in record.history if line["stage"] == "target"]
+    assert {line["workers"] for line in lines} == {1, 2, 4}
 
 
 def test_no_cluster_at_the_address(quick: Quick) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from hydro_rasda import RASDAScheduler, RescaledLR, Worker, elastic
+from hydro_rasda import RASDAScheduler, RescaledLR, elastic
 from hydro_rasda.backends.ray.ddp import train_full_size
+from hydro_rasda.backends.ray.rank_worker import RankWorker
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
@@ -111,7 +112,7 @@ def rank_reports(rank: int, world: int, what: Problem, config: dict[str, Any], j
         "checkpoint_every": None,
         **job,
     }
-    train_full_size(Worker(own, what, ours))
+    train_full_size(RankWorker(own, what, ours))
     reports, saved = [], []
     while theirs.poll():
         _, (metrics, folder) = theirs.recv()

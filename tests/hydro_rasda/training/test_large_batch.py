@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fusion import lr_factor as schedule_factor
-from hydro_rasda.backends.ray.large_batch import RescaledLR, lr_factor
+from hydro_rasda.training.large_batch import RescaledLR, lr_factor
 
 
 def parameter() -> list[nn.Parameter]:

@@ -1,38 +1,32 @@
-"""What a training function gets to work with on each rank of an elastic trial."""
+"""What a training function gets to work with, on each rank of a trial."""
 
 from __future__ import annotations
 
 import math
-import os
-import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, DistributedSampler
 
-from hydro_rasda.backends.ray.large_batch import RescaledLR, Rule
-from hydro_rasda.backends.ray.measured import GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
-from hydro_rasda.backends.ray.step_times import StepTimes
 from hydro_rasda.checks import check_flag, check_int, require
 from hydro_rasda.data import MOST_EXAMPLES, Shard
+from hydro_rasda.training.large_batch import RescaledLR, Rule
+from hydro_rasda.training.measured import GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
 from hydro_rasda.training.noise import GradientNoise
-
-CHECKPOINT_FILE = "worker.pt"
+from hydro_rasda.training.step_times import StepTimes
 
 # The iteration is reckoned in, and torch's seeds have 64 bits.
 _LARGEST_SEED = 2**40
 
-_ARRIVAL = timedelta(minutes=5)
-
 State = Mapping[str, Any]
+
+Saving = State | Callable[[], State] | None
+"""What to go on from, or what gives it."""
 
 
 class Worker:
@@ -40,7 +34,8 @@ class Worker:
 
     Attributes:
         config: The trial's configuration.
-        data: What `elastic` was given as `data`; shared by the node's ranks.
+        data: What `elastic` was given as `data`, shared by the node's ranks; of `tune`, `(train_data, val_data)` as it
+            was given them.
         rank: From 0; rank 0 reports and saves.
         world_size: Ranks of the trial.
         growth: `world_size` over the workers of a new trial.
@@ -48,26 +43,34 @@ class Worker:
         iteration: Reports so far, over all restarts; 0 at first.
         checkpoint: The state last saved; None at first.
         trial: The trial's id.
+
+    Args:
+        job: What of these there is: `config`, `trial`, `rank`, `world_size`, and `workers`, those of a new trial.
+        data: See above.
+        device: See above.
+        saved: What `saved` gave before; None at first.
     """
 
-    def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
+    def __init__(self, job: Mapping[str, Any], data: Any, device: torch.device, saved: State | None = None) -> None:
         self.config: dict[str, Any] = job["config"]
         self.data = data
         self.rank: int = job["rank"]
         self.world_size: int = job["world_size"]
         self.growth: float = job["world_size"] / job["workers"]
         self.trial: str = job["trial"]
-        self.device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")
-        self._job = job
-        self._connection = connection
+        self.device = device
         self._global_batch_size: int | None = None
         self._rescaled: list[RescaledLR] = []
-        saved = _load(job["checkpoint"])
+        saved = saved or {"state": None, "iteration": 0, "rescaled": [], "measured": {}}
         self.iteration: int = saved["iteration"]
         self.checkpoint: State | None = saved["state"]
         self._rescaled_states: list[State] = list(saved["rescaled"])
         self._measured: dict[str, Any] = dict(saved["measured"])
         self._noise: GradientNoise | None = None
+        self.through: Callable[[int, Mapping[str, Any], Saving], tuple[dict[str, Any], Saving]] | None = None
+        """Makes of a report what `tune` keeps."""
+        self.last: int | None = None
+        """The iteration that is `tune`'s last."""
         self._times: StepTimes | None = None
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -161,18 +164,18 @@ class Worker:
         self._times = StepTimes(optimizer, self.world_size, self.device, self._measured.get("times"))
         return self._noise
 
-    def report(
-        self, metrics: Mapping[str, Any], state: State | Callable[[], State] | None = None, *, final: bool = False
-    ) -> None:
+    def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
         """Ends an iteration; every rank calls it. It does not return where the trial is paused or stopped.
 
         The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and what
-        `measure` says.
+        `measure` says. In `tune(full_size=...)`, a report is an epoch of the run.
 
         Args:
-            metrics: Plain numbers; rank 0's count.
+            metrics: Plain numbers; rank 0's count. In `tune`, the run's metric among them, and those are kept that
+                are called "train_..." or "val_...".
             state: What to go on from: state dicts and plain values (it is loaded with `weights_only=True`), or a
-                function that returns them. Saved by rank 0, only where the trial may pause and at its end.
+                function that returns them. Saved by rank 0, only where the trial may pause and at its end. In `tune`,
+                every report has one, with the full-size model's state dict as "model".
             final: Whether the training function ends the trial here by itself, so that the state is saved;
                 `max_t` of a `RASDAScheduler` ends it in any case.
         """
@@ -186,13 +189,18 @@ class Worker:
         if self.rank > 0:
             return
         results = self._with_history(metrics)
-        due = state is not None and (final or _due(self._job, self.iteration))
-        folder = self._save(state() if callable(state) else state) if due else None
-        self._connection.send(("report", (results, folder)))
-        self._connection.recv()
+        if self.through is not None:
+            results, state = self.through(self.iteration, results, state)
+        self._deliver(results, state, final or self.iteration == self.last)
+
+    def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
+        """Hand over what rank 0 reports."""
+        raise NotImplementedError
 
     def _with_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        plain = {key: value.item() if isinstance(value, Tensor) else value for key, value in metrics.items()}
+        plain = {
+            key: value.item() if isinstance(value, Tensor | np.generic) else value for key, value in metrics.items()
+        }
         plain.setdefault("workers", self.world_size)
         if self._global_batch_size is not None:
             plain.setdefault(GLOBAL_BATCH, self._global_batch_size)
@@ -207,62 +215,7 @@ class Worker:
                 plain.setdefault(NOISE_SCALE, self._noise.scale)
         return plain
 
-    def _save(self, state: State | None) -> str:
-        folder = tempfile.mkdtemp(prefix="hydro_rasda-")
+    def saved(self, state: State | None) -> dict[str, Any]:
+        """What to go on from: the training function's own state, and what the worker itself needs."""
         rescaled = [r.state_dict() for r in self._rescaled]
-        saved = {"state": state, "iteration": self.iteration, "rescaled": rescaled, "measured": self._measured}
-        torch.save(saved, os.path.join(folder, CHECKPOINT_FILE))
-        return folder
-
-
-def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> None:
-    """Joins the trial's process group, runs the training function, and says that it is done."""
-    train, data = payload
-    torch.set_num_threads(job["threads"])
-    connection.send(("hello", os.getpid()))
-    if job["world_size"] > 1:
-        _join(job, connection)
-    train(Worker(job, data, connection))
-    connection.send(("done", None))
-
-
-def _join(job: Mapping[str, Any], connection: Connection) -> None:
-    host, port = job["store"]
-    rank, world_size = job["rank"], job["world_size"]
-    # A rank that starts late is no dead one: the short limit holds once all are there.
-    options: dict[str, Any] = {"timeout": _ARRIVAL, "wait_for_workers": False}
-    if rank == 0 and (listener := _listener(host)) is not None:
-        # It would listen on all interfaces: anyone who reaches the machine could write into it.
-        port = listener.getsockname()[1]
-        options["master_listen_fd"] = listener.detach()
-    store = dist.TCPStore(host, port, is_master=rank == 0, **options)  # type: ignore[attr-defined]  # not exported
-    if rank == 0:
-        connection.send(("store", (host, store.port)))
-    store.set(f"here{rank}", "")
-    store.wait([f"here{other}" for other in range(world_size)], _ARRIVAL)
-    backend = job["backend"] or ("nccl" if job["gpus"] else "gloo")
-    timeout = timedelta(seconds=job["timeout_s"])
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-
-
-def _listener(host: str) -> socket.socket | None:
-    """A socket that listens at this address alone; None where it is none of this machine's own, as behind a NAT."""
-    try:
-        return socket.create_server((host, 0), backlog=1024)
-    except OSError:
-        return None
-
-
-def _load(folder: str | None) -> dict[str, Any]:
-    if folder is None:
-        return {"state": None, "iteration": 0, "rescaled": [], "measured": {}}
-    saved: dict[str, Any] = torch.load(os.path.join(folder, CHECKPOINT_FILE), weights_only=True, map_location="cpu")
-    return saved
-
-
-def _due(job: Mapping[str, Any], iteration: int) -> bool:
-    """Whether a trial may pause at this iteration, ends with it, or is saved for safety."""
-    every = job["checkpoint_every"]
-    at = job["milestones"]
-    decided = bool(at) and (iteration in at or iteration >= at[-1])
-    return decided or (every is not None and iteration % every == 0)
+        return {"state": state, "iteration": self.iteration, "rescaled": rescaled, "measured": self._measured}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from hydro_rasda.backends.ray.step_times import StepTimes
+from hydro_rasda.training.step_times import StepTimes
 
 CPU = torch.device("cpu")
 
@@ -15,7 +15,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("hydro_rasda.backends.ray.step_times.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("hydro_rasda.training.step_times.time.perf_counter", lambda: self.now)
         self.optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 
     def iteration(self, times: StepTimes, *seconds: float, batch: int | None = None) -> float | None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from hydro_rasda.backends.ray.worker import Worker
+from hydro_rasda.backends.ray.rank_worker import RankWorker
 from tests.hydro_rasda.ranks import on_ranks
 
 JOB = {
@@ -24,8 +24,8 @@ JOB = {
 }
 
 
-def worker(connection: Any = None, **changes: Any) -> Worker:
-    return Worker({**JOB, **changes}, data=None, connection=connection)
+def worker(connection: Any = None, **changes: Any) -> RankWorker:
+    return RankWorker({**JOB, **changes}, data=None, connection=connection)
 
 
 @pytest.mark.parametrize("fixed_global", [True, False])

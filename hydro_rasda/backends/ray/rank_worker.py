@@ -1,0 +1,99 @@
+"""The process of a rank of an elastic trial: it joins the others, trains, and reports to the trial's actor."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hydro_rasda.training.worker import Saving, State, Worker
+
+CHECKPOINT_FILE = "worker.pt"
+
+_ARRIVAL = timedelta(minutes=5)
+
+
+class RankWorker(Worker):
+    """A worker that reports through a connection; its checkpoints are folders, which Ray Tune takes.
+
+    Args:
+        job: What `elastic` asks of a rank.
+        data: What it was given.
+        connection: To the trial's actor.
+    """
+
+    def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
+        device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")
+        super().__init__(job, data, device, _load(job["checkpoint"]))
+        self._job, self._connection = job, connection
+
+    def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
+        due = saving is not None and (final or _due(self._job, self.iteration))
+        folder = self._save(saving() if callable(saving) else saving) if due else None
+        self._connection.send(("report", (results, folder)))
+        self._connection.recv()
+
+    def _save(self, state: State | None) -> str:
+        folder = tempfile.mkdtemp(prefix="hydro_rasda-")
+        torch.save(self.saved(state), os.path.join(folder, CHECKPOINT_FILE))
+        return folder
+
+
+def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> None:
+    """Joins the trial's process group, runs the training function, and says that it is done."""
+    train, data = payload
+    torch.set_num_threads(job["threads"])
+    connection.send(("hello", os.getpid()))
+    if job["world_size"] > 1:
+        _join(job, connection)
+    train(RankWorker(job, data, connection))
+    connection.send(("done", None))
+
+
+def _join(job: Mapping[str, Any], connection: Connection) -> None:
+    host, port = job["store"]
+    rank, world_size = job["rank"], job["world_size"]
+    # A rank that starts late is no dead one: the short limit holds once all are there.
+    options: dict[str, Any] = {"timeout": _ARRIVAL, "wait_for_workers": False}
+    if rank == 0 and (listener := _listener(host)) is not None:
+        # It would listen on all interfaces: anyone who reaches the machine could write into it.
+        port = listener.getsockname()[1]
+        options["master_listen_fd"] = listener.detach()
+    store = dist.TCPStore(host, port, is_master=rank == 0, **options)  # type: ignore[attr-defined]  # not exported
+    if rank == 0:
+        connection.send(("store", (host, store.port)))
+    store.set(f"here{rank}", "")
+    store.wait([f"here{other}" for other in range(world_size)], _ARRIVAL)
+    backend = job["backend"] or ("nccl" if job["gpus"] else "gloo")
+    timeout = timedelta(seconds=job["timeout_s"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _listener(host: str) -> socket.socket | None:
+    """A socket that listens at this address alone; None where it is none of this machine's own, as behind a NAT."""
+    try:
+        return socket.create_server((host, 0), backlog=1024)
+    except OSError:
+        return None
+
+
+def _load(folder: str | None) -> dict[str, Any] | None:
+    if folder is None:
+        return None
+    saved: dict[str, Any] = torch.load(os.path.join(folder, CHECKPOINT_FILE), weights_only=True, map_location="cpu")
+    return saved
+
+
+def _due(job: Mapping[str, Any], iteration: int) -> bool:
+    """Whether a trial may pause at this iteration, ends with it, or is saved for safety."""
+    every = job["checkpoint_every"]
+    at = job["milestones"]
+    decided = bool(at) and (iteration in at or iteration >= at[-1])
+    return decided or (every is not None and iteration % every == 0)
