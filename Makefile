@@ -1,8 +1,8 @@
-# `make demo`, `make test`, `make bench` and `make check` set up what they need in .venv on first use.
+# `make demo`, `make test`, `make bench`, `make check` and `make docs` set up what they need in .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast bench check format clean
+.PHONY: demo test fast bench check docs format clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/digits.py
@@ -24,6 +24,10 @@ check: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Strictly: a link that leads nowhere, or a name that is gone, is an error. The site is build/site/index.html.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: .venv/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -42,6 +46,9 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 
 .venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
 	$(call install,examples)
+
+.venv/.docs: pyproject.toml constraints.txt | .venv/bin/python
+	$(call install,docs)
 
 .venv/.test: pyproject.toml constraints.txt | .venv/bin/python
 	$(call install,test)

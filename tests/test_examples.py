@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-import torch
-from sklearn.datasets import load_digits
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -56,20 +54,6 @@ def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None
     best = re.search(r"^best: .*accuracy ([\d.]+) with 8 workers$", done.stdout, re.MULTILINE)
     assert best, done.stdout
     assert float(best[1]) >= 0.9
-
-
-@pytest.mark.slow
-def test_the_readmes_first_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = re.search(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL)
-    assert program
-    data = load_digits()
-    x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
-    names = {"x": x[:1200], "y": y[:1200], "x_val": x[1200:], "y_val": y[1200:]}
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path))
-    exec(program[1], names)
-    assert isinstance(names["model"], torch.nn.Module)
-    assert (names["model"](x[1200:]).argmax(1) == y[1200:]).float().mean() > 0.9
 
 
 @pytest.mark.slow

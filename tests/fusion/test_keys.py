@@ -61,6 +61,6 @@ def _named(text: str, first: str, last: str) -> set[str]:
 
 
 def test_the_pages_name_every_key() -> None:
-    readme = (Path(fusion.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    assert _named(readme, "The library itself reads", "; `fusion/keys.py`") == set(KEYS)
+    guide = (Path(fusion.__file__).parents[1] / "docs" / "guides" / "space.md").read_text(encoding="utf-8")
+    assert _named(guide, "The library itself reads", "; `fusion/keys.py`") == set(KEYS)
     assert _named(inspect.getdoc(tune) or "", "The library reads", "; `fusion.keys`") == set(KEYS)
