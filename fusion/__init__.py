@@ -4,6 +4,7 @@ from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
 from fusion.compare import FusionMismatch
 from fusion.dry_run import FusionWarning, Obstacle, dry_run
+from fusion.graph import GraphedStep, GraphWarning
 from fusion.guard import OutOfMemoryGuard
 from fusion.lora import pad_lora, trim_lora
 from fusion.model import FusedModel
@@ -23,6 +24,8 @@ __all__ = [
     "FusionMismatch",
     "FusionPlan",
     "FusionWarning",
+    "GraphWarning",
+    "GraphedStep",
     "Obstacle",
     "OutOfMemoryGuard",
     "clip_grad_norm_",

@@ -62,6 +62,8 @@ class FusedModel(nn.Module):
     Attributes:
         key: The `fusion_key` that a module must have to join the members.
         streams: Where each member's random numbers come from, see `seed`.
+        changes: How often tensors were put in the place of others: what remembers where they lie (a recorded step)
+            looks here.
         one_by_one: If True, `map` evaluates the members one after another, which runs whatever one module runs and
             is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
     """
@@ -79,6 +81,7 @@ class FusedModel(nn.Module):
         self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
         self.streams = Streams(len(members))
         self._flat: FlatParameters | None = None
+        self.changes = 0
         self._set_members(members)
 
     @property
@@ -182,7 +185,10 @@ class FusedModel(nn.Module):
         check_each("seeds", seeds, int, self.K)
         for k, seed in enumerate(seeds):
             require(is_int(seed) and -(2**63) <= seed < 2**64, f"seeds[{k}]", seed, "an integer of 64 bits")
-        self.streams = Streams(self.K, seeds)
+        if self.streams.seeded:
+            self.streams.seed(seeds)
+        else:
+            self.streams = Streams(self.K, seeds)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, in place.
@@ -269,6 +275,7 @@ class FusedModel(nn.Module):
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
             if f"common.{name}" in state_dict:
                 self.common.put(name, like(self.own.pop(name), tensor.detach()[0].clone()))
+        self.changes += 1
         return super().load_state_dict(state_dict, strict, assign)
 
     def flat(self, names: Iterable[str]) -> FlatParameters:
@@ -280,6 +287,7 @@ class FusedModel(nn.Module):
         wanted = {name: stacked[name] for name in names}
         if self._flat is None or not self._flat.holds(wanted):
             self._flat = FlatParameters(wanted)
+            self.changes += 1
         return self._flat
 
     def diverged(self) -> list[int]:
@@ -323,6 +331,11 @@ class FusedModel(nn.Module):
         self.template.train(mode)
         return self
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedModel:
+        self.changes += 1
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def _note_reached(self, name: str, k: int) -> None:
         self._reached.setdefault(name, set()).add(k)
 
@@ -336,6 +349,7 @@ class FusedModel(nn.Module):
         """Make these the members; the first one's skeleton computes from now on."""
         self._members = list(members)
         self._flat = None
+        self.changes += 1
         self._reached: dict[str, set[int]] = {}
         self.training = self.template.training
         self._slots = tensor_slots(self.template)
@@ -352,6 +366,7 @@ class FusedModel(nn.Module):
     def _unshare(self, name: str) -> None:
         persistent = self.common.is_persistent(name)
         own = self._per_member(name).clone()
+        self.changes += 1
         self.own.put(name, like(self.common.pop(name), own), persistent=persistent)
 
     def _rebind(self, name: str, value: Tensor) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -38,6 +39,37 @@ def preserved_generators() -> Iterator[None]:
             _set_beyond_torch(beyond_torch)
 
 
+Exchange = Callable[[torch.Generator, torch.Generator], Callable[[bool], None]]
+"""(default generator, own) -> None: from now on, what is drawn from the default generator comes from `own`. What it
+returns ends that; it is told whether `own` is to go on from there, or from where it was."""
+
+
+def by_state(default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
+    """The exchange that any generator allows: copies of where each stands."""
+    before = default.get_state()
+    default.set_state(own.get_state())
+
+    def back(drawn: bool) -> None:
+        if drawn:
+            own.set_state(default.get_state())
+        default.set_state(before)
+
+    return back
+
+
+_exchange: ContextVar[Exchange] = ContextVar("exchange", default=by_state)
+
+
+@contextmanager
+def exchanged(exchange: Exchange) -> Iterator[None]:
+    """Inside, streams take the default generators' places in another way: what records a step has its own."""
+    token = _exchange.set(exchange)
+    try:
+        yield
+    finally:
+        _exchange.reset(token)
+
+
 class Stream:
     """The numbers that the global generators give after `seed_generators(seed)`, and how many of them are drawn."""
 
@@ -52,6 +84,12 @@ class Stream:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
 
+    def seed(self, seed: int) -> None:
+        """Begin anew, with the same generators."""
+        self._seed, self._own_beyond_torch = seed, None
+        for generator in self._generators.values():
+            generator.manual_seed(seed)
+
     @contextmanager
     def drawn_from(self, *, beyond_torch: bool = True) -> Iterator[None]:
         """Inside, the global generators go on from here; an error takes back what was drawn.
@@ -59,22 +97,19 @@ class Stream:
         Args:
             beyond_torch: Whether Python's and NumPy's do so, too: that takes 0.3 ms, torch's alone 5 us.
         """
-        pairs = [(default, self.generator(default.device)) for default in _defaults()]
-        before = [default.get_state() for default, _ in pairs]
-        for default, own in pairs:
-            default.set_state(own.get_state())
+        exchange, drawn = _exchange.get(), False
+        backs = [exchange(default, self.generator(default.device)) for default in _defaults()]
         others = _beyond_torch() if beyond_torch else None
         if beyond_torch:
             _set_beyond_torch(self._own_beyond_torch or _seeded_beyond_torch(self._seed))
         try:
             yield
-            for default, own in pairs:
-                own.set_state(default.get_state())
+            drawn = True
             if beyond_torch:
                 self._own_beyond_torch = _beyond_torch()
         finally:
-            for (default, _), state in zip(pairs, before):
-                default.set_state(state)
+            for back in backs:
+                back(drawn)
             if others:
                 _set_beyond_torch(others)
 
@@ -102,6 +137,21 @@ class Streams:
         self._members = None if seeds is None else [Stream(seed) for seed in seeds]
         self.look_again()
 
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Begin anew, each member with the generators that it has: a recorded step draws from these."""
+        for k, seed in enumerate(seeds):
+            self[k].seed(seed)
+        self.look_again()
+
+    @property
+    def draw_beyond_torch(self) -> bool:
+        """Whether members were last seen to draw from Python's or NumPy's generators; True until they have run."""
+        return self.seeded and self._beyond_torch
+
+    def generators(self, device: torch.device) -> list[torch.Generator]:
+        """Those that members have on a device."""
+        return [member.generator(device) for member in self._members or ()]
+
     @property
     def seeded(self) -> bool:
         """Whether anything has been drawn or seeded."""
@@ -126,9 +176,9 @@ class Streams:
             yield
             return
         with self[k].drawn_from(beyond_torch=self._beyond_torch):
-            before = _plain_beyond_torch() if self._beyond_torch else None
+            before = states_beyond_torch() if self._beyond_torch else None
             yield
-            self._found = self._found or (self._beyond_torch and _plain_beyond_torch() != before)
+            self._found = self._found or (self._beyond_torch and states_beyond_torch() != before)
         if k == self.K - 1:
             self._beyond_torch, self._found = self._found, False
 
@@ -148,7 +198,7 @@ class Streams:
 
 def global_states() -> list[Any]:
     """Where the global generators stand: equal lists if nothing was drawn in between."""
-    return [*(generator.get_state().tolist() for generator in _defaults()), *_plain_beyond_torch()]
+    return [*(generator.get_state().tolist() for generator in _defaults()), *states_beyond_torch()]
 
 
 def _defaults() -> list[torch.Generator]:
@@ -166,7 +216,8 @@ def _beyond_torch() -> tuple[Any, Any]:
     return random.getstate(), numpy.random.get_state() if numpy else None
 
 
-def _plain_beyond_torch() -> list[Any]:
+def states_beyond_torch() -> list[Any]:
+    """Where Python's generator and NumPy's stand, as `global_states`."""
     python, numpy = _beyond_torch()
     return [python, None if numpy is None else [part.tolist() if hasattr(part, "tolist") else part for part in numpy]]
 

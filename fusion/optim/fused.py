@@ -48,6 +48,7 @@ class FusedOptimizer:
     Attributes:
         lr_factor_K: [K], what a schedule multiplies each member's learning rate with; 1 at first.
         steps_KP: [K, P], how often each member's parameters have been updated.
+        changes: As of `FusedModel`.
 
     Raises:
         ValueError: where there are not K hyperparameters, or multipliers name no parameter.
@@ -70,6 +71,7 @@ class FusedOptimizer:
             raise ValueError("`fused` has no stacked parameter that needs gradients")
         self._index = {name: i for i, name in enumerate(self.names)}
         self._moments: dict[str, Rows] = {}
+        self.changes = 0
         self._schedule_SK: Tensor | None = None
         self._next = torch.zeros(1, dtype=torch.int64)
         self.steps_KP = torch.zeros(fused.K, len(self.names), dtype=torch.float64)
@@ -87,7 +89,8 @@ class FusedOptimizer:
         """Multiply the learning rates, those given at construction, by `factor`: a number, or [K]."""
         factor_K = member_vector("factor", factor, self.K)
         _check_factors("factor", factor_K)
-        self._schedule_SK = None
+        if self._schedule_SK is not None:
+            self._schedule_SK, self.changes = None, self.changes + 1
         self.lr_factor_K.copy_(factor_K)
 
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
@@ -112,6 +115,7 @@ class FusedOptimizer:
             self._next.zero_()
         else:
             self._schedule_SK, self._next = table_SK.to(device), torch.zeros(1, dtype=torch.int64, device=device)
+            self.changes += 1
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -263,6 +267,7 @@ class FusedOptimizer:
             self._schedule_SK, self._next = self._schedule_SK.to(device), self._next.to(device)
         for run in self._runs:
             run.to(device)
+        self.changes += 1
         self._tiles: dict[Hashable, list[Tile]] = {}
         self._increments: dict[tuple[str, ...], Tensor] = {}
 

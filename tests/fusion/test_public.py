@@ -15,6 +15,8 @@ def test_public_names() -> None:
         "FusionMismatch",
         "FusionPlan",
         "FusionWarning",
+        "GraphWarning",
+        "GraphedStep",
         "Obstacle",
         "OutOfMemoryGuard",
         "clip_grad_norm_",

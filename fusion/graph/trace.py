@@ -1,0 +1,155 @@
+"""What a step does, operator by operator, and whether it does the same again: only then can it be recorded."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Call = tuple[Any, ...]
+"""An operator with what it is given: numbers and the like as they are, of tensors their form and where they lie."""
+
+
+class Trace(TorchDispatchMode):
+    """Notes the calls of one step; `obstacle` says why a recording of it would not do what the step does.
+
+    It would not where the step reads a value of the device, brings data over, or draws random numbers on the host; and
+    where, compared with the step before, it takes another number or a tensor that lies elsewhere.
+
+    Args:
+        device: Where the step computes.
+        before: The trace of the step before, on a batch of the same form in the same place.
+
+    Attributes:
+        obstacle: Empty where there is none.
+        found: Storages that the step did not make itself, which a recording of it reads and must keep.
+        generators: Those that operators were given.
+    """
+
+    def __init__(self, device: torch.device, before: Trace | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.obstacle = ""
+        self.found: dict[int, torch.UntypedStorage] = {}
+        self.generators: set[torch.Generator] = set()
+        self._device, self._before = device, before
+        self._calls: list[Call] = []
+        self._made: dict[int, int] = {}
+        self._count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = tree_leaves((args, kwargs))
+        literal = func is _LITERAL
+        call: Call = (func, *(self._value(leaf) if literal else self._noted(leaf) for leaf in given))
+        if not self.obstacle:
+            self.obstacle = self._difference(call)
+        self._calls.append(call)
+        result = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not self.obstacle:
+            self.obstacle = self._obstacle(func, args, [leaf for leaf in given if isinstance(leaf, Tensor)], made)
+        old = {_place(leaf) for leaf in given if isinstance(leaf, Tensor) and not literal}
+        for tensor in made:
+            place = _place(tensor)
+            if place not in old:
+                self._made[place], self._count = self._count, self._count + 1
+        return result
+
+    def finish(self) -> str:
+        """After the step, what `obstacle` then says: also that this step called less than the one before."""
+        if not self.obstacle and self._before is not None and len(self._calls) < len(self._before._calls):
+            self.obstacle = f"{self._before._calls[len(self._calls)][0]} is called in one step and not in the next"
+        self._before = None
+        return self.obstacle
+
+    def _noted(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Generator):
+            self.generators.add(leaf)
+            return id(leaf)
+        if not isinstance(leaf, Tensor):
+            return leaf if leaf == leaf else repr(leaf)  # NaN differs from itself
+        form = (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.storage_offset())
+        place = _place(leaf)
+        if place in self._made:
+            return (*form, "made", self._made[place])
+        self.found.setdefault(place, leaf.untyped_storage())
+        return (*form, "number", str(leaf.item())) if self._is_number(leaf) else (*form, "found", place)
+
+    def _value(self, leaf: Any) -> Any:
+        """What `torch.tensor` has made of numbers, before any operator could tell of them."""
+        return (leaf.dtype, str(leaf.tolist())) if isinstance(leaf, Tensor) and leaf.device.type == "cpu" else None
+
+    def _is_number(self, tensor: Tensor) -> bool:
+        """Whether it lies with the host, which hands kernels its value."""
+        return tensor.device.type == "cpu" != self._device.type and tensor.ndim == 0
+
+    def _obstacle(self, func: Any, args: Sequence[Any], given: Sequence[Tensor], made: Sequence[Tensor]) -> str:
+        here = [t for t in (*given, *made) if t.device.type == self._device.type]
+        there = [t for t in (*given, *made) if t.device.type not in (self._device.type, "meta")]
+        if func is _LITERAL:
+            made_of_numbers = bool(here) and self._device.type != "cpu"
+            return f"numbers of the host become a tensor of the device{_where()}" if made_of_numbers else ""
+        if any(t.device.type == self._device.type for t in given) and _waits(func, args):
+            return f"{func} waits for values of the device{_where()}"
+        if here and any(func in _COPYING or not self._is_number(t) for t in there):
+            return f"{func} brings data from one device to another{_where()}"
+        if there and torch.Tag.nondeterministic_seeded in func.tags:
+            return f"{func} draws random numbers on another device{_where()}"
+        return ""
+
+    def _difference(self, call: Call) -> str:
+        if self._before is None:
+            return ""
+        at, calls = len(self._calls), self._before._calls
+        if at < len(calls) and calls[at] == call:
+            return ""
+        if at >= len(calls) or calls[at][0] is not call[0]:
+            return f"{call[0]} is called in one step and not in the next{_where()}"
+        for now, before in zip(call[1:], calls[at][1:]):
+            if now != before and not isinstance(now, tuple):
+                return f"{call[0]} is given {before} in one step and {now} in the next{_where()}"
+        return f"{call[0]} is given another tensor, in form, place or value, in one step than in the next{_where()}"
+
+
+_LITERAL = torch.ops.aten.lift_fresh.default
+_INDEXING = frozenset(getattr(torch.ops.aten, name) for name in ("index", "index_put", "index_put_"))
+_COPYING = frozenset(getattr(torch.ops.aten, name).default for name in ("copy_", "_to_copy", "_foreach_copy_"))
+_DEPENDING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+def _waits(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the host needs a value of a tensor to go on."""
+    if func.overloadpacket in _INDEXING:
+        return any(isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+    return any(tag in func.tags for tag in _DEPENDING)
+
+
+def _place(tensor: Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
+def _where() -> str:
+    """Which line of the user's, called from here, has called the operator; in the backward pass none has."""
+    frames = traceback.extract_stack()
+    inside = max((i for i, frame in enumerate(frames) if Path(frame.filename) == _STEP), default=0)
+    theirs = [frame for frame in frames[inside:] if not _is_machinery(Path(frame.filename).parents)]
+    if not theirs:
+        return ""
+    frame = theirs[-1]
+    return f", at {frame.filename}:{frame.lineno} `{linecache.getline(frame.filename, frame.lineno or 0).strip()}`"
+
+
+def _is_machinery(folders: Iterable[Path]) -> bool:
+    return not _MACHINERY.isdisjoint(folders)
+
+
+_STEP = Path(__file__).with_name("step.py")
+_MACHINERY = {Path(__file__).parents[1], Path(torch.__file__).parent}

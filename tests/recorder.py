@@ -1,0 +1,96 @@
+"""What stands in for CUDA's graphs where there is no GPU: operators recorded, and run again on the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fusion.graph import step
+from fusion.streams import by_state, exchanged
+
+Result = TypeVar("Result")
+
+
+class Recorder:
+    """A `Capture`; as CUDA's graphs, it knows addresses alone, and calls none of the code that was recorded.
+
+    Attributes:
+        recordings: How many were made.
+        replays: How often any was run again.
+    """
+
+    def __init__(self) -> None:
+        self.recordings = self.replays = 0
+
+    def aside(self, step: Callable[[], Result]) -> Result:
+        return step()
+
+    def record(
+        self, step: Callable[[], Result], generators: Iterable[torch.Generator]
+    ) -> tuple[Result, Callable[[], None]]:
+        tape = _Tape()
+        with exchanged(tape.exchange), tape:
+            result = step()
+        self.recordings += 1
+
+        def replay() -> None:
+            self.replays += 1
+            with torch.no_grad():
+                for act in tape.acts:
+                    act()
+
+        return result, replay
+
+
+class _Tape(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.acts: list[Callable[[], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        fresh = [i for i, t in enumerate(made) if t.untyped_storage()._cdata not in given]
+        # Handles of its own: code that ran may make its tensors lie elsewhere, but not those that were recorded.
+        made = [t.detach() for t in made]
+        args, kwargs = _handles(args), _handles(kwargs)
+
+        def act() -> None:
+            again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
+            for i in fresh:
+                made[i].copy_(again[i])
+
+        self.acts.append(act)
+        return result
+
+    def exchange(self, default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
+        """Recorded like an operator, as a graph follows the generators that are exchanged while it is captured."""
+        backs = [by_state(default, own)]
+        self.acts.append(lambda: backs.append(by_state(default, own)))
+
+        def back(drawn: bool) -> None:
+            backs.pop()(drawn)
+            self.acts.append(lambda: backs.pop()(drawn))
+
+        return back
+
+
+def _handles(tree: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Inside, steps on the CPU are recorded as those on a GPU are."""
+    recorder = Recorder()
+    with mock.patch.object(step, "capture_on", return_value=recorder):
+        yield recorder
