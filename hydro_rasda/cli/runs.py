@@ -72,7 +72,8 @@ def show_run(path: str, json: bool) -> None:
         transfer = asdict(record.transfer) if record.transfer else None
         cost = asdict(record.cost)
         more = {"path": str(record.path), "state": state_of(record), "trials": trials, "cost": cost}
-        print_json(values | more | {"transfer": transfer})
+        agreement = asdict(record.agreement) if record.agreement else None
+        print_json(values | more | {"transfer": transfer, "agreement": agreement})
         return
     console = make_console()
     console.print(render(record) if record.trials else "no trial has begun")

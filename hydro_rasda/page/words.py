@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydro_rasda.run.records import RunRecord, flat
-from hydro_rasda.run.report import doubt_line, duration, show, state_of
+from hydro_rasda.run.report import agreement_line, doubt_line, duration, show, state_of
 from hydro_rasda.run.store import jsonable
 
 Facts = dict[str, str]
@@ -32,7 +32,7 @@ def answer(record: RunRecord) -> list[str]:
         ]
     else:
         told = ["No trial has a finite score."]
-    return told + [f"{line[0].upper()}{line[1:]}." for line in _doubt(record)]
+    return told + [f"{line[0].upper()}{line[1:]}." for line in [*_doubt(record), *agreement_line(record)]]
 
 
 def _doubt(record: RunRecord) -> list[str]:

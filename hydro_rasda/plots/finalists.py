@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hydro_rasda.plots.look import BEST, FINALISTS, describe, escaped, figures_of, graph_objects, new_figure, nothing
-from hydro_rasda.run.records import RunRecord, TrialRecord
+from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.report import agreement_line
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-ENOUGH = 5
-"""Finalists below which their rank correlation is chance."""
-
 
 def narrow_vs_full(result: RunRecord) -> Figure:
-    """Each finalist's last score on its surrogate against its score at full size, with Spearman's rank correlation."""
-    both = finalists_with_both(result)
-    if not both:
-        return nothing("no trial has a score both on its surrogate and at full size yet")
+    """Each finalist's score on its surrogate against that at full size after the same epoch, and whether they agree."""
+    found = result.agreement
+    both = {n: pair for n, pair in found.scores.items() if all(map(math.isfinite, pair))} if found else {}
+    if found is None or not both:
+        return nothing("no trial has a score both on a narrower surrogate and at full size yet")
     go = graph_objects()
     figure = new_figure(
-        xaxis={"title": {"text": escaped(f"{result.metric}, surrogate")}},
-        yaxis={"title": {"text": escaped(f"{result.metric}, full size")}},
+        xaxis={"title": {"text": escaped(f"{result.metric}, surrogate, epoch {found.epoch}")}},
+        yaxis={"title": {"text": escaped(f"{result.metric}, full size, epoch {found.epoch}")}},
         showlegend=False,
     )
-    best = [trial.trial == result.best_trial for trial in both]
+    best = [number == result.best_trial for number in both]
+    trials = [result.trials[number] for number in both]
     figure.add_trace(
         go.Scatter(
-            x=[figures_of(trial.surrogate_metric) for trial in both],
-            y=[figures_of(trial.metric) for trial in both],
+            x=[figures_of(narrow) for narrow, _ in both.values()],
+            y=[figures_of(full) for _, full in both.values()],
             mode="markers+text",
-            text=[str(trial.trial) for trial in both],
+            text=[str(number) for number in both],
             textposition="top center",
-            customdata=[f"{describe(trial)}<br>epoch {trial.kept_epoch} of {trial.epochs}" for trial in both],
+            customdata=[f"{describe(trial)}<br>in the end {figures_of(trial.metric)} at full size" for trial in trials],
             hovertemplate="%{customdata}<br>%{x} on its surrogate<br>%{y} at full size<extra></extra>",
             marker={
                 "line": {"width": 0},
@@ -45,32 +44,7 @@ def narrow_vs_full(result: RunRecord) -> Figure:
             cliponaxis=False,
         )
     )
-    return figure.add_annotation(
-        text=escaped(agreement(both)), x=0, y=1.02, xref="paper", yref="paper", showarrow=False, yanchor="bottom"
-    )
-
-
-def finalists_with_both(record: RunRecord) -> list[TrialRecord]:
-    """Trials with a finite score on both stages."""
-    return [trial for trial in record.trials if math.isfinite(trial.metric) and math.isfinite(trial.surrogate_metric)]
-
-
-def rank_correlation(trials: Sequence[TrialRecord]) -> float:
-    """Spearman's, between narrow and full scores; NaN for fewer than two trials, or where one of them is constant."""
-    import pandas as pd
-
-    frame = pd.DataFrame({"narrow": [t.surrogate_metric for t in trials], "full": [t.metric for t in trials]}).rank()
-    if len(trials) < 2 or frame["narrow"].nunique() < 2 or frame["full"].nunique() < 2:
-        return math.nan
-    return float(frame["narrow"].corr(frame["full"]))
-
-
-def agreement(trials: Sequence[TrialRecord]) -> str:
-    """The rank correlation in words; the best few of many lie close, so that it is lower than that of all."""
-    rho, count = rank_correlation(trials), len(trials)
-    if math.isnan(rho):
-        return f"{count} finalist{'' if count == 1 else 's'}: no rank correlation"
-    told = f"rank correlation {rho:.2f} over {count} finalists"
-    if count < ENOUGH:
-        return f"{told}: too few"
-    return f"{told}: {'they agree' if rho >= 0.6 else 'they disagree' if rho < 0 else 'they agree in part'}"
+    # In two lines, as a phone is narrow.
+    told = "<br>".join(escaped(part) for line in agreement_line(result) for part in line.split(": ", 1))
+    place = {"x": 0, "y": 1.02, "xref": "paper", "yref": "paper", "align": "left", "yanchor": "bottom"}
+    return figure.add_annotation(text=told, showarrow=False, **place)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hydro_rasda.config import Mode
 from hydro_rasda.run.portable import Portable
+from hydro_rasda.schedulers import Agreement
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,6 +98,7 @@ class RunRecord(Portable):
     expected_gain: float
     cost: Cost
     transfer: RankComparison | None
+    agreement: Agreement | None
     path: Path
     finished: bool
     ended: bool

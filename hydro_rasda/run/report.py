@@ -52,7 +52,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     for record in records:
         settings = " ".join(f"{name}={show(record.config[name])}" for name in names if name in record.config)
         table.add_row(*_row(record), Text(settings))
-    lines = [cost_line(result), *doubt_line(result)]
+    lines = [cost_line(result), *doubt_line(result), *agreement_line(result)]
     return Group(table, *map(Text, lines))
 
 
@@ -64,7 +64,7 @@ def as_html(result: RunRecord, shown: int = SHOWN) -> str:
     best = ", ".join(f"{name}={show(value)}" for name, value in result.best_config.items())
     lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
     lines += [f"best configuration (trial {result.best_trial}): {best}"] if best else []
-    lines += [cost_line(result), *doubt_line(result)]
+    lines += [cost_line(result), *doubt_line(result), *agreement_line(result)]
     table = "".join(f"<tr>{_cells('td', cells)}</tr>" for cells in rows)
     told = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
     return f"<div>{told}<table><thead><tr>{_cells('th', heads)}</tr></thead><tbody>{table}</tbody></table></div>"
@@ -120,6 +120,19 @@ def doubt_line(result: RunRecord) -> list[str]:
     if math.isfinite(result.expected_gain):
         line += f"; training one more would be expected to gain at most {show(result.expected_gain)} in {result.metric}"
     return [line]
+
+
+def agreement_line(result: RunRecord) -> list[str]:
+    """Whether full size ranks the finalists as their surrogates do; nothing for fewer than two."""
+    found = result.agreement
+    if found is None or len(found.scores) < 2:
+        return []
+    line = f"surrogates and full size on {len(found.scores)} finalists after epoch {found.epoch}: "
+    if math.isnan(found.rho):
+        return [f"{line}no rank correlation"]
+    told = {"agree": "they agree", "disagree": "they disagree", "open": "too few to tell"}[found.verdict]
+    line += f"rank correlation {found.rho:.2f}, {told} (chance alone: {found.by_chance:.0%})"
+    return [line + "; `check_transfer=True` compares more" * (found.verdict == "disagree")]
 
 
 def state_of(record: RunRecord) -> str:

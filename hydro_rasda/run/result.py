@@ -49,6 +49,9 @@ class TuneResult(RunRecord):
             `best_metric` by, were it as good as the finalists; NaN where fewer than two trained there.
         cost: What the run cost.
         transfer: How far the surrogates' ranking can be trusted; None unless `check_transfer` was asked for.
+        agreement: How full size ranks the finalists, compared with their surrogates, after the first epoch at which the
+            race let any of them go; None with `surrogate=1`, and where none trained at full size. It costs nothing, and
+            four finalists seldom tell; `transfer` compares more.
         path: The run directory, absolute.
         finished: Whether the run came to its end; False where the time budget ended it before, and where `load` opened
             a run that still goes on, or that was interrupted.

@@ -10,7 +10,7 @@ from statistics import median
 from hydro_rasda.run.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.run.targets import outlooks, run_finished
-from hydro_rasda.schedulers import chances, expected_gain, rank
+from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain, rank
 
 
 def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = None) -> RunRecord:
@@ -37,12 +37,25 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         expected_gain=expected_gain([*found.values()], run.settings.mode),
         cost=_cost(run),
         transfer=run.transfer,
+        agreement=_agreement(run, finalists),
         path=run.store.path,
         best_trial=best,
         finished=run_finished(run),
         ended=over,
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
     )
+
+
+def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
+    """How full size ranks those that trained there and raised nothing; None where surrogates are the models, or none
+    has a score at full size."""
+    began = [n for n in finalists if run.epochs("target", n) and n not in run.failures]
+    epoch = min((run.epochs("target", n) for n in _scored(run, began)), default=0)
+    if run.settings.surrogate == 1 or not epoch:
+        return None
+    narrow = min(epoch, *(run.epochs("surrogate", n) for n in began))
+    scores = {n: (run.score_at("surrogate", n, narrow), run.score_at("target", n, epoch)) for n in sorted(began)}
+    return agreement(epoch, scores, run.settings.mode)
 
 
 def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:

@@ -4,6 +4,7 @@ Real runs and the simulator decide by the same code.
 """
 
 from hydro_rasda.config import Mode
+from hydro_rasda.schedulers.agreement import Agreement, agreement
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.bracket import Bracket
 from hydro_rasda.schedulers.gathering import Gathering
@@ -30,6 +31,7 @@ from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, Standing, SweepR
 
 __all__ = [
     "RASDA",
+    "Agreement",
     "AshaState",
     "AsyncSuccessiveHalving",
     "Bracket",
@@ -58,6 +60,7 @@ __all__ = [
     "SweepState",
     "Verdict",
     "Waiting",
+    "agreement",
     "chances",
     "efficient",
     "expected_gain",

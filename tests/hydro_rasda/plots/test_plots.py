@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from hydro_rasda import plots
-from hydro_rasda.plots.finalists import rank_correlation
 from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.plots.look import is_empty, score_axis, thinned
 from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.report import agreement_line
 from hydro_rasda.run.timeline import Training, busy_share, journal_of, trainings
 from tests.hydro_rasda.journals import SCRIPT
 
@@ -70,10 +70,15 @@ def test_the_best_over_time_only_gets_better_and_ends_with_the_result(sorts: Sor
 
 
 def test_narrow_and_full_rank_the_finalists_alike(sorts: Sorts) -> None:
-    finalists = [trial for trial in sorts["over"].trials if trial.epochs]
-    assert rank_correlation(finalists) == pytest.approx(1)  # as `score` is made
-    assert math.isnan(rank_correlation(finalists[:1]))
-    assert "rank correlation 1.00 over 3 finalists: too few" in plots.narrow_vs_full(sorts["over"]).to_json()
+    record = sorts["over"]
+    (drawn,) = plots.narrow_vs_full(record).data
+    curves = record.curves().query("metric == 'val_loss' and epoch == 3").set_index(["trial", "stage"])["value"]
+    assert drawn.text == tuple(str(trial.trial) for trial in record.trials if trial.epochs)
+    for number, x, y in zip(map(int, drawn.text), drawn.x, drawn.y):
+        assert [x, y] == pytest.approx([curves[number, "sweep"], curves[number, "full size"]], rel=1e-4)
+    (told,) = agreement_line(record)
+    assert told.endswith("on 3 finalists after epoch 3: rank correlation 1.00, too few to tell (chance alone: 17%)")
+    assert "rank correlation 1.00, too few to tell" in plots.narrow_vs_full(record).to_json()
 
 
 def test_what_the_score_depends_on_most_is_the_most_important(sorts: Sorts) -> None:

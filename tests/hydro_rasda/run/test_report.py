@@ -10,6 +10,7 @@ from torch import nn
 
 from hydro_rasda.run.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.report import best_first, duration, render, rungs, show
+from hydro_rasda.schedulers import agreement
 
 
 def trial(
@@ -40,6 +41,7 @@ RECORD = RunRecord(
     expected_gain=0.0125,
     cost=Cost(16, 8.0, 6, 12.0, 2.0, 20.0),
     transfer=None,
+    agreement=None,
     path=Path("/runs/a"),
     finished=True,
     ended=True,
@@ -76,6 +78,19 @@ def test_a_line_says_how_sure_the_choice_is() -> None:
     assert f"{told}\n" in printed(replace(RECORD, expected_gain=math.nan))
     alone = replace(RECORD, trials=tuple(replace(each, chance=math.nan) for each in RECORD.trials[:2]))
     assert "probability" not in printed(alone)
+
+
+def test_a_line_says_whether_surrogates_and_full_size_agree() -> None:
+    def told(*full: float) -> str:
+        scores = {number: (float(number), score) for number, score in enumerate(full)}
+        return printed(replace(RECORD, agreement=agreement(3, scores, "min")))
+
+    line = "surrogates and full size on 4 finalists after epoch 3: "
+    assert f"{line}rank correlation 1.00, they agree (chance alone: 4%)\n" in told(5, 6, 7, 8)
+    assert f"{line}rank correlation 0.80, too few to tell (chance alone: 17%)\n" in told(5, 6, 8, 7)
+    assert f"{line}rank correlation -1.00, they disagree (chance alone: 4%); `check_tr" in told(8, 7, 6, 5)
+    assert f"{line}no rank correlation\n" in told(5, 5, 5, 5)
+    assert "surrogates and full size" not in told(5)
 
 
 def test_the_table_leaves_out_what_all_trials_share() -> None:

@@ -106,6 +106,7 @@ def test_the_state_handed_in_is_left_as_it_is(scheduler: AsyncSuccessiveHalving 
 def test_public_names() -> None:
     assert schedulers.__all__ == [
         "RASDA",
+        "Agreement",
         "AshaState",
         "AsyncSuccessiveHalving",
         "Bracket",
@@ -134,6 +135,7 @@ def test_public_names() -> None:
         "SweepState",
         "Verdict",
         "Waiting",
+        "agreement",
         "chances",
         "efficient",
         "expected_gain",

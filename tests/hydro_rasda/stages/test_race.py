@@ -12,7 +12,9 @@ from hydro_rasda.contracts import TargetOutcome, TargetTask
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid
-from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.state import Run, failure_line, metric_lines
+from hydro_rasda.run.summary import sum_up
 from hydro_rasda.run.targets import (
     decided_targets,
     forget_unsaved,
@@ -61,6 +63,23 @@ def test_who_is_behind_but_foreseen_to_win_is_kept(open_race: Callable[..., Run]
     device = Scripted({0: [0.5, 0.5, 0.5, 0.5], 1: [0.6, 0.5, 0.4, 0.1]})
     train_targets(run, [0, 1], device)
     assert epochs(run) == {0: [1], 1: [1, 2, 3, 4]}
+
+
+def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race: Callable[..., Run]) -> None:
+    """After the first milestone, where half of them end; who raised is left out, and who diverged is last."""
+    run = open_race(5, full_trainings=0)
+    assert sum_up(run, []).agreement is None
+    run.record("surrogate/to-4/group-0", curves("surrogate", {n: [0.5 + n / 10, 0.1] for n in range(5)}))
+    train_targets(run, [0, 1, 2, 3], Scripted({**SCORES, 3: [math.nan]}))
+    run.record("target/trial-4/failed-after-0", Unit(None, [failure_line(4, "ValueError: no")]), again=True)
+    found = sum_up(run, [0, 1, 2, 3, 4]).agreement
+    assert found is not None
+    assert (found.epoch, found.verdict) == (1, "open")
+    assert {n: pair for n, pair in found.scores.items() if n != 3} == {0: (0.5, 0.9), 1: (0.6, 0.8), 2: (0.7, 0.7)}
+    assert found.rho == pytest.approx(0.2)  # places 0, 1, 2, 3 against 2, 1, 0, 3
+    wide = open_race(5, full_trainings=0, surrogate=1)
+    recall_targets(wide)
+    assert sum_up(wide, [0, 1, 2, 3]).agreement is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Whether full size ranks the finalists as their surrogates do, and how much so few of them can say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from statistics import NormalDist, correlation
+from typing import Literal
+
+from hydro_rasda.config import Mode
+
+LEVEL = 0.05
+"""A verdict is given where chance alone gives such a correlation in at most this share of cases."""
+
+_ENUMERATED = 7
+"""Up to so many trials, all orders are tried: 5,040."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How full size ranks finalists that their surrogates have ranked.
+
+    Finalists are the best of all surrogates and lie close together, so that their order says less than that of all. Of
+    fewer than four, no order is rarer than chance allows for a verdict; of four, two of 24 are.
+
+    Attributes:
+        epoch: The scores are those after this one, the last that all have come to at full size; where surrogates did
+            not train so far, those after their last.
+        scores: By trial, on its surrogate and at full size; NaN where it had diverged.
+        rho: Spearman's rank correlation; NaN where one of both ranks all the same.
+        by_chance: How likely a correlation of this sign is to be as strong where all orders at full size are as likely:
+            exact up to 7 trials, beyond that by the normal approximation. NaN without a correlation.
+        verdict: "agree" or "disagree" where that is at most 0.05, after the sign; else "open": too few to tell.
+    """
+
+    epoch: int
+    scores: Mapping[int, tuple[float, float]]
+    rho: float
+    by_chance: float
+    verdict: Literal["agree", "disagree", "open"]
+
+
+def agreement(epoch: int, scores: Mapping[int, tuple[float, float]], mode: Mode) -> Agreement:
+    """Compare the two ranks of each trial; see `Agreement`.
+
+    >>> agreement(1, {0: (0.1, 0.5), 3: (0.2, 0.6), 5: (0.3, 0.7), 8: (0.4, 0.8)}, "min").by_chance == 1 / 24
+    True
+    >>> agreement(1, {0: (0.1, 0.5), 3: (0.2, 0.6), 5: (0.3, 0.8), 8: (0.4, 0.7)}, "min").verdict
+    'open'
+    """
+    narrow, full = (_ranks([pair[i] for pair in scores.values()], mode) for i in range(2))
+    if len(set(narrow)) < 2 or len(set(full)) < 2:
+        return Agreement(epoch, dict(scores), math.nan, math.nan, "open")
+    rho = correlation(narrow, full)
+    by_chance = _by_chance(narrow, full, rho)
+    verdict: Literal["agree", "disagree"] = "agree" if rho > 0 else "disagree"
+    return Agreement(epoch, dict(scores), rho, by_chance, verdict if by_chance <= LEVEL else "open")
+
+
+def _ranks(values: Sequence[float], mode: Mode) -> list[float]:
+    """From 0 for the best; equal ones share the mean of their places, and what diverged is worst and equal."""
+    losses = [(value if mode == "min" else -value) if math.isfinite(value) else math.inf for value in values]
+    return [(sum(v < own for v in losses) + sum(v <= own for v in losses) - 1) / 2 for own in losses]
+
+
+def _by_chance(narrow: Sequence[float], full: Sequence[float], rho: float) -> float:
+    if len(full) > _ENUMERATED:
+        return 1 - NormalDist().cdf(abs(rho) * math.sqrt(len(full) - 1))
+    sign = math.copysign(1, rho)
+    found = [sign * sum(a * b for a, b in zip(narrow, order)) for order in permutations(full)]
+    return sum(value >= found[0] - 1e-9 for value in found) / len(found)
