@@ -52,10 +52,6 @@ class Fellows:
         self._undecided.pop(trial.trial_id, None)
         self._stopping.pop(trial.trial_id, None)
 
-    def waits(self, trial: Trial) -> bool:
-        """Whether a trial is not decided yet."""
-        return trial.trial_id in self._undecided
-
     def take(self) -> dict[int, tuple[Mapping[str, float], Mapping[str, Undecided]]]:
         """By milestone, the scores of the trials that are to be decided now, and these trials; they wait no longer."""
         taken = self._gathering.take(time.monotonic())

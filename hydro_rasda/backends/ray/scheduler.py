@@ -18,10 +18,11 @@ from ray.tune.schedulers import TrialScheduler
 
 from hydro_rasda.backends.ray.fellows import Fellows
 from hydro_rasda.backends.ray.grants import Grants
-from hydro_rasda.backends.ray.journal import Journal, JournalEntry, replay
+from hydro_rasda.backends.ray.journal import Journal, JournalEntry
 from hydro_rasda.backends.ray.queue import WaitingQueue
 from hydro_rasda.backends.ray.sizes import Sizes
 from hydro_rasda.backends.ray.staging import ControllerStage
+from hydro_rasda.backends.ray.standings import Standings
 from hydro_rasda.checks import check_int, check_mode, check_text, require
 from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
@@ -124,20 +125,14 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._patience = patience
         worker_slots((), {"CPU": 1.0} if resources_per_worker is None else resources_per_worker)
         self._worker = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
-        self._earlier = AshaState()
         self._elsewhere = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Know of no trial."""
         self._sizes = Sizes(self._worker)
-        self._journal: Journal | None = None
         self._experiment: str | None = None
-        self._before: set[str] = set()
-        self._stopped_before: dict[str, int] = {}
-        self._undecided_before: dict[str, JournalEntry] = {}
-        self._state: AshaState | None = None
-        self._known: set[str] = set()
+        self._standings = Standings()
         self._rung_now: dict[str, int] = {}
         self._queue = WaitingQueue(self._kind)
         self._fellows = Fellows(self._rule.wait)
@@ -156,7 +151,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def begin_with(self, rungs: AshaState) -> None:
         """Measures trials by scores of before this experiment, too; those that go on here are named by their ids."""
-        self._earlier, self._state = rungs, None
+        self._standings.begin_with(rungs)
 
     @property
     def rule(self) -> RASDA:
@@ -179,10 +174,9 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """Gives a new trial its first size, and a restored one the size that its checkpoint is due."""
         if self._experiment != trial.storage.experiment_fs_path:
             if self._experiment is not None:  # one after another, with one scheduler object
-                self._earlier = AshaState()
                 self._begin_anew()
             self._begin(tune_controller, trial)
-        self._know(trial)
+        self._standings.know(trial.trial_id)
         if trial.is_finished():
             return
         # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
@@ -225,10 +219,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._leave(trial)
         if self._time_attr not in result or self._metric not in result:
             return
-        before, t = self._rungs(), result[self._time_attr]
-        milestone = self._rule.halving.open_rung(before, trial.trial_id, t)
+        rungs, t = self._standings.rungs, result[self._time_attr]
+        milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
         if milestone is not None:
-            self._state = before.recorded(milestone, trial.trial_id, float(result[self._metric]))
+            self._standings.rungs = rungs.recorded(milestone, trial.trial_id, float(result[self._metric]))
             self._record(trial, result, milestone, Decision.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
@@ -261,7 +255,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def debug_string(self) -> str:
         """One line for Ray's progress table."""
-        rungs = ", ".join(f"{m}: {len(rung)} trials" for m, rung in sorted(self._rungs().rungs.items()))
+        rungs = ", ".join(f"{m}: {len(rung)} trials" for m, rung in sorted(self._standings.rungs.rungs.items()))
         return f"Using RASDA: workers {self._rule.workers}, milestones reached by {rungs or 'none'}"
 
     def _begin(self, controller: Any, trial: Trial) -> None:
@@ -278,42 +272,21 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._sizes.slots.check(self._rule.workers)
         self._experiment = trial.storage.experiment_fs_path
         ControllerStage(controller).check_reuse(trial)
-        self._journal = Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path)
-        # A killed run may have decided more than Ray had saved: what a restored trial repeats is not
-        # decided anew.
-        self._before = {entry.trial for entry in self._journal.entries}
-        last = {entry.trial: entry for entry in self._journal.entries}
-        self._undecided_before = {n: entry for n, entry in last.items() if entry.decision == Decision.WAIT}
-        self._stopped_before = {
-            entry.trial: entry.milestone
-            for entry in self._journal.entries
-            if entry.decision == Decision.STOP and entry.milestone is not None
-        }
-
-    def _know(self, trial: Trial) -> None:
-        """Count a trial's scores, those of an earlier process among them."""
-        if trial.trial_id in self._before and trial.trial_id not in self._known:
-            self._state = None
-        self._known.add(trial.trial_id)
-
-    def _rungs(self) -> AshaState:
-        if self._state is None:
-            entries = self._journal.entries if self._journal else ()
-            self._state = replay(entries, self._known, self._earlier)
-        return self._state
+        self._standings.open(Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path))
 
     def _decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
-        before = self._rungs()
-        if t >= self._stopped_before.get(trial.trial_id, self._rule.max_t):
+        stopped_at = self._standings.stopped_at(trial.trial_id)
+        if t >= (self._rule.max_t if stopped_at is None else stopped_at):
             return Decision.STOP, None
-        milestone = self._rule.halving.open_rung(before, trial.trial_id, t)
-        self._state, verdict = self._rule.report(before, trial.trial_id, t, score)
+        rungs = self._standings.rungs
+        milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
+        self._standings.rungs, verdict = self._rule.report(rungs, trial.trial_id, t, score)
         return verdict.decision, milestone
 
     def _gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
         """Has a trial wait at its milestone, unless it is decided at once; what was decided, and where."""
         t, score = result[self._time_attr], float(result[self._metric])
-        milestone = self._rule.halving.open_rung(self._rungs(), trial.trial_id, t)
+        milestone = self._rule.halving.open_rung(self._standings.rungs, trial.trial_id, t)
         assert milestone is not None
         if not self._sizes.can_pause(trial, result, t):
             return self._carry_out(milestone, {trial.trial_id: score}, [trial])[trial.trial_id], milestone
@@ -332,13 +305,13 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             decided |= self._carry_out(milestone, scores, [entry.trial for entry in undecided.values()])
             for name, entry in undecided.items():
                 if entry.trial is not reporting:
-                    self._append(replace(entry.report, milestone=milestone, decision=decided[name].value))
+                    self._standings.append(replace(entry.report, milestone=milestone, decision=decided[name].value))
                     self._release(entry.trial, milestone, decided[name])
         return decided
 
     def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
         """Decides trials at a milestone, and with how many workers the survivors go on."""
-        self._state, verdicts = self._rule.decide(self._rungs(), milestone, scores)
+        self._standings.rungs, verdicts = self._rule.decide(self._standings.rungs, milestone, scores)
         self._grant([t for t in trials if verdicts[t.trial_id].decision is Decision.CONTINUE], trials, milestone)
         return {name: verdict.decision for name, verdict in verdicts.items()}
 
@@ -347,7 +320,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if decision is Decision.CONTINUE:
             self._queue.join(trial)
         else:
-            self._stopped_before[trial.trial_id] = milestone
+            self._standings.stop(trial.trial_id, milestone)
             self._fellows.stop(trial)
 
     def _grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
@@ -370,10 +343,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _waits_still(self, trial: Trial) -> bool:
         """Whether a restored trial had come to a milestone and was not decided there; it then is, as soon as may be."""
-        report, t = self._undecided_before.pop(trial.trial_id, None), self._restart_t(trial)
+        report, t = self._standings.take_undecided(trial.trial_id), self._restart_t(trial)
         if report is None or report.t != t or report.score is None:
             return False
-        milestone = self._rule.halving.open_rung(self._rungs(), trial.trial_id, t)
+        milestone = self._rule.halving.open_rung(self._standings.rungs, trial.trial_id, t)
         if milestone is None:
             return False
         self._fellows.come(trial, milestone, report.score, report)
@@ -388,11 +361,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._fellows.leave(trial)
 
     def _record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
-        self._append(self._entry(trial, result, milestone, decision))
-
-    def _append(self, entry: JournalEntry) -> None:
-        assert self._journal is not None
-        self._journal.append(entry)
+        self._standings.append(self._entry(trial, result, milestone, decision))
 
     def _entry(
         self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision

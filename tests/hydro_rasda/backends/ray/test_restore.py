@@ -51,5 +51,6 @@ def test_rungs_promotions_and_sizes_come_back(tmp_path: Path) -> None:
     assert len(decided) == len(set(decided)), "a rung was decided twice"
     rule = RASDA(max_t=8)
     assert all(e.workers == rule.workers_at(e.t - 1) for e in after)
-    stopped = {e.trial for e in before if e.decision == "stop"}
-    assert not [e for e in after[len(before) :] if e.trial in stopped and e.decision != "stop"]
+    # One that was stopped may repeat what led there, if Ray had not saved that it was; it comes no further.
+    stopped = {e.trial: e.t for e in before if e.decision == "stop"}
+    assert not [e for e in after[len(before) :] if e.t >= stopped.get(e.trial, 9) and e.decision != "stop"]
