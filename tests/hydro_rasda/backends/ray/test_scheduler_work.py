@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.scale_rows import StandInController, stand_in_trial
 from hydro_rasda import RASDAScheduler
-from hydro_rasda.backends.ray import journal, scheduler
+from hydro_rasda.backends.ray import journal, scheduler, standings
 from hydro_rasda.schedulers import Held, Placement, Queue, place
 
 
@@ -67,7 +67,7 @@ def test_a_journal_is_parsed_and_replayed_once(tmp_path: Path, monkeypatch: pyte
         return journal.replay(*arguments)
 
     monkeypatch.setattr(journal, "json", type("Counted", (), {"loads": loads, "dumps": json.dumps}))
-    monkeypatch.setattr(scheduler, "replay", replay)
+    monkeypatch.setattr(standings, "replay", replay)
     rule, again = search(80, tmp_path)
     for trial in first.trials:
         trial.status = "PENDING"
