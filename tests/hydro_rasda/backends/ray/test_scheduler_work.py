@@ -73,10 +73,10 @@ def test_a_journal_is_parsed_and_replayed_once(tmp_path: Path, monkeypatch: pyte
         trial.status = "PENDING"
         rule.on_trial_add(again, trial)
     assert len(parsed) == lines
-    assert sum(map(len, rule._rungs().rungs.values())) > 40
+    assert sum(map(len, rule._standings.rungs.rungs.values())) > 40
     assert len(replayed) == 1
     # Trials that no earlier process knew change nothing of that.
     for number in range(40, 80):
         rule.on_trial_add(again, stand_in_trial(number, str(tmp_path)))
-        rule._rungs()
+        assert rule._standings.rungs
     assert (len(parsed), len(replayed)) == (lines, 1)
