@@ -20,7 +20,7 @@ from fusion import fusion_key
 from fusion.streams import seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.data import Batch, Batches, naming_batch, non_finite, unlike
+from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, unlike
 from hydro_rasda.objective import Objective, check_metrics, checked
 from hydro_rasda.plans import Plans
 from hydro_rasda.precision import as_given, in_precision
@@ -227,7 +227,7 @@ class _Misfit(Exception):
     """One trial cannot be trained; its cause says why, for the user if it is the same for all trials."""
 
 
-def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
+def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> DryRun:
     """Build one trial's models and run one batch of each data set through them, so that nothing fails hours later.
 
     Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
@@ -235,6 +235,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
     Args:
         problem: What will be tuned.
         trials: At least one.
+        survey: Whether to read the data once, too.
 
     Raises:
         ValueError: where, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
@@ -253,7 +254,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
             unbuilt.append(_misfit(f"`model_fn` fails for every configuration, {told}", error).args[0])
             continue
         try:
-            return _try(problem, trial, target)
+            return _try(problem, trial, target, survey)
         except _Misfit as misfit:
             misfits.append(misfit.args[0])
         if len(misfits) == MISFITS:
@@ -261,7 +262,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial]) -> DryRun:
     raise (misfits or unbuilt)[0]
 
 
-def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
+def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
     other = problem.with_settings(seed=problem.settings.seed + 1).target(trial)
     pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
@@ -271,7 +272,9 @@ def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     calls: list[Any] = []
     handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     with naming_batch("train_data", "its first batch", trial.batch_size):
-        train = next(problem.train_data.epoch(trial.batch_size, 0))
+        batches = problem.train_data.epoch(trial.batch_size, 0)
+        train = next(batches)
+        _warn_of_other_sizes(trial, batch_length(train), lambda: next(batches, None) is None)
     trained = _run_batch(problem, target.train(), train, "train_data")
     with naming_batch("val_data", "its first batch", trial.batch_size):
         validation = next(problem.val_data.in_order(trial.batch_size))
@@ -281,12 +284,23 @@ def _try(problem: Problem, trial: Trial, target: nn.Module) -> DryRun:
     available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in validated])
     metric = problem.settings.metric
     require(metric in available, "metric", metric, f"one of {available}")
-    for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)):
+    for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():
         _survey(problem, trial, target, data, argument)
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if isinstance(leaf, Tensor) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
     return DryRun(parameters, example, pretrained, shared)
+
+
+def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:
+    """Warn where a loader goes by another batch size than that of the configuration."""
+    asked = trial.batch_size
+    if "batch_size" in trial.config and (length > asked or (length < asked and not is_last())):
+        warnings.warn(
+            f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
+            "`batch_size` changes nothing where its loader takes no notice of it",
+            stacklevel=6,
+        )
 
 
 def _survey(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
@@ -329,7 +343,7 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
 def _try_surrogate(problem: Problem, trial: Trial) -> None:
     try:
         problem.surrogate(trial, checked=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if takes_width_ratio(problem.model_fn):
             raise _Misfit(error) from error
         raise _misfit(
@@ -362,7 +376,7 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
     if torch.is_grad_enabled():
         try:
             metrics["loss"].backward()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             told = f"the loss of a batch {outline(batch)} of `{argument}` cannot be differentiated"
             raise _misfit(f"{told}: {type(error).__name__}: {error}", error) from error
     return metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -148,10 +148,10 @@ def tune(
             halving by `grace_period` and `reduction_factor`, which other rules do not look at.
         backend: "local": everything on this machine; on a CPU (Linux), in as many processes forked of this one as torch
             has threads, on several GPUs in a process each; what `model_fn` and `objective` change there is not seen
-            here. `torch.set_num_threads(1)` keeps a CPU's work in this one. "ray": groups of surrogates on all devices
-            of a Ray cluster, then full-size trials under DDP, on `rasda.workers` of them and more at each milestone. Or
-            an object, such as a `LocalBackend` or a `RayBackend`: then `device`, `address`, `resources_per_worker` and
-            `scheduler` are its own.
+            here. HYDRO_RASDA_ONE_PROCESS=1 in the environment keeps all work in this one. "ray": groups of surrogates
+            on all devices of a Ray cluster, then full-size trials under DDP, on `rasda.workers` of them and more at
+            each milestone. Or an object, such as a `LocalBackend` or a `RayBackend`: then `device`, `address`,
+            `resources_per_worker` and `scheduler` are its own.
         address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
             a GPU where the cluster has any, else all CPUs of a node.
@@ -216,11 +216,11 @@ def tune(
     functions |= {} if full_size is None else {"full_size": full_size}
     identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions)
     searcher = _prepared(searcher, space, settings)
-    with preserved_generators():
+    with _never_ending_well(), preserved_generators():
         problem = _problem(model_fn, settings, train_data, val_data, objective or supervised(loss_fn), trains_on.device)
         problem = replace(problem, full_size=own_loop)
         candidates = RandomSearch(space, num_samples, seed)
-        ready = get_ready(problem, space, candidates.trials)
+        ready = get_ready(problem, space, candidates.trials, None if name is None else folder / name)
         data, batch_size = {"train_data": train_data, "val_data": val_data}, candidates.trials[0].batch_size
         asked = identity.asked(ready.settings, ready.problem, ready.parameters, data, batch_size)
         with Store.open(_folder(folder, name), asked, resume) as store, Progress(silent=not progress) as shown:
@@ -231,6 +231,21 @@ def tune(
             result = _train(run, search, sweep_rule, trains_on)
             shown.console.print(result)
     return result
+
+
+@contextlib.contextmanager
+def _never_ending_well() -> Iterator[None]:
+    """Have no code that is called end the script with success before there is a result.
+
+    Raises:
+        RuntimeError: in place of such an end.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        raise RuntimeError(f"what `tune` called would have ended the script with success: {end!r}") from end
 
 
 def _announce(run: Run, ready: Ready) -> None:

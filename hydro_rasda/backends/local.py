@@ -90,7 +90,13 @@ class LocalDevice:
         return self._device.cores
 
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
-        return self._device.plan(kinds)
+        what = f"measuring {', '.join(sorted(kinds))}"
+        if self._device.children:
+            return self._device.plan(kinds)
+        if self._run.store.doing.blamed(what):
+            return dict.fromkeys(kinds, Widths(1))
+        with self._run.store.doing.of(what):
+            return self._device.plan(kinds)
 
     def start(self, device: int, task: GroupTask) -> None:
         self._task = task
@@ -123,7 +129,7 @@ class LocalDevice:
         def notify(epochs: int, metrics: EpochMetrics) -> None:
             run.advance(epochs, run.note(metrics))
 
-        return Work(run.trials, load, lambda: run.out_of_time(stage), notify)
+        return Work(run.trials, load, lambda: run.out_of_time(stage), notify, run.store.doing)
 
 
 def _checked(name: str | torch.device) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,6 +13,7 @@ from hydro_rasda.problem import Trial
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.deaths import DEATHS, Deaths
 from hydro_rasda.training.fused import Load
+from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.trainer import Given
 
 LOOK_S = 0.5
@@ -55,6 +57,8 @@ class _Device:
     """What that is of; None where it is the description that a new process gives of itself."""
     machine: str = ""
     cores: int = 1
+    heard: float = 0.0
+    """When what is under way began, or was last heard of."""
 
     @property
     def arrives(self) -> bool:
@@ -64,12 +68,15 @@ class _Device:
 class DevicePool:
     """Trains on a number of devices, each with a process of its own; see `Devices`.
 
-    A device whose process dies gets a new one, and what it trained goes to whichever device is free.
+    A device whose process dies, or hangs, gets a new one, and what it trained goes to whichever device is free.
 
     Args:
         run: Whose trials they train.
         count: Number of devices.
     """
+
+    _reports = "task"
+    """After which a process says something."""
 
     def __init__(self, run: Run, count: int) -> None:
         self._run, self._count = run, count
@@ -80,6 +87,7 @@ class DevicePool:
         self._again: list[GroupTask] = []
         self._targets_again: list[TargetTask] = []
         self._deaths = Deaths()
+        self._paces: dict[Stage, Pace] = {"surrogate": Pace(), "target": Pace()}
         self._never_came = 0
         self._met = False
 
@@ -165,6 +173,7 @@ class DevicePool:
     ) -> None:
         run, device = self._run, self._devices[number]
         given = Given({n: run.trials[n] for n in trials}, self._load(sources), run.seconds_left(stage), self._count)
+        device.heard = time.monotonic()
         device.work, device.answer = work, device.process.ask(method, work, given)
 
     def finished(self) -> Sequence[Finished]:
@@ -185,6 +194,23 @@ class DevicePool:
         under_way = {device.answer: d for d, device in self._devices.items() if device.answer is not None}
         for answer in self._ready(list(under_way)):
             self._take(under_way[answer], answer)
+        for number, device in list(self._devices.items()):
+            pace = self._pace(device)
+            if pace is not None and time.monotonic() - device.heard > pace.patience:
+                work = device.work
+                self._replace(number)
+                self._lose(work, pace.told(self._reports))
+
+    def _pace(self, device: _Device) -> Pace | None:
+        """Of what a device trains, if it does."""
+        return None if device.work is None else self._paces["target" if isinstance(device.work, list) else "surrogate"]
+
+    def _heard(self, number: int) -> None:
+        """A device has said something of what it trains."""
+        device, now = self._devices[number], time.monotonic()
+        if (pace := self._pace(device)) is not None:
+            pace.took(now - device.heard)
+        device.heard = now
 
     def _take(self, number: int, answer: Answer) -> None:
         device = self._devices[number]
@@ -195,6 +221,7 @@ class DevicePool:
             self._replace(number)
             self._lose(work, str(death))
             return
+        self._heard(number)
         device.answer = device.work = None
         if work is None:
             (device.machine, device.cores), self._never_came = result, 0

@@ -51,6 +51,8 @@ class LocalProcesses(DevicePool):
         devices: A process for each.
     """
 
+    _reports = "epoch"
+
     def __init__(self, run: Run, devices: Sequence[torch.device]) -> None:
         super().__init__(run, len(devices))
         self._where = devices
@@ -77,11 +79,12 @@ class LocalProcesses(DevicePool):
             self._file.unlink(missing_ok=True)
 
     def _process(self, device: int) -> _Process:
-        return _Process(self._file, self._where[device], self._threads, self._hear)
+        return _Process(self._file, self._where[device], self._threads, partial(self._hear, device))
 
-    def _hear(self, kind: str, content: Any) -> None:
+    def _hear(self, device: int, kind: str, content: Any) -> None:
         """Take in what a process says while it trains."""
         if kind == "notified":
+            self._heard(device)
             epochs, metrics = content
             self._run.advance(epochs, self._run.note(metrics))
         else:

@@ -12,6 +12,9 @@ from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.report import duration, make_console, render, state_of
 
+SAID = 8
+"""So many of a run's messages are shown, the last ones."""
+
 
 def written(record: RunRecord) -> float:
     """When a run's journal was written last, in seconds since 1970; before its first line, when the run was made."""
@@ -73,9 +76,12 @@ def show_run(path: str, json: bool) -> None:
         cost = asdict(record.cost)
         more = {"path": str(record.path), "state": state_of(record), "trials": trials, "cost": cost}
         agreement = asdict(record.agreement) if record.agreement else None
-        print_json(values | more | {"transfer": transfer, "agreement": agreement})
+        said = [message._asdict() for message in record.messages]
+        print_json(values | more | {"transfer": transfer, "agreement": agreement, "messages": said})
         return
     console = make_console()
     console.print(render(record) if record.trials else "no trial has begun")
+    for message in record.messages[-SAID:]:
+        console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:
         console.print(f"{state_of(record)}: this is what there is so far")

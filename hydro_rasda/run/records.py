@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydro_rasda.config import Mode
+from hydro_rasda.run.messages import Message, read_messages
 from hydro_rasda.run.portable import Portable
 from hydro_rasda.schedulers import Agreement
 
@@ -112,6 +113,11 @@ class RunRecord(Portable):
         `["best"]["model"]` the one after that.
         """
         return self._checkpoints.get(self.best_trial)
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the run has said to its user, in order: seconds and a line each."""
+        return read_messages(self.path)
 
     def dataframe(self) -> pd.DataFrame:
         """One row a trial: number, status, scores, epochs, and a column `config/<name>` for each hyperparameter."""

@@ -158,7 +158,8 @@ class Run:
                 self.notify(TrialFailed, trial=line["trial"], error=line["error"], **when)
 
     def say(self, text: str) -> None:
-        """Tell the user something: a line."""
+        """Tell the user something: a line, which is kept."""
+        self.store.keep_message(text)
         self.notify(MessageSaid, text=text)
 
     def begin_stage(self, title: str, epochs: int) -> None:

@@ -5,6 +5,7 @@
     storage_path/name/
         run.json          what was asked: settings, space, data and model in outline, and digests of them
         journal.jsonl     one line for each metric, decision and finished unit of work
+        messages.jsonl    what was said, for who reads the run later
         checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
 
 A run is a sequence of *units* of work, such as one fused group trained to one milestone. Every unit starts from what is
@@ -31,6 +32,7 @@ from filelock import FileLock, Timeout
 from hydro_rasda.checks import require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.differences import differences
+from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.files import (
     TEMPORARY,
     DamagedCheckpoint,
@@ -44,9 +46,13 @@ from hydro_rasda.run.files import (
 )
 from hydro_rasda.run.held import LOCK
 from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, read_units
+from hydro_rasda.run.messages import MESSAGES, keep_message
 
 if TYPE_CHECKING:
     import torch
+
+DOING = ".doing"
+"""File in a run's folder that says what its process trains itself, and what earlier ones died of."""
 
 FORMAT = 1
 """Of a run's folder, as its `run.json` says; it grows where an earlier version of the library would misread a run."""
@@ -63,6 +69,7 @@ class Store:
         path: The directory.
         changes: How code and data differ from the run's so far, and what of its journal is lost, in words, where it
             goes on all the same.
+        doing: What this process trains itself.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class Store:
         self._sweeps_since: float | None = None
         self._recorded = len(units)
         self._damage: dict[str, str] = {}
+        self.doing = Doing(None if lock is None else path / DOING)
 
     @classmethod
     def open(cls, path: Path, asked: Mapping[str, Any], resume: str) -> Store:
@@ -103,7 +111,7 @@ class Store:
             if resume == "must":
                 raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
             _refuse_what_is_no_run(path)
-        refuse_links(path / "checkpoints", path / LOCK, path / JOURNAL, spec)
+        refuse_links(path / "checkpoints", path / LOCK, path / JOURNAL, path / DOING, path / MESSAGES, spec)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         lock = FileLock(path / LOCK)
         try:
@@ -236,6 +244,11 @@ class Store:
         """Whether there is such a checkpoint."""
         return self.file(name).exists()
 
+    def keep_message(self, text: str) -> None:
+        """Keep what the run says; nothing goes by it."""
+        if self._lock is not None:
+            keep_message(self.path, self.seconds, text)
+
     def discard(self, names: Iterable[str]) -> None:
         """Remove checkpoints that nothing will go on from."""
         assert self._lock is not None, "this run was opened to be read"
@@ -256,6 +269,7 @@ class Store:
 
     def close(self) -> None:
         """Let go of the directory."""
+        self.doing.close()
         if self._journal is not None and self._lock is not None:
             with contextlib.suppress(OSError):  # of what could not be written, which was told then
                 self._journal.close()
@@ -319,7 +333,8 @@ def _refuse_what_is_no_run(path: Path) -> None:
     """Leave a folder alone that holds something else than what a process left that was killed before its run began."""
     if not path.exists():
         return
-    strange = [p.name for p in path.iterdir() if p.name not in (LOCK, "checkpoints") and not p.match(TEMPORARY)]
+    known = (LOCK, DOING, ".dry-run", "checkpoints")
+    strange = [p.name for p in path.iterdir() if p.name not in known and not p.match(TEMPORARY)]
     if strange or any((path / "checkpoints").glob("*")):
         raise RunExists(f"{path} is there, but holds no run; choose another `name` or `storage_path`")
 

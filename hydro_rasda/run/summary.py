@@ -9,7 +9,7 @@ from statistics import median
 
 from hydro_rasda.run.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.run.targets import outlooks, run_finished
+from hydro_rasda.run.targets import outlooks, run_finished, source_of, tried_targets
 from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain, rank
 
 
@@ -66,6 +66,12 @@ def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
         return able[best], metrics[best]
     swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
     return swept[rank([run.score("surrogate", n) for n in swept], run.settings.mode)[0]], math.nan
+
+
+def winner_is_lost(run: Run, finalists: Sequence[int]) -> bool:
+    """Whether the weights of a finished run's winner are damaged: it then counts as not begun, and trains again."""
+    winner, _ = best_of(run, tried_targets(run, finalists))
+    return winner in finalists and winner in run.checkpoints and source_of(run, winner) is None
 
 
 def eligible(run: Run, finalists: Sequence[int]) -> list[int]:

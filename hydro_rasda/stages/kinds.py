@@ -15,6 +15,7 @@ from hydro_rasda.contracts import evenly
 from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.reads import Notes, Reads, all_of
+from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import failure_line
 from hydro_rasda.stages.unread import Unread, build_noting, unread_of
@@ -23,14 +24,23 @@ from hydro_rasda.training.forks import Died, map_forked
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
 
-def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
+def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: Doing | None = None) -> Unit:
     """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
+
+    Args:
+        problem: What is tuned.
+        trials: Whose models are built.
+        children: Processes that are forked to build them; 0 builds them in this one.
+        doing: Told what this process builds itself.
 
     Returns:
         A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
         digest can train as one model. Its lines say which keys of each configuration nothing reads.
     """
-    found = _found(problem, evenly(trials, cores), cores, Deaths())
+    if children:
+        found = _found(problem, evenly(trials, children), children, Deaths())
+    else:
+        found, _ = _kinds_of(problem, trials, doing)
     lines: list[JournalLine] = []
     for trial in trials:
         unread = found[trial.number].unread
@@ -40,18 +50,18 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], cores: int) -> Unit:
     return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
 
 
-def _found(problem: Problem, parts: Sequence[Sequence[Trial]], cores: int, deaths: Deaths) -> dict[int, _Kind]:
+def _found(problem: Problem, parts: Sequence[Sequence[Trial]], children: int, deaths: Deaths) -> dict[int, _Kind]:
     """By trial, its kind. A part whose process dies is built once more, then in halves: so the culprit fails alone."""
     found: dict[int, _Kind] = {}
-    for part, given in zip(parts, map_forked([partial(_kinds_of, problem, part) for part in parts], cores)):
+    for part, given in zip(parts, map_forked([partial(_kinds_of, problem, part) for part in parts], children)):
         if not isinstance(given, Died):
             kinds, plans = given
             found |= kinds
             problem.plans.update(plans)
         elif deaths.again(tuple(trial.number for trial in part)):
-            found |= _found(problem, [part], cores, deaths)
+            found |= _found(problem, [part], children, deaths)
         elif len(part) > 1:
-            found |= _found(problem, evenly(part, 2), cores, deaths)
+            found |= _found(problem, evenly(part, 2), children, deaths)
         else:
             found[part[0].number] = _Kind(error=failure(given.how, "built"))
     return found
@@ -89,10 +99,19 @@ class _Seen:
     times: int = 1
 
 
-def _kinds_of(problem: Problem, trials: Sequence[Trial]) -> tuple[dict[int, _Kind], Plans]:
+def _kinds_of(problem: Problem, trials: Sequence[Trial], doing: Doing | None = None) -> tuple[dict[int, _Kind], Plans]:
     """By trial, its kind; and how models were made narrower, which another process would not know."""
     seen: list[_Seen] = []
-    return {trial.number: _kind(problem, trial, seen) for trial in trials}, problem.plans
+    found: dict[int, _Kind] = {}
+    doing = doing or Doing()
+    for trial in trials:
+        what = f"building trial {trial.number}"
+        if how := doing.blamed(what):
+            found[trial.number] = _Kind(error=failure(how, "built"))
+            continue
+        with doing.of(what):
+            found[trial.number] = _kind(problem, trial, seen)
+    return found, problem.plans
 
 
 def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
@@ -109,7 +128,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
         surrogate, notes = build_noting(problem, trial)
         digest = _digest(problem, trial, surrogate)
         reads = _reads(problem, trial, notes)
-    except Exception:
+    except (Exception, SystemExit):  # the latter would end a script, and look like success
         return _Kind(error=traceback.format_exc())
     if alike is not None:
         alike.digest = digest if alike.digest == digest else ""

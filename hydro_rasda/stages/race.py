@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from hydro_rasda.contracts import Span, TargetOutcome, TargetTask, TargetTrainer
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.state import Run, metric_lines
-from hydro_rasda.run.summary import best_of
+from hydro_rasda.run.summary import winner_is_lost
 from hydro_rasda.run.targets import (
     done_early,
     end_targets,
@@ -39,7 +39,7 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
     if not devices.race(finalists):
         recall_targets(run)
         settle_configs(run)
-        if _another_chance(run, finalists) or not targets_over(run, finalists) or _winner_is_lost(run, finalists):
+        if _another_chance(run, finalists) or not targets_over(run, finalists) or winner_is_lost(run, finalists):
             forget_unsaved(run)
             _race(run, finalists, devices)
     return tried_targets(run, finalists)
@@ -51,12 +51,6 @@ def _another_chance(run: Run, finalists: Sequence[int]) -> bool:
     for number in again:
         del run.failures[number]
     return bool(again)
-
-
-def _winner_is_lost(run: Run, finalists: Sequence[int]) -> bool:
-    """Whether the weights of a finished run's winner are damaged: it then trains again, to what it was."""
-    winner, _ = best_of(run, tried_targets(run, finalists))
-    return winner in finalists and winner in run.checkpoints and source_of(run, winner) is None
 
 
 def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.problem import Problem, Trial, dry_run
+from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.space import longest_warmup, tuned
+from hydro_rasda.stages.scout import survived_dry_run
 from surrogate import doubtful_hyperparameters
 
 _PRETRAINED = (
@@ -37,19 +39,20 @@ class Ready:
     messages: list[str]
 
 
-def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial]) -> Ready:
+def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial], folder: Path | None = None) -> Ready:
     """Try a problem out, and warn of what would go wrong without a word.
 
     Args:
         problem: What is to be tuned.
         space: What the trials' configurations are drawn from.
         trials: At least one.
+        folder: The run's; None where no later call could have the same.
 
     Raises:
         ValueError: where no trial can be trained; see `dry_run`.
     """
     settings, messages = problem.settings, []
-    found = dry_run(problem, trials)
+    found = survived_dry_run(problem, trials, folder)
     warmup = longest_warmup(space, (trial.config for trial in trials))
     if found.pretrained:
         told = _PRETRAINED.format(settings.surrogate)

@@ -38,7 +38,7 @@ from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.kinds import find_kinds
 from hydro_rasda.stages.transfer import check_transfer
 from hydro_rasda.stages.unread import Unread, warn_of_unread
-from hydro_rasda.training.device import usable_cores
+from hydro_rasda.training.device import usable_children
 
 
 def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = None) -> list[int]:
@@ -78,7 +78,7 @@ class _Sweep:
         self._dispatcher = Dispatcher(run, devices)
         self._candidates: deque[Trial] = deque()
         self._unread: list[Unread] = []
-        self._cores = usable_cores(run.problem)
+        self._children = usable_children(run.problem)
         self._done = 0
         self._first_rung_is_over = False
         self._told_of = 0
@@ -133,7 +133,7 @@ class _Sweep:
         run = self._run
         while unseen:
             key = f"surrogate/kinds-from-{unseen[0].number}"
-            unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._cores))
+            unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._children, run.store.doing))
             self._dispatcher.kinds |= {int(number): kind for number, kind in unit.value.items()}
             seen = {line["trial"] for line in unit.lines}
             unseen = [trial for trial in unseen if trial.number not in seen]

@@ -26,7 +26,7 @@ def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | Non
     notes = Notes(may_be_kept=False)
     try:
         surrogate = replace(problem, model_fn=notes.taken_by(problem.model_fn)).surrogate(trial)
-    except Exception:  # it is kept; or one of the model's own, or as it takes no stand-in for a dict
+    except (Exception, SystemExit):  # it is kept; or one of the model's own, or as it takes no stand-in for a dict
         return problem.surrogate(trial), None
     return surrogate, notes
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from hydro_rasda.contracts import GroupOutcome, GroupTask, TargetOutcome, TargetTask
-
-DEATHS = 2
-"""So often a process dies of a task before the task is taken to be the cause."""
+from hydro_rasda.run.doing import DEATHS as DEATHS
 
 RETRIES = 2
 """So often a full-size trial is tried again, from its last checkpoint, that raised."""
@@ -33,21 +31,27 @@ class Deaths:
         Returns:
             The tasks to train in its place, which the task itself may be; or the outcome of a trial that has failed.
         """
-        members = task.members
-        if self.again((task.span, members)):
-            return [task]
-        if len(members) > 1:
-            return task.smaller()
-        return GroupOutcome([], {members[0]: []}, {members[0]: failure(how)})
+        return [task] if self.again((task.span, task.members)) else parted(task, failure(how))
 
     def of_target(self, task: TargetTask, how: str) -> TargetTask | TargetOutcome:
         """After a death of the process that trained a full-size model: the task again, or its outcome at last."""
-        return task if self.again(task) else TargetOutcome(task, None, [], failure(how), 0.0, died=True)
+        return task if self.again(task) else ended(task, failure(how))
 
     def again(self, task: object) -> bool:
         """After a death of the process that did anything: whether to do it once more, as it was."""
         self._counts[task] += 1
         return self._counts[task] < DEATHS
+
+
+def parted(task: GroupTask, error: str) -> list[GroupTask] | GroupOutcome:
+    """Of groups that no process survives: what takes less, or the outcome of a trial that has failed."""
+    members = task.members
+    return task.smaller() if len(members) > 1 else GroupOutcome([], {members[0]: []}, {members[0]: error})
+
+
+def ended(task: TargetTask, error: str) -> TargetOutcome:
+    """The outcome of a full-size model that no process survives."""
+    return TargetOutcome(task, None, [], error, 0.0, died=True)
 
 
 def failure(how: str, did: str = "trained") -> str:

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import torch
 
 from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.parent import depend_on
 
 Notify = Callable[..., None]
@@ -47,34 +48,18 @@ class Died:
     how: str
 
 
-PATIENCE, LEAST_PATIENCE_S = 100, 600.0
-"""A piece that reports nothing for so many times as long as any has taken so far, and for so long, is taken to hang."""
+ONE_PROCESS = "HYDRO_RASDA_ONE_PROCESS"
+"""Set to anything in the environment, it keeps all work in one process: for a debugger."""
 
 
-class Pace:
-    """How long pieces of one kind took from one report to the next; so how long one may be silent.
-
-    Attributes:
-        longest: Seconds; 0 before any has reported.
-    """
-
-    def __init__(self) -> None:
-        self.longest = 0.0
-
-    @property
-    def patience(self) -> float:
-        """Seconds after which a silent piece is ended; infinite while nothing is known."""
-        return max(LEAST_PATIENCE_S, PATIENCE * self.longest) if self.longest else math.inf
-
-
-def cores(device: torch.device) -> int:
-    """How many pieces can train at the same time in processes of their own; 1 where only this one can.
+def most_children(device: torch.device) -> int:
+    """How many pieces can train at the same time in processes of their own; 0 where only this one can.
 
     As many as torch has threads, which `torch.set_num_threads` and OMP_NUM_THREADS say. Other systems than Linux cannot
     be relied on to fork a process that has computed, nor can autograd where it keeps a thread for each GPU.
     """
     can_fork = device.type == "cpu" and sys.platform == "linux" and not torch.accelerator.is_available()
-    return torch.get_num_threads() if can_fork else 1
+    return torch.get_num_threads() if can_fork and not os.environ.get(ONE_PROCESS) else 0
 
 
 def can_be_pickled(thing: Any) -> bool:
@@ -137,13 +122,14 @@ def imap_forked(
             for connection in [c for c in running if c not in ready and time.monotonic() - heard[c] > pace.patience]:
                 i, pid = running.pop(connection)
                 _end(connection, pid)
-                yield i, Died(_SILENT.format(pace.patience, pace.longest))
+                yield i, Died(pace.told("epoch"))
             for connection in [connection for connection in running if connection in ready]:
                 i, pid = running[connection]
                 kind, content = receive(connection)
                 if kind == "notified":
                     now = time.monotonic()
-                    pace.longest, heard[connection] = max(pace.longest, now - heard[connection]), now
+                    pace.took(now - heard[connection])
+                    heard[connection] = now
                     notify(*content)
                     continue
                 if kind == "warned":
@@ -161,31 +147,23 @@ def imap_forked(
             _end(connection, pid)
 
 
-_SILENT = (
-    "it was ended as it hung: no epoch was over for {:.0f} s, where none had taken longer than {:.3g} s "
-    f"({PATIENCE} times as long, and at least {LEAST_PATIENCE_S:.0f} s, are waited for)"
-)
-
-
 def _end(connection: Connection, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     connection.close()
 
 
-def map_forked(pieces: Sequence[Callable[[], Any]], cores: int) -> list[Any]:
-    """Do pieces of work on one thread each, as many at the same time as there are cores.
-
-    Where there is one core, they are done in this process.
+def map_forked(pieces: Sequence[Callable[[], Any]], children: int) -> list[Any]:
+    """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
 
     Returns:
         What each returned, or that it `Died`, in the order of the pieces.
     """
-    if cores == 1:
+    if not children:
         return [piece() for piece in pieces]
     results: dict[int, Any] = {}
-    for first in range(0, len(pieces), cores):
-        together = [partial(_without_reports, piece) for piece in pieces[first : first + cores]]
+    for first in range(0, len(pieces), children):
+        together = [partial(_without_reports, piece) for piece in pieces[first : first + children]]
         results |= {first + i: result for i, result in imap_forked(together, 1, _ignore)}
     return [results[i] for i in range(len(pieces))]
 

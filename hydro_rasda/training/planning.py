@@ -56,13 +56,16 @@ def cache_folder() -> Path:
     return Path(root) / "hydro_rasda" / "fusion"
 
 
-def planned_widths(problem: Problem, kinds: Mapping[str, Sequence[Trial]], cores: int = 1) -> dict[str, Widths]:
+def planned_widths(
+    problem: Problem, kinds: Mapping[str, Sequence[Trial]], cores: int = 1, forked: bool = False
+) -> dict[str, Widths]:
     """For each kind, the width at which a group trains fastest and fits memory, and from which it pays at all.
 
     Args:
         problem: What is tuned.
         kinds: By digest, the trials of the kind, in the order in which groups take them.
         cores: Of the device, each of which trains a part of a group on one thread; they share the memory.
+        forked: Whether processes that are forked measure, and not this one.
 
     Warns:
         FusionWarning: naming module and line, where vmap cannot follow a kind's model.
@@ -79,7 +82,7 @@ def planned_widths(problem: Problem, kinds: Mapping[str, Sequence[Trial]], cores
         found[kind] = recall(keys[kind]) if len(part) > 1 else None
         if len(part) > 1 and found[kind] is None:
             work[kind] = partial(_measure, problem, part, batch, cores)
-    for kind, measured in zip(work, map_forked(list(work.values()), cores)):
+    for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0)):
         if measured is not None and not isinstance(measured, Died):
             found[kind] = measured
             remember(keys[kind], measured)

@@ -58,7 +58,7 @@ class Trainer:
     ) -> None:
         torch.set_num_threads(threads)
         self._where, self._notify, self._should_leave = where, notify, should_leave
-        self._device = Device(problem.on(where))
+        self._device = Device(problem.on(where), may_die=True)
 
     def describe(self) -> tuple[str, int]:
         """`Device.machine` and `Device.cores`."""

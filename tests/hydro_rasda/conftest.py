@@ -16,6 +16,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
+from hydro_rasda.training.forks import ONE_PROCESS
 from tests.hydro_rasda.models import mlp
 
 Pair = tuple[Tensor, Tensor]
@@ -54,10 +55,11 @@ def machine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def one_process() -> Iterator[None]:
-    """On one thread, all that `tune` does is done in this process."""
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On one thread, and all that `tune` does is done in this process."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    monkeypatch.setenv(ONE_PROCESS, "1")
     yield
     torch.set_num_threads(before)
 

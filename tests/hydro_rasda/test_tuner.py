@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from hydro_rasda import (
     AllTrialsFailed,
+    Event,
     RASDAConfig,
     RunExists,
     TuneResult,
@@ -73,6 +75,17 @@ def test_halving_and_transfer(quick: Quick) -> None:
     assert winner.metric == result.best_metric == winner.history[-1]["val_loss"]
     assert result.cost.surrogate_epochs == 9 + 4
     assert result.cost.target_epochs == 1 + 4
+
+
+@pytest.mark.parametrize(("code", "raised"), [(0, RuntimeError), (None, RuntimeError), (3, SystemExit)])
+def test_nothing_that_is_called_ends_a_script_with_success(
+    quick: Quick, code: int | None, raised: type[BaseException]
+) -> None:
+    def leave(event: Event) -> None:
+        sys.exit(code)
+
+    with pytest.raises(raised, match="would have ended the script with success" if raised is RuntimeError else "3"):
+        quick(callbacks=[leave])
 
 
 @pytest.mark.slow

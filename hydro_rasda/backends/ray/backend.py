@@ -24,6 +24,7 @@ from hydro_rasda.checks import check_text, require
 from hydro_rasda.contracts import Finished
 from hydro_rasda.run.files import refuse_links, refuse_open_to_others
 from hydro_rasda.run.state import FINALISTS, Run
+from hydro_rasda.run.summary import winner_is_lost
 from hydro_rasda.run.targets import recall_targets, settle_configs, targets_over
 from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.training.own_loop import train_own_on_rank
@@ -137,7 +138,7 @@ class RacingDevices(RayDevices):
         super().close()
         if self._stage is None:
             recall_targets(self._run)
-            if targets_over(self._run, finalists):
+            if targets_over(self._run, finalists) and not winner_is_lost(self._run, finalists):
                 settle_configs(self._run)
                 return True
         stage = self._full_size()

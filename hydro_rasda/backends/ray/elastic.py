@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -27,12 +28,15 @@ from ray.tune.schedulers import TrialScheduler
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
 from hydro_rasda.backends.ray.ranks import Ending, RankActors, blame
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
+from hydro_rasda.backends.ray.temporary import owner
 from hydro_rasda.checks import check_choice, check_function, check_int, is_number, require
+from hydro_rasda.training.pace import Pace
 
 if TYPE_CHECKING:
     from hydro_rasda.training.worker import Worker
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules[Pace.__module__])
 
 _LOOK_S = 0.5
 _LONGEST = timedelta(days=365)
@@ -65,7 +69,8 @@ def elastic(
         checkpoint_every: Also save every so many iterations, for safety from crashes; None to save only where a trial
             may pause and at its end. Schedulers of Ray's that pause or copy trials (HyperBand, PBT) need 1, or the
             interval at which they do.
-        timeout_s: A rank that the others wait for longer is taken for dead.
+        timeout_s: A rank that the others wait for longer is taken for dead; so is one that reports nothing for longer,
+            and for 100 times as long as any iteration has taken since the trial started or was resized.
         backend: "gloo" or "nccl"; None for NCCL on GPUs and gloo elsewhere.
 
     Returns:
@@ -119,6 +124,7 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
             "world_size": len(bundles),
             "store": (ray.util.get_node_ip_address(), 0),
             "checkpoint": folder,
+            "owner": owner(os.getpid()),
             "gpus": bundles[0].get("GPU", 0),
             "threads": max(1, int(bundles[0].get("CPU", 1))),
         }
@@ -130,10 +136,13 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
 def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[str, Any]]) -> None:
     """Hands rank 0's reports to Tune until every rank is done."""
     job, pid = order[2], None
+    iterations, heard = Pace(job["timeout_s"]), time.monotonic()
     while True:
         if not wait([head], timeout=_LOOK_S):
             if actors.failed():
                 raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
+            if time.monotonic() - heard > iterations.patience:
+                raise RuntimeError(_diagnosis(job, actors, ("silent", iterations.told("iteration"), "", pid)))
             continue
         kind, content = receive(head)
         if kind == "hello":
@@ -141,8 +150,10 @@ def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[st
         elif kind == "store":
             actors.start(content, *order)
         elif kind == "report":
+            iterations.took(time.monotonic() - heard)
             _report(*content)
             head.send(None)
+            heard = time.monotonic()
         elif kind == "done":
             break
         else:

@@ -28,6 +28,7 @@ from typing import Any
 from ray import cloudpickle
 
 from hydro_rasda.backends.ray.fork_client import check_peer
+from hydro_rasda.backends.ray.temporary import remove_left
 
 IDLE_S = 60.0
 _TICK_MS = 1000
@@ -72,6 +73,9 @@ class _ForkServer:
         os.unlink(self._path)
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
+        if not _alive(self._guardian):
+            time.sleep(_TICK_MS / 1000)  # the trials' actors end as the guardian has
+        remove_left()
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
@@ -179,6 +183,7 @@ def main() -> None:
 
     import hydro_rasda.backends.ray.rank_worker  # noqa: F401
 
+    remove_left()
     _ForkServer(path, guardian).serve()
 
 

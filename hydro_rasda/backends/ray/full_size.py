@@ -33,6 +33,7 @@ from hydro_rasda.backends.ray.schedulers_by_name import checkpoint_interval, mak
 from hydro_rasda.backends.ray.sizes import Slots
 from hydro_rasda.backends.ray.trial_feed import Offer, TrialFeed
 from hydro_rasda.run.state import Run
+from hydro_rasda.run.summary import winner_is_lost
 from hydro_rasda.run.targets import (
     decided_targets,
     end_targets,
@@ -136,6 +137,7 @@ class FullSize:
             if run.epochs("target", number):
                 del run.failures[number]  # it gets another chance
         forget_unsaved(run)
+        winner_is_lost(run, [number for stage, number in run.metrics if stage == "target"])  # as it then is not begun
         begun = [number for stage, number in run.metrics if stage == "target"]
         for number in self._cut(set(begun) - set(decided)):
             record_end(run, number)

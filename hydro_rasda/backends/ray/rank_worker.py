@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hydro_rasda.backends.ray.temporary import make_folder
 from hydro_rasda.training.worker import Saving, State, Worker
 
 CHECKPOINT_FILE = "worker.pt"
@@ -41,7 +41,7 @@ class RankWorker(Worker):
         self._connection.recv()
 
     def _save(self, state: State | None) -> str:
-        folder = tempfile.mkdtemp(prefix="hydro_rasda-")
+        folder = make_folder(self._job["owner"])
         torch.save(self.saved(state), os.path.join(folder, CHECKPOINT_FILE))
         return folder
 

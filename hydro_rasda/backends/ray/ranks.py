@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +18,7 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
+from hydro_rasda.backends.ray.temporary import make_folder, owner
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -31,7 +32,8 @@ class _RankActor:
     def run(self, digest: str, payload: Any, saved: bytes | None, job: dict[str, Any]) -> Ending:
         with contextlib.ExitStack() as stack:
             if saved is not None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hydro_rasda-"))
+                folder = make_folder(owner(os.getpid()))
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 with open(os.path.join(folder, _CHECKPOINT_FILE), "wb") as file:
                     file.write(saved)
                 job = {**job, "checkpoint": folder}

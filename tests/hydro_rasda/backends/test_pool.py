@@ -12,6 +12,7 @@ from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, TargetOutcome, TargetTask, Widths, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
+from hydro_rasda.training import pace
 from hydro_rasda.training.fused import Load
 from tests.hydro_rasda.scripted import open_run
 
@@ -28,6 +29,10 @@ class Said:
         if isinstance(self.value, Exception):
             raise self.value
         return self.value
+
+
+class Never(Said):
+    """An answer that does not come."""
 
 
 class Scripted:
@@ -47,6 +52,8 @@ class Scripted:
             return Said({kind: Widths(8) for kind in work})
         numbers = work.members if isinstance(work, GroupTask) else [task.number for task in work]
         self.pool.trained.append(tuple(numbers))
+        if self.pool.hanging & set(numbers):
+            return Never(None)
         if self.pool.deadly & set(numbers):
             return Said(DeviceDied("SIGKILL"))
         if isinstance(work, GroupTask):
@@ -58,11 +65,13 @@ class Scripted:
 
 
 class ScriptedPool(DevicePool):
-    """Devices whose answers arrive one at a time, the last one that was asked for first."""
+    """Devices whose answers arrive one at a time, the last one that was asked for first; or never."""
 
-    def __init__(self, run: Run, count: int, deadly: Iterable[object] = (), cores: int = 1) -> None:
+    def __init__(
+        self, run: Run, count: int, deadly: Iterable[object] = (), cores: int = 1, hanging: Iterable[int] = ()
+    ) -> None:
         super().__init__(run, count)
-        self.deadly, self.cores_each = set(deadly), cores
+        self.deadly, self.cores_each, self.hanging = set(deadly), cores, set(hanging)
         self.trained: list[tuple[int, ...]] = []
         self.processes: list[Scripted] = []
 
@@ -71,7 +80,7 @@ class ScriptedPool(DevicePool):
         return self.processes[-1]
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
-        return answers[-1:]
+        return [answer for answer in answers if not isinstance(answer, Never)][-1:]
 
     def _load(self, keys: Iterable[str]) -> Load:
         return lambda key: {}
@@ -108,6 +117,27 @@ def test_what_died_is_trained_by_whichever_device_is_free_before_anything_new(ru
     assert failures == {1: "the process that trained it died 2 times: SIGKILL"}
     assert sorted(n for finished in done for n in finished.outcome.history) == [0, 1, 2]
     assert sum(not process.ended for process in pool.processes) == 2
+
+
+def test_what_hangs_is_ended_once_it_is_known_how_long_others_take(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "PATIENCE", 1)
+    monkeypatch.setattr(pace, "LEAST_PATIENCE_S", 0.2)
+    pool = ScriptedPool(run, 1, hanging=[1])
+    pool.idle()
+    pool.start(0, group(0))
+    done = [*pool.finished()]
+    pool.start(0, group(1, 2))
+    while pool.busy():
+        done += pool.finished()
+    failures = {n: error for finished in done for n, error in finished.outcome.failures.items()}
+    assert failures.keys() == {1}
+    assert "died 2 times: it was ended as it hung: no task was over for 0 s" in failures[1]
+    assert sorted(n for finished in done for n in finished.outcome.history) == [0, 1, 2]
+    list(pool.train_each(targets(3)))
+    (outcome,) = pool.train_each(targets(1))
+    assert "it was ended as it hung" in str(outcome.error)
+    assert outcome.died
+    assert all(process.ended for process in pool.processes[:-1])
 
 
 def test_a_device_has_no_speed_before_it_has_trained_the_kind(run: Run) -> None:

@@ -18,7 +18,11 @@ def test_a_run_is_shown_as_it_ended(past: str, capsys: pytest.CaptureFixture[str
     assert main(["show", past]) == 0
     shown = capsys.readouterr().out
     Console(width=10_000).print(load(past))
-    assert shown == capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert shown.startswith(table)
+    said = [message.text for message in load(past).messages]
+    assert any("surrogates at epoch 1" in text for text in said)
+    assert [line.partition(": ")[2] for line in shown.removeprefix(table).splitlines()] == said[-8:]
     assert "8 of 12 trials, by val_loss (min)" in shown
 
 
@@ -26,6 +30,7 @@ def test_a_run_is_told_as_json(past: str, capsys: pytest.CaptureFixture[str]) ->
     assert main(["show", past, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     result = load(past)
+    assert [message["text"] for message in told["messages"]] == [message.text for message in result.messages]
     assert (told["path"], told["best_config"], told["best_metric"]) == (past, result.best_config, result.best_metric)
     assert [trial["status"] for trial in told["trials"]] == [record.status for record in result.trials]
     assert told["cost"]["seconds"] == result.cost.seconds

@@ -26,16 +26,16 @@ def without_width(problem: Problem) -> Problem:
     return replace(problem, model_fn=fixed_mlp, example_input=(torch.zeros(4, 64),))
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_trials_of_one_kind_share_structure_and_batch_size(problem: Problem, cores: int) -> None:
+@pytest.mark.parametrize("children", [0, 1, 2])
+def test_trials_of_one_kind_share_structure_and_batch_size(problem: Problem, children: int) -> None:
     configs = [{"activation": a, "batch_size": b} for a, b in [("relu", 32), ("tanh", 32), ("relu", 64), ("relu", 32)]]
-    kinds: dict[int, str] = find_kinds(problem, trials(*configs), cores).value
+    kinds: dict[int, str] = find_kinds(problem, trials(*configs), children).value
     assert kinds[0] == kinds[3]
     assert len(set(kinds.values())) == 3
 
 
 def test_a_trial_whose_model_fails_fails_alone(problem: Problem) -> None:
-    unit = find_kinds(replace(problem, model_fn=refuses_some), trials({}, {"bad": True}), 1)
+    unit = find_kinds(replace(problem, model_fn=refuses_some), trials({}, {"bad": True}), 0)
     assert list(unit.value) == [0]
     (failed,) = [line for line in unit.lines if line["event"] == "failed"]
     assert failed["trial"] == 1
@@ -44,7 +44,7 @@ def test_a_trial_whose_model_fails_fails_alone(problem: Problem) -> None:
 
 def test_what_forked_processes_found_of_structures_is_kept(without_width: Problem, traces: Callable[[], int]) -> None:
     given = trials({"activation": "relu"}, {"activation": "relu"}, {"activation": "tanh"}, {"activation": "tanh"})
-    find_kinds(without_width, given, cores=2)
+    find_kinds(without_width, given, children=2)
     assert traces() == 2
     without_width.surrogate(given[1])
     without_width.surrogate(given[3])
@@ -63,7 +63,7 @@ def test_a_model_that_keeps_its_configuration_is_followed_once(
             out: Tensor = self.body(x)
             return out
 
-    find_kinds(replace(without_width, model_fn=Keeps), trials({"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}), cores=1)
+    find_kinds(replace(without_width, model_fn=Keeps), trials({"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}), children=0)
     assert traces() == 1
 
 
@@ -117,8 +117,8 @@ def test_no_shortcut_takes_one_structure_for_another(
     given = trials(*alike, *({**alike[0], **other} for other in others), *alike)
     problem = replace(problem, model_fn=model_fn)
     problem.surrogate(given[0])  # as a dry run does, which keeps its plan
-    kinds = find_kinds(problem, given, 1).value
-    assert kinds == {trial.number: find_kinds(problem, [trial], 1).value[trial.number] for trial in given}
+    kinds = find_kinds(problem, given, 0).value
+    assert kinds == {trial.number: find_kinds(problem, [trial], 0).value[trial.number] for trial in given}
     assert len(set(kinds.values())) > 1
 
 
@@ -130,7 +130,7 @@ def test_models_that_are_alike_are_not_all_built(problem: Problem) -> None:
         return mlp({"activation": config["activation"]})
 
     given = trials(*({"lr": 0.1 * (1 + i), "activation": "relu", "colour": 1} for i in range(20)))
-    unit = find_kinds(replace(problem, model_fn=model_fn).with_settings(surrogate=1), given, 1)
+    unit = find_kinds(replace(problem, model_fn=model_fn).with_settings(surrogate=1), given, 0)
     assert len(built) == ALIKE
     assert len(set(unit.value.values())) == 1
     assert [line["unread"] for line in unit.lines] == [{"colour": None}] * 20
@@ -149,7 +149,7 @@ def test_only_the_trial_whose_model_kills_each_process_fails(problem: Problem, t
         return mlp(config, width_ratio)
 
     given = trials({}, {}, {"deadly": True}, {}, {}, {})
-    unit = find_kinds(replace(problem, model_fn=model_fn), given, cores=2)
+    unit = find_kinds(replace(problem, model_fn=model_fn), given, children=2)
     failed = {line["trial"]: line["error"] for line in unit.lines if line["event"] == "failed"}
     assert set(unit.value) == {0, 1, 2, 3, 4, 5} - set(failed)
     told = "the process that built it died 2 times: SIGKILL, as where memory runs out"

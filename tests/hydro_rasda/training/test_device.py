@@ -17,6 +17,7 @@ from torch import nn
 from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
 from hydro_rasda.problem import Problem, Trial, dry_run
 from hydro_rasda.training.device import Device, Work
+from hydro_rasda.training.forks import ONE_PROCESS
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(
@@ -105,7 +106,11 @@ def test_what_is_trained_again_has_the_threads_that_it_had(problem: Problem, tmp
     assert seen.read_text() == "1" * 8
 
 
-def test_what_kills_its_process_fails_alone_where_nothing_trains_beside_it(problem: Problem, tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_kills_its_process_fails_alone_where_nothing_trains_beside_it(
+    problem: Problem, tmp_path: Path, threads: int
+) -> None:
+    torch.set_num_threads(threads)
     trials = {**TRIALS, 0: Trial(0, {**TRIALS[0].config, "deadly": True})}
     dying = Device(deadly(problem, tmp_path / "deaths", times=1000))
     assert dying.train_groups(groups(Group("even", (0,), True)), work(trials=trials)).failures.keys() == {0}
@@ -114,9 +119,12 @@ def test_what_kills_its_process_fails_alone_where_nothing_trains_beside_it(probl
     assert outcome.died
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_code_that_would_end_the_script_fails_its_trial(problem: Problem, threads: int) -> None:
-    torch.set_num_threads(threads)
+@pytest.mark.parametrize("forked", [True, False])
+def test_code_that_would_end_the_script_fails_its_trial(
+    problem: Problem, forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not forked:
+        monkeypatch.setenv(ONE_PROCESS, "1")
 
     def model_fn(config: Config, width_ratio: float) -> nn.Module:
         sys.exit(0)

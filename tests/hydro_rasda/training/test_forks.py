@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from hydro_rasda.contracts import evenly
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint
-from hydro_rasda.training import forks
-from hydro_rasda.training.device import usable_cores
-from hydro_rasda.training.forks import Died, Notify, can_be_pickled, cores, imap_forked, map_forked
+from hydro_rasda.training import forks, pace
+from hydro_rasda.training.device import usable_children
+from hydro_rasda.training.forks import ONE_PROCESS, Died, Notify, can_be_pickled, imap_forked, map_forked, most_children
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="processes that have computed are forked on Linux alone"
@@ -70,7 +71,7 @@ def test_tensors_come_back_and_reports_come_before(capfd: pytest.CaptureFixture[
 
 
 def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "LEAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr(pace, "LEAST_PATIENCE_S", 0.5)
 
     def lively(notify: Notify) -> str:
         notify(1)
@@ -80,15 +81,14 @@ def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monke
         notify(1)
         threading.Event().wait()
 
-    pace = forks.Pace()
-    assert pace.patience == math.inf
-    monkeypatch.setattr(forks, "PATIENCE", 1)
-    found = dict(imap_forked([lively, hanging], 1, IGNORE, pace))
+    own, others = pace.Pace(), set(psutil.Process().children())
+    assert own.patience == math.inf
+    monkeypatch.setattr(pace, "PATIENCE", 1)
+    found = dict(imap_forked([lively, hanging], 1, IGNORE, own))
     assert found[0] == "done"
     assert "no epoch was over for" in found[1].how
-    assert dict(imap_forked([lively], 1, IGNORE, pace)) == {0: "done"}
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert dict(imap_forked([lively], 1, IGNORE, own)) == {0: "done"}
+    assert set(psutil.Process().children()) == others
 
 
 class Odd(UserWarning):
@@ -143,11 +143,11 @@ def test_a_piece_that_dies_or_raises_leaves_the_others_alone() -> None:
 
 def test_a_checkpoint_that_cannot_be_read_is_no_death(tmp_path: Path) -> None:
     """Whoever was to go on from it would be taken for the cause."""
+    others = set(psutil.Process().children())
     pieces = [without_reports(partial(load_checkpoint, tmp_path / "gone.pt")), without_reports(partial(time.sleep, 60))]
     with pytest.raises(DamagedCheckpoint, match=r"gone\.pt cannot be read: FileNotFoundError"):
         list(imap_forked(pieces, 1, IGNORE))
-    with pytest.raises(ChildProcessError):
-        os.wait()
+    assert set(psutil.Process().children()) == others
 
 
 def test_warnings_reach_the_caller_once() -> None:
@@ -214,23 +214,25 @@ def test_map_keeps_the_order_and_forks_only_where_it_helps() -> None:
         return i, os.getpid()
 
     pieces = [partial(sleepy, i) for i in range(4)]
-    found = map_forked(pieces, cores=3)
+    found = map_forked(pieces, children=3)
     assert [i for i, _ in found] == [0, 1, 2, 3]
     assert len({pid for _, pid in found} | {os.getpid()}) == 5
-    assert {pid for _, pid in map_forked(pieces, cores=1)} == {os.getpid()}
-    assert map_forked([os.getpid], cores=4) != [os.getpid()], "what ends a single one would end this process"
+    assert {pid for _, pid in map_forked(pieces, children=0)} == {os.getpid()}
+    assert map_forked([os.getpid], children=1) != [os.getpid()], "what ends a single one would end this process"
 
 
-def test_cores_are_torch_threads_on_a_cpu(problem: Problem) -> None:
+def test_children_are_torch_threads_on_a_cpu(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        on_a_cpu = 1 if torch.accelerator.is_available() else 3
-        assert cores(torch.device("cpu")) == on_a_cpu
-        assert cores(torch.device("cuda")) == 1
+        on_a_cpu = 0 if torch.accelerator.is_available() else 3
+        assert most_children(torch.device("cpu")) == on_a_cpu
+        assert most_children(torch.device("cuda")) == 0
         with open(__file__) as file:
-            assert usable_cores(replace(problem, model_fn=lambda config: file)) == 1  # type: ignore[arg-type,return-value]
-        assert usable_cores(problem) == on_a_cpu
+            assert usable_children(replace(problem, model_fn=lambda config: file)) == 0  # type: ignore[arg-type,return-value]
+        assert usable_children(problem) == on_a_cpu
+        monkeypatch.setenv(ONE_PROCESS, "1")
+        assert usable_children(problem) == 0
     finally:
         torch.set_num_threads(before)
 

@@ -223,7 +223,7 @@ def test_kinds_are_measured_beside_each_other(problem: Problem) -> None:
     here = os.getpid()
     deadly = trials(9, deadly=True)
     asked = replace(problem, model_fn=model_fn)
-    widths = planned_widths(asked, {"kind": trials(9), "deadly": deadly}, cores=2)
+    widths = planned_widths(asked, {"kind": trials(9), "deadly": deadly}, cores=2, forked=True)
     assert max(widths["kind"].throughput) <= 5
     assert widths["deadly"] == Widths(1)
     assert entry().exists()

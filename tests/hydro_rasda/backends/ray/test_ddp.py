@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hydro_rasda import RASDAScheduler, RescaledLR, elastic
 from hydro_rasda.backends.ray.ddp import train_full_size
 from hydro_rasda.backends.ray.rank_worker import RankWorker
+from hydro_rasda.backends.ray.temporary import owner
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
@@ -110,6 +112,7 @@ def rank_reports(rank: int, world: int, what: Problem, config: dict[str, Any], j
         "checkpoint": None,
         "milestones": (),
         "checkpoint_every": None,
+        "owner": owner(os.getpid()),
         **job,
     }
     train_full_size(RankWorker(own, what, ours))

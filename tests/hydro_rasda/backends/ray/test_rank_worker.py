@@ -1,4 +1,6 @@
 import math
+import os
+import tempfile
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from torch import nn
 from torch.optim import SGD
 
 from hydro_rasda.backends.ray.rank_worker import RankWorker
+from hydro_rasda.backends.ray.temporary import owner
 from tests.hydro_rasda.ranks import on_ranks
 
 JOB = {
@@ -21,7 +24,14 @@ JOB = {
     "checkpoint": None,
     "milestones": (2, 4),
     "checkpoint_every": None,
+    "owner": owner(os.getpid()),
 }
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes checkpoints further, and removes them, here."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def worker(connection: Any = None, **changes: Any) -> RankWorker:

@@ -1,0 +1,60 @@
+"""Folders for checkpoints on their way to Ray, each named for the process that removes it when they have arrived.
+
+What is killed removes nothing: whichever fork server starts or ends on the node next does so in its place.
+Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic` gives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+
+from ray import cloudpickle
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+_PREFIX = "hydro_rasda-checkpoint-"
+
+
+def owner(pid: int) -> str:
+    """A process of this machine by its number and when it started: numbers are given again."""
+    return f"{pid}-{_started(pid)}"
+
+
+def make_folder(owned_by: str) -> str:
+    """A new folder, of this user's alone.
+
+    Args:
+        owned_by: The process that removes it, as `owner` says.
+    """
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{owned_by}-")
+
+
+def remove_left() -> None:
+    """Remove this user's folders whose processes live no more."""
+    root = tempfile.gettempdir()
+    for name in os.listdir(root):
+        parts = name.removeprefix(_PREFIX).split("-")
+        if not name.startswith(_PREFIX) or len(parts) != 3 or not parts[0].isdecimal():
+            continue
+        if owner(int(parts[0])) != "-".join(parts[:2]) and _is_mine(path := os.path.join(root, name)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_mine(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's ticks; "" where there is none, or it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

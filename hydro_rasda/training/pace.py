@@ -1,0 +1,42 @@
+"""How long work may be silent before it is taken to hang: judged by how long its like took. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+
+PATIENCE, LEAST_PATIENCE_S = 100, 600.0
+"""What reports nothing for so many times as long as any has taken so far, and for so long, is taken to hang."""
+
+
+class Pace:
+    """How long pieces of one kind took from one report to the next; so how long one may be silent.
+
+    Args:
+        least: Seconds that one may be silent in any case; None for `LEAST_PATIENCE_S`.
+
+    Attributes:
+        longest: Seconds; 0 before any has reported.
+    """
+
+    def __init__(self, least: float | None = None) -> None:
+        self.least, self.longest = LEAST_PATIENCE_S if least is None else least, 0.0
+
+    def took(self, seconds: float) -> None:
+        """One has reported, so long after its last report or its start."""
+        self.longest = max(self.longest, seconds)
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a silent piece is ended; infinite while nothing is known."""
+        return max(self.least, PATIENCE * self.longest) if self.longest else math.inf
+
+    def told(self, what: str) -> str:
+        """Of a piece that was ended, in words.
+
+        Args:
+            what: What it did not come to the end of: "epoch".
+        """
+        return (
+            f"it was ended as it hung: no {what} was over for {self.patience:.0f} s, where none had taken longer than "
+            f"{self.longest:.3g} s ({PATIENCE} times as long, and at least {self.least:.0f} s, are waited for)"
+        )
