@@ -286,7 +286,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     require(metric in available, "metric", metric, f"one of {available}")
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():
         _survey(problem, trial, target, data, argument)
-    example = tree_map(lambda leaf: leaf[:EXAMPLES] if isinstance(leaf, Tensor) else leaf, calls[0]) if calls else None
+    example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
     return DryRun(parameters, example, pretrained, shared)
@@ -301,6 +301,10 @@ def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool])
             "`batch_size` changes nothing where its loader takes no notice of it",
             stacklevel=6,
         )
+
+
+def _has_rows(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
 
 
 def _survey(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:

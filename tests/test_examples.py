@@ -74,3 +74,13 @@ def test_a_sweep_in_bubbles_and_its_host(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^rank [01]: \d+ steps; \d+ s of bubbles", done.stdout, re.MULTILINE)) == 2
     assert (tmp_path / "runs" / "bubbles" / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_training_arguments_of_transformers(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "trainer.py"), "--runs", str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"^best learning rate \S+: validation loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert best, done.stdout
+    assert float(best[1]) < 2.5

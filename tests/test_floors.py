@@ -20,7 +20,7 @@ FLOORS = (
     {"contracts"},
     {"training"},
     {"backends", "guests", "search", "stages"},
-    {"cli", "dashboard", "testing", "tuner"},
+    {"cli", "dashboard", "integrations", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
 

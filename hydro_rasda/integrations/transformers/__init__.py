@@ -1,0 +1,6 @@
+"""Tuning for users of `transformers.Trainer`: its `TrainingArguments` mean here what they mean there."""
+
+from hydro_rasda.integrations.transformers.result import TrainerResult
+from hydro_rasda.integrations.transformers.tune import tune_trainer
+
+__all__ = ["TrainerResult", "tune_trainer"]

@@ -1,0 +1,174 @@
+"""What becomes of each of `TrainingArguments`: it is followed, it has no effect here, or it is refused.
+
+Fields that this version does not know, such as those of a subclass, are refused where they are not at their default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from transformers import TrainingArguments
+from transformers.trainer_utils import SchedulerType
+
+from hydro_rasda.config import Mode
+
+OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
+"""`optim`, in the library's words; both of torch's AdamW compute the same."""
+
+KEYS = {
+    "learning_rate": "lr",
+    "per_device_train_batch_size": "batch_size",
+    "optim": "optimizer",
+    "weight_decay": "weight_decay",
+    "adam_beta1": "beta1",
+    "adam_beta2": "beta2",
+    "adam_epsilon": "eps",
+    "max_grad_norm": "grad_clip",
+}
+"""Arguments that are a key of the library's configurations."""
+
+SCHEDULED = ("lr_scheduler_type", "warmup_steps")
+"""Arguments that keep their names there."""
+
+SAMPLING = ("random", "sequential")
+
+_FOLLOWED = {
+    *KEYS,
+    *SCHEDULED,
+    *("warmup_ratio", "lr_scheduler_kwargs", "gradient_accumulation_steps", "num_train_epochs", "seed", "bf16", "tf32"),
+    *("label_smoothing_factor", "per_device_eval_batch_size", "dataloader_drop_last", "dataloader_num_workers"),
+    *(
+        "remove_unused_columns",
+        "label_names",
+        "train_sampling_strategy",
+        "use_cache",
+        "use_cpu",
+        "no_cuda",
+        "output_dir",
+    ),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("do_train", "do_eval", "do_predict"),  # for scripts: `Trainer` does not read them
+}
+
+_WITHOUT_EFFECT = {
+    *("eval_strategy", "evaluation_strategy", "eval_steps", "eval_delay"),
+    *("eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"),
+    *("prediction_loss_only", "include_for_metrics", "batch_eval_metrics", "average_tokens_across_devices"),
+    *("report_to", "run_name", "project", "logging_dir", "log_level", "log_level_replica", "log_on_each_node"),
+    *("disable_tqdm", "include_num_input_tokens_seen", "include_tokens_per_second", "skip_memory_metrics", "debug"),
+    *("overwrite_output_dir", "enable_jit_checkpoint", "ignore_data_skip", "local_rank", "length_column_name"),
+    *("restore_callback_states_from_checkpoint", "torch_empty_cache_steps", "push_to_hub", "liger_kernel_config"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
+    *("activation_checkpointing", "activation_checkpointing_kwargs"),
+    *("torch_compile", "torch_compile_backend", "torch_compile_mode"),
+    *("dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
+    *("dataloader_multiprocessing_context", "dataloader_in_order"),
+}
+_WITHOUT_EFFECT_PREFIXES = ("logging_", "save_", "hub_", "push_to_hub_", "trackio_", "ddp_")
+"""They change what is printed, saved, sent or compiled, or how fast a step is, not what it computes."""
+
+_REASONS = {
+    "fp16": "each trial would need a loss scale of its own: use `bf16`",
+    "max_steps": "a training has whole epochs: use `num_train_epochs`",
+    "optim_args": "optimizers have torch's defaults",
+    "auto_find_batch_size": "the batch size is a hyperparameter",
+    "resume_from_checkpoint": "a run goes on by its `name`",
+    "data_seed": "`seed` determines all",
+    "deepspeed": "several devices train by `backend='ray'`, each with a whole model",
+    "fsdp": "several devices train by `backend='ray'`, each with a whole model",
+}
+
+
+def reference(args: TrainingArguments) -> TrainingArguments:
+    """The same class of arguments, all at their defaults."""
+    return type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu)
+
+
+def unfollowed(args: TrainingArguments) -> tuple[list[str], list[str]]:
+    """Arguments that are not at their defaults and cannot be followed.
+
+    Returns:
+        Why each of the first is refused, in words; names of the others, which have no effect.
+    """
+    default, refused, idle = reference(args), [], []
+    for name in (field.name for field in dataclasses.fields(args)):
+        value = getattr(args, name)
+        if name in _FOLLOWED or value == getattr(default, name):
+            continue
+        if name in _WITHOUT_EFFECT or name.startswith(_WITHOUT_EFFECT_PREFIXES):
+            idle.append(name)
+        else:
+            why = _REASONS.get(name, "tune_trainer() does not follow it")
+            refused.append(f"{name}={value!r}: {why}")
+    return refused + _values_refused(args), idle
+
+
+def _values_refused(args: TrainingArguments) -> list[str]:
+    """Values of followed arguments that cannot be followed."""
+    refused = []
+    if _word(args.optim) not in OPTIMIZERS:
+        refused.append(f"optim={_word(args.optim)!r}: one of {', '.join(OPTIMIZERS)}")
+    if _word(args.lr_scheduler_type) in _STATEFUL:
+        refused.append(f"lr_scheduler_type={_word(args.lr_scheduler_type)!r}: it is no function of the step")
+    sampling = sampling_of(args)
+    if sampling not in SAMPLING:
+        refused.append(f"train_sampling_strategy={sampling!r}: one of {', '.join(SAMPLING)}")
+    if args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1:
+        refused.append(f"num_train_epochs={args.num_train_epochs!r}: a whole number of epochs >= 1")
+    if args.bf16 and args.tf32:
+        refused.append("bf16=True, tf32=True: one of them")
+    return refused
+
+
+_STATEFUL = {"reduce_lr_on_plateau", "greedy"}
+
+
+def schedule_types() -> list[str]:
+    """Values of `lr_scheduler_type` that can be followed: those that are a function of the step."""
+    return [kind.value for kind in SchedulerType if kind.value not in _STATEFUL]
+
+
+def sampling_of(args: TrainingArguments) -> str:
+    """In which order examples are read: `train_sampling_strategy`, which older versions call `group_by_length`."""
+    if getattr(args, "group_by_length", False):
+        return "group_by_length"
+    return _word(getattr(args, "train_sampling_strategy", "random"))
+
+
+def to_key(name: str, args: TrainingArguments, value: Any) -> Any:
+    """A value of an argument as the library's key has it: see `KEYS`."""
+    if name == "optim":
+        return OPTIMIZERS.get(_word(value), value)
+    if name == "per_device_train_batch_size":
+        return value * args.gradient_accumulation_steps
+    if name == "max_grad_norm":
+        return value or None
+    return value
+
+
+def from_key(name: str, args: TrainingArguments, value: Any) -> Any:
+    """What `to_key` was given."""
+    if name == "optim":
+        return next(optim for optim in (_word(args.optim), *OPTIMIZERS) if OPTIMIZERS[optim] == value)
+    if name == "per_device_train_batch_size":
+        return value // args.gradient_accumulation_steps
+    if name == "max_grad_norm":
+        return value or 0.0
+    return value
+
+
+def metric_of(args: TrainingArguments) -> tuple[str, Mode]:
+    """(`metric`, `mode`) of `tune`: "eval_f1", or "f1", is "val_f1" here."""
+    name = (args.metric_for_best_model or "loss").removeprefix("eval_")
+    greater = args.greater_is_better
+    return f"val_{name}", "max" if (not name.endswith("loss") if greater is None else greater) else "min"
+
+
+def warmup_of(args: TrainingArguments) -> float:
+    """Steps of the warm-up, or, below 1, their share of all steps."""
+    return float(args.warmup_steps or getattr(args, "warmup_ratio", None) or 0)
+
+
+def _word(value: Any) -> str:
+    return str(getattr(value, "value", value))

@@ -1,0 +1,94 @@
+"""What `Trainer` does with a model and a batch, and which parameters it lets decay."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer_pt_utils import LabelSmoother
+
+from hydro_rasda.data import Batch
+from hydro_rasda.integrations.transformers.arguments import warmup_of
+from hydro_rasda.integrations.transformers.data import base_of
+from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
+from hydro_rasda.objective import IGNORED, OptimizerSettings
+
+
+@dataclass(frozen=True)
+class TrainerObjective:
+    """`Trainer.compute_loss`, for a batch of all that gradients are accumulated over.
+
+    Attributes:
+        smoothing: `label_smoothing_factor`.
+        schedule: `lr_scheduler_type`, where the configuration has none.
+        warmup: `warmup_steps`, likewise.
+        options: `lr_scheduler_kwargs`, as pairs.
+    """
+
+    smoothing: float
+    schedule: str
+    warmup: float
+    options: tuple[tuple[str, Any], ...]
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        if not isinstance(batch, Mapping):
+            raise ValueError(f"`data_collator` made a {type(batch).__name__}, but must make a dict of a model's inputs")
+        inputs = dict(batch)
+        smoothed = inputs.pop("labels") if self.smoothing and "labels" in batch else None
+        items = _items(model, batch)
+        if items is not None:
+            inputs["num_items_in_batch"] = items
+        outputs = model(**inputs)
+        if smoothed is not None:
+            shifted = type(base_of(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+            smoother = LabelSmoother(epsilon=self.smoothing)
+            return {"loss": smoother(outputs, smoothed, shift_labels=shifted, num_items_in_batch=items)}
+        if isinstance(outputs, Mapping) and "loss" not in outputs:
+            got = f"the model returns {', '.join(outputs)} for a batch of {', '.join(batch)}"
+            raise ValueError(f"{got}, but must return a loss: the data may have no labels")
+        return {"loss": outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]}
+
+    def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
+        """Weight decay where `Trainer` has it, and its schedule; its warm-up is part of that."""
+        kind, warmup = config.get("lr_scheduler_type", self.schedule), config.get("warmup_steps", self.warmup)
+        schedule = TrainerSchedule(str(kind), float(warmup), float(config["lr"]), self.options)
+        decaying = set(Trainer.get_decay_parameter_names(None, model))
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        spared = {name: 0.0 for name in trained if name not in decaying}
+        own = {**config, "schedule": schedule, "warmup_epochs": 0.0}
+        return OptimizerSettings(own, weight_decay_factors=spared)
+
+
+def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
+    """What `Trainer` divides the sum of a batch's losses by: its labels, as it counts them.
+
+    It counts a first token, which nothing predicts, for models that it does not know to predict the next one: GPT-2's
+    losses are smaller there than their mean, by as much.
+    """
+    base = base_of(model)
+    if not _accepts_loss_kwargs(type(base)) or not isinstance(labels := batch.get("labels"), Tensor):
+        return None
+    if isinstance(shifted := batch.get("shift_labels"), Tensor):
+        labels = shifted
+    elif LOSS_MAPPING.get(getattr(base, "loss_type", None)) is ForCausalLMLoss:
+        labels = labels if getattr(base.config, "is_encoder_decoder", False) else labels[..., 1:]
+    return labels.ne(IGNORED).sum()
+
+
+def _accepts_loss_kwargs(model_class: type[nn.Module]) -> bool:
+    if hasattr(model_class, "accepts_loss_kwargs"):
+        return bool(model_class.accepts_loss_kwargs)
+    return any(p.kind == p.VAR_KEYWORD for p in inspect.signature(model_class.forward).parameters.values())
+
+
+def trainer_objective(args: TrainingArguments) -> TrainerObjective:
+    """The objective that these arguments ask for."""
+    options = tuple(dict(args.lr_scheduler_kwargs or {}).items())
+    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    return TrainerObjective(args.label_smoothing_factor, kind, warmup_of(args), options)

@@ -1,0 +1,49 @@
+"""What was found, for `Trainer`."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+from hydro_rasda.integrations.transformers.space import with_values
+from hydro_rasda.run.result import TuneResult
+
+
+@dataclass(frozen=True)
+class TrainerResult:
+    """The outcome of `tune_trainer`.
+
+    Attributes:
+        tuned: The run: all trials, their curves, the report.
+        args: The training arguments, with the best values put in.
+    """
+
+    tuned: TuneResult
+    args: TrainingArguments
+    _inputs: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def model(self) -> nn.Module:
+        """The trained model, in evaluation mode, on the device that it was trained on."""
+        return self.tuned.best_model()
+
+    def trainer(self, **arguments: Any) -> Trainer:
+        """A `Trainer` with the trained model, the best arguments, and the data, collator and metrics that were given.
+
+        `evaluate()` and `predict()` work at once; `train()` would go on from the trained weights.
+
+        Args:
+            arguments: Others of `Trainer`, or in place of those.
+        """
+        return Trainer(**{"model": self.model(), "args": self.args, **self._inputs, **arguments})
+
+
+def make_trainer_result(tuned: TuneResult, args: TrainingArguments, inputs: dict[str, Any]) -> TrainerResult:
+    """Put the best configuration into a copy of the arguments."""
+    best = copy.copy(args)
+    for name, value in with_values(args, tuned.best_config).items():
+        setattr(best, name, value)
+    return TrainerResult(tuned, best, inputs)

@@ -1,0 +1,169 @@
+"""`tune_trainer()`: what `Trainer` trains, tuned."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from transformers import PretrainedConfig, TrainingArguments
+
+from fusion.streams import preserved_generators
+from hydro_rasda.checks import check_is, require
+from hydro_rasda.integrations.transformers.arguments import metric_of, unfollowed, warmup_of
+from hydro_rasda.integrations.transformers.data import Collator, collator, loaders
+from hydro_rasda.integrations.transformers.models import model_function
+from hydro_rasda.integrations.transformers.objective import trainer_objective
+from hydro_rasda.integrations.transformers.result import TrainerResult, make_trainer_result
+from hydro_rasda.integrations.transformers.space import own_names, to_space
+from hydro_rasda.space import check_space, sample
+from hydro_rasda.tuner import tune
+from surrogate import shrink
+
+DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "mode", "max_t", "precision", "seed", "device")
+"""Arguments of `tune` that the training arguments decide."""
+
+
+def tune_trainer(
+    model: Callable[..., nn.Module] | PretrainedConfig,
+    args: TrainingArguments,
+    space: Mapping[str, Any],
+    *,
+    train_dataset: Any,
+    eval_dataset: Any,
+    data_collator: Collator | None = None,
+    processing_class: Any = None,
+    compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+    model_class: Any = None,
+    **options: Any,
+) -> TrainerResult:
+    """Find good training arguments for a model of `transformers`, and train it with them.
+
+    `TrainingArguments` mean what they mean to `Trainer`: learning rate, `lr_scheduler_type` with its warm-up (step by
+    step), weight decay (biases and norms are spared), gradient accumulation, clipping, bf16, label smoothing, batch
+    sizes, epochs and seed. The best epoch's weights are kept where `load_best_model_at_end` is set, else the last's.
+    Random numbers are the library's own: each trial has its own initial weights, shuffles and dropout.
+
+    A batch is `per_device_train_batch_size * gradient_accumulation_steps` examples, and goes through the model at once:
+    the gradient that `Trainer` accumulates, in one piece.
+
+    Surrogates are built from a narrower configuration (see `surrogate.shrink`). Where the model cannot be made
+    narrower, or its weights are pretrained, it is swept at full width, which is said.
+
+    Args:
+        model: `Trainer`'s `model_init`, which takes nothing or the trial's hyperparameters (a dict, with the keys of
+            `space` that are no training arguments among them); or a `PretrainedConfig`, some of whose attributes may be
+            in `space`.
+        args: The training arguments of all trials, but for those in `space`.
+        space: Ray Tune domains by the name of a training argument: `learning_rate`, `per_device_train_batch_size`,
+            `weight_decay`, `adam_beta1`, `adam_beta2`, `adam_epsilon`, `max_grad_norm`, `optim`, `lr_scheduler_type`,
+            `warmup_steps`; other names are the model's.
+        train_dataset: A data set with a length.
+        eval_dataset: Likewise; trials are compared on it.
+        data_collator: As `Trainer` takes it.
+        processing_class: Likewise: a tokenizer pads batches where there is no collator.
+        compute_metrics: Likewise, for `TrainerResult.trainer`. Trials are compared by the loss.
+        model_class: Class of a `PretrainedConfig`'s model; None: as its `architectures` say.
+        options: Other arguments of `tune`, such as `num_samples`, `surrogate`, `backend` or `name`. `storage_path` is
+            `args.output_dir` where it is left out, and `ema` is 0, as `Trainer` averages no weights.
+
+    Returns:
+        The trained model and the best arguments, for `Trainer`; and the run.
+
+    Raises:
+        ValueError: before any work, for arguments that cannot be followed, all of them listed; and as `tune`.
+    """
+    check_is("args", args, TrainingArguments)
+    check_space(space)
+    made, wrong = to_space(space, args)
+    refused, idle = unfollowed(args)
+    metric, mode = metric_of(args)
+    if metric != "val_loss":
+        refused.append(f"metric_for_best_model={args.metric_for_best_model!r}: trials are compared by the loss")
+    refused += wrong + [f"{name}=: {_DECIDED}" for name in options if name in DECIDED]
+    for name, data in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
+        if not (isinstance(data, Sized) and hasattr(data, "__getitem__")) or isinstance(data, Mapping):
+            refused.append(f"{name} is a {type(data).__name__}: one data set with a length")
+    if refused:
+        raise ValueError("tune_trainer() cannot follow:\n- " + "\n- ".join(refused))
+    if idle:
+        warnings.warn(f"these training arguments have no effect here: {', '.join(idle)}", stacklevel=2)
+    model_fn = model_function(model, model_class, own_names(space), args.use_cache)
+    with preserved_generators():
+        first = _first_model(model_fn, made, args.seed)
+        collate = collator(first, args, data_collator, processing_class)
+        train, validation = loaders(args, collate, train_dataset, eval_dataset)
+        width = options.pop("surrogate", 1 / 8)
+        surrogate = _width(first, width, next(iter(validation(1))))
+    made |= _warmup_epochs(made, args, len(train_dataset))
+    chosen: dict[str, Any] = {
+        "storage_path": args.output_dir,
+        "keep": "best" if args.load_best_model_at_end else "last",
+        "ema": 0.0,
+        "precision": "bf16" if args.bf16 else "tf32" if args.tf32 else "fp32",
+    }
+    if args.use_cpu and options.get("backend", "local") == "local":
+        chosen["device"] = "cpu"
+    tuned = tune(
+        model_fn,
+        made,
+        train_data=train,
+        val_data=validation,
+        objective=trainer_objective(args),
+        metric=metric,
+        mode=mode,
+        max_t=int(args.num_train_epochs),
+        seed=args.seed,
+        surrogate=surrogate,
+        **{**chosen, **options},
+    )
+    given = {
+        "train_dataset": train_dataset,
+        "eval_dataset": eval_dataset,
+        "data_collator": data_collator,
+        "processing_class": processing_class,
+        "compute_metrics": compute_metrics,
+    }
+    return make_trainer_result(tuned, args, given)
+
+
+_DECIDED = "the training arguments and data sets decide it"
+
+
+def _first_model(model_fn: Callable[..., nn.Module], space: Mapping[str, Any], seed: int) -> nn.Module:
+    config = sample(space, 1, seed)[0]
+    try:
+        model = model_fn(config)
+    except Exception as error:
+        raise ValueError(f"`model` fails for {config!r} with {type(error).__name__}: {error}") from error
+    require(isinstance(model, nn.Module), "model", type(model).__name__, "one that makes a torch.nn.Module")
+    return model
+
+
+def _width(model: nn.Module, width: Any, batch: Any) -> Any:
+    """The width ratio that was asked for; 1, which is said, where the model cannot be made so narrow."""
+    if not isinstance(width, float) or not 0 < width < 1:
+        return width
+    few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, batch)
+    try:
+        shrink(model, width, few)
+    except ValueError as error:
+        told = str(error).splitlines()[0]
+        warnings.warn(f"the model is swept at its full width (`surrogate=1`), not at {width:g}: {told}", stacklevel=3)
+        return 1
+    return width
+
+
+def _warmup_epochs(space: Mapping[str, Any], args: TrainingArguments, examples: int) -> dict[str, float]:
+    """How long the warm-up lasts, so that no rung lies before its end; what is searched, only its trials know."""
+    warmup, batch_size = warmup_of(args), space["batch_size"]
+    if not warmup or "warmup_steps" in space:
+        return {}
+    if warmup < 1:
+        return {"warmup_epochs": warmup * args.num_train_epochs}
+    sizes = batch_size if isinstance(batch_size, int) else max(getattr(batch_size, "categories", [1]))
+    return {"warmup_epochs": warmup / math.ceil(examples / sizes)}

@@ -1,0 +1,233 @@
+"""`tune_trainer` against `transformers.Trainer` alone: the same weights from the same training arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Trainer, TrainingArguments, get_scheduler
+
+from hydro_rasda import choice, grid_search, loguniform, uniform
+from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
+from hydro_rasda.integrations.transformers.arguments import schedule_types
+from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
+from tests import zoo
+
+pytestmark = [
+    pytest.mark.usefixtures("one_process"),
+    pytest.mark.filterwarnings("ignore:the model's initial weights are the same from every seed"),
+    pytest.mark.filterwarnings("ignore:these training arguments have no effect here. disable_tqdm, save_strategy$"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def sentence(label: int | None = None) -> dict[str, Any]:
+    """Three to seven tokens of ten, padded; what is padded is not predicted. Or one label for all."""
+    length = int(torch.randint(3, 8, (), generator=GENERATOR))
+    tokens = torch.randint(1, 11, (7,), generator=GENERATOR)
+    mask = (torch.arange(7) < length).long()
+    target = tokens.masked_fill(mask == 0, -100) if label is None else torch.tensor(label)
+    return {"input_ids": tokens * mask, "attention_mask": mask, "labels": target, "unused": 7}
+
+
+TEXT = [sentence() for _ in range(37)]
+LABELLED = [sentence(label=i % 3) for i in range(37)]
+
+
+def gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    return zoo.gpt2().double()
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    return zoo.llama().double()
+
+
+def bert() -> nn.Module:
+    torch.manual_seed(0)
+    return zoo.bert().double()
+
+
+def arguments(folder: Path, **changes: Any) -> TrainingArguments:
+    defaults: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 5,
+        "num_train_epochs": 3,
+        "train_sampling_strategy": "sequential",
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(output_dir=str(folder), **{**defaults, **changes})
+
+
+def tuned(
+    model: Any, args: TrainingArguments, space: dict[str, Any] | None = None, data: Any = TEXT, **options: Any
+) -> TrainerResult:
+    defaults = {"num_samples": 3, "top_k": 1, "progress": False, "name": "run"}
+    space = {"learning_rate": loguniform(1e-3, 1e-1)} if space is None else space
+    return tune_trainer(model, args, space, train_dataset=data, eval_dataset=data[:12], **{**defaults, **options})
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
+    "defaults": (gpt2, TEXT, {}),
+    "schedule, accumulation, clipping": (
+        gpt2,
+        TEXT,
+        {
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 4,
+            "weight_decay": 0.5,
+            "gradient_accumulation_steps": 2,
+            "max_grad_norm": 0.3,
+            "adam_beta2": 0.95,
+        },
+    ),
+    "last part left out": (
+        llama,
+        TEXT[:35],
+        {"dataloader_drop_last": True, "gradient_accumulation_steps": 3, "warmup_steps": 0.3},
+    ),
+    "classes, sgd, no clipping": (
+        bert,
+        LABELLED,
+        {"optim": "sgd", "weight_decay": 0.01, "max_grad_norm": 0.0, "lr_scheduler_type": "constant_with_warmup"},
+    ),
+    "smoothed labels": (gpt2, TEXT, {"label_smoothing_factor": 0.2, "lr_scheduler_type": "polynomial"}),
+    "bf16": (bert, LABELLED, {"bf16": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_trainer_alone(case: str, tmp_path: Path) -> None:
+    """The winner's sweep, fused with two others, and its full-size training after that."""
+    model_init, data, changes = CASES[case]
+    args = arguments(tmp_path, **changes)
+    result = tuned(model_init, args, data=data)
+    assert args.learning_rate != result.args.learning_rate == result.tuned.best_config["lr"]
+    trainer = Trainer(model_init(), result.args, train_dataset=data, eval_dataset=data[:12])
+    trainer.train()
+    assert trainer.state.global_step > 8
+    tolerance = 0.05 if args.bf16 else 1e-5
+    for name, value in result.model().named_parameters():
+        expected = dict(trainer.model.named_parameters())[name]
+        moved = (expected - dict(model_init().named_parameters())[name]).norm()
+        assert (value - expected).norm() <= tolerance * moved + 1e-9, name
+    assert result.tuned.best_metric == pytest.approx(trainer.evaluate()["eval_loss"], rel=0.02 if args.bf16 else 1e-5)
+
+
+@pytest.mark.parametrize("kind", schedule_types())
+def test_every_schedule_at_every_step(kind: str) -> None:
+    options = {"min_lr_rate": 0.1} if "with_min_lr" in kind else {"num_decay_steps": 5} if "stable" in kind else {}
+    optimizer = SGD([torch.zeros(1)], lr=0.5)
+    theirs = get_scheduler(kind, optimizer, 6, 20, scheduler_specific_kwargs=options)
+    ours = TrainerSchedule(kind, 0.3, 0.5, tuple(options.items()))
+    for step in range(20):
+        assert 0.5 * ours(step, 20) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        theirs.step()
+
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": 11,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
+
+
+def test_a_configuration_is_made_narrower_and_some_of_it_is_searched(tmp_path: Path) -> None:
+    space = {
+        "learning_rate": loguniform(1e-3, 1e-1),
+        "optim": choice(["adamw_torch", "sgd"]),
+        "lr_scheduler_type": choice(["linear", "cosine"]),
+        "warmup_steps": choice([0, 5]),
+        "per_device_train_batch_size": choice([4, 8]),
+        "attention_dropout": choice([0.0, 0.1]),
+    }
+    args = arguments(tmp_path, gradient_accumulation_steps=2, load_best_model_at_end=True, eval_strategy="no", seed=3)
+    config = LlamaConfig(**LLAMA)
+    result = tuned(config, args, space, model_class=AutoModelForCausalLM, surrogate=1 / 2, num_samples=6, top_k=2)
+    best = result.tuned.best_config
+    assert result.args.per_device_train_batch_size == best["batch_size"] // 2
+    assert (result.args.warmup_steps, result.args.lr_scheduler_type) == (
+        best["warmup_steps"],
+        best["lr_scheduler_type"],
+    )
+    model: Any = result.model()
+    assert model.config.hidden_size == 32
+    assert model.config.attention_dropout == best["attention_dropout"]
+    assert config.attention_dropout == 0.0
+    evaluated = result.trainer(compute_metrics=lambda prediction: {"examples": len(prediction.predictions)}).evaluate()
+    assert evaluated["eval_loss"] == pytest.approx(result.tuned.best_metric, rel=1e-4)
+    assert evaluated["eval_examples"] == 12
+
+
+def test_what_cannot_be_made_narrower_is_swept_at_full_width_which_is_said(tmp_path: Path) -> None:
+    config = MambaConfig(
+        vocab_size=11, hidden_size=16, num_hidden_layers=1, state_size=4, architectures=["MambaForCausalLM"]
+    )
+    data = [{"input_ids": example["input_ids"], "labels": example["labels"]} for example in TEXT]
+    with pytest.warns(UserWarning, match=r"swept at its full width .*, not at 0.125: "):
+        result = tuned(config, arguments(tmp_path, num_train_epochs=1), data=data, num_samples=1)
+    assert result.tuned.best_metric < 3
+
+
+def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: Path) -> None:
+    args = arguments(
+        tmp_path, fp16=False, max_steps=7, neftune_noise_alpha=5.0, optim="adafactor", num_train_epochs=1.5
+    )
+    space = {
+        "learning_rate": loguniform(1e-3, 1e-1),
+        "lr_scheduler_type": choice(["linear", "reduce_lr_on_plateau"]),
+        "optim": uniform(0, 1),
+        "batch_size": choice([1, 2]),
+        "seed": grid_search([1, 2]),
+    }
+    with pytest.raises(ValueError, match=r"^tune_trainer\(\) cannot follow:\n") as raised:
+        tune_trainer(gpt2, args, space, train_dataset=iter(TEXT), eval_dataset={"a": TEXT}, max_t=3)
+    told = str(raised.value).splitlines()[1:]
+    assert [line.split()[1].strip(":") for line in told] == [
+        "max_steps=7",
+        "neftune_noise_alpha=5.0",
+        "optim='adafactor'",
+        "num_train_epochs=1.5",
+        "space['lr_scheduler_type']",
+        "space['optim']",
+        "space['batch_size']",
+        "space['seed']",
+        "max_t=",
+        "train_dataset",
+        "eval_dataset",
+    ]
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "space", "match"),
+    [
+        (nn.Linear(1, 1), {}, "`model` is 'Linear', but must be a function that makes a model"),
+        (LlamaConfig(**LLAMA), {}, "`model_class` is None, but must be given"),
+        (
+            LlamaConfig(**LLAMA, architectures=["LlamaForCausalLM"]),
+            {"depth": 1},
+            r"`space` is \['depth'\], but must be",
+        ),
+        (lambda: 1, {}, "`model` is 'int', but must be one that makes a torch.nn.Module"),
+        (lambda: 1 / 0, {}, "`model` fails for .* ZeroDivisionError"),
+    ],
+)
+def test_models_that_are_refused(model: Any, space: dict[str, Any], match: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=match):
+        tuned(model, arguments(tmp_path), {"learning_rate": loguniform(1e-3, 1e-1), **space})
+    assert [*tmp_path.iterdir()] == []
