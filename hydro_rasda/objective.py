@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusion.keys import KEYS, is_read
 from hydro_rasda.data import Batch
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
@@ -38,8 +41,79 @@ class OptimizerSettings:
     weight_decay_factors: Mapping[str, float] = field(default_factory=dict)
 
 
-LossFn = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[..., Tensor]
 """`loss_fn(output [N, ...], target [N, ...]) -> scalar`, such as those of `torch.nn.functional`."""
+
+_CONFIG = "_hydro_rasda_config"
+
+
+def takes_config(function: Callable[..., Any]) -> bool:
+    """Whether a function has an argument called `config`."""
+    try:
+        return "config" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # what is written in C need not have a signature
+        return False
+
+
+def give_config(model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Have a model carry what an objective may read of its configuration: under fusion, each member its own.
+
+    Fused, one objective runs for all members. What a module holds is what members of one group share, but for floats,
+    of which each has its own (`fusion.settings`); so what the objective reads has to be there.
+    """
+    setattr(model, _CONFIG, config)
+
+
+def steering(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a configuration, what an objective may read: all but what the library reads itself."""
+    return {key: copy.deepcopy(value) for key, value in config.items() if key not in KEYS or not is_read(key, config)}
+
+
+class OwnConfig(Mapping[str, Any]):
+    """What an objective is given as `config`: it can be read, not written."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self._config[key]
+        except KeyError:
+            told = f"{key!r}: an objective's `config` has the keys {sorted(self._config)}"
+            raise KeyError(f"{told}; what the library reads itself, such as 'lr', is not among them") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._config)
+
+    def __len__(self) -> int:
+        return len(self._config)
+
+
+def config_of(model: nn.Module) -> OwnConfig:
+    """What `give_config` gave a model."""
+    return OwnConfig(getattr(model, _CONFIG))
+
+
+@dataclass(frozen=True)
+class Configured:
+    """An objective of (model, batch), made of one of (model, batch, config)."""
+
+    objective: Callable[[nn.Module, Batch, Mapping[str, Any]], Mapping[str, Tensor]]
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        return self.objective(model, batch, config_of(model))
+
+
+def as_objective(objective: Callable[..., Mapping[str, Tensor]] | None, loss_fn: LossFn) -> Objective:
+    """An objective of (model, batch), made of what a user gave: one that may take the configuration, too, or a loss."""
+    if objective is None:
+        return supervised(loss_fn)
+    return Configured(objective) if takes_config(objective) else objective
+
+
+def reads_config(objective: Objective) -> bool:
+    """Whether an objective, as it was given, reads the configuration."""
+    return isinstance(objective, Configured) or (isinstance(objective, Supervised) and objective.configured)
 
 
 @dataclass(frozen=True)
@@ -49,10 +123,12 @@ class Supervised:
     Attributes:
         loss_fn: Mean loss of a batch.
         checked: Whether to look at the targets' values first, which takes a model and a batch at a time.
+        configured: Whether the loss has an argument `config`.
     """
 
     loss_fn: LossFn = F.cross_entropy
     checked: bool = False
+    configured: bool = False
 
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         inputs, target = _pair(batch)
@@ -69,7 +145,8 @@ class Supervised:
             )
         if self.checked and self.loss_fn is F.cross_entropy:
             _check_classes(output, target)
-        metrics = {"loss": self.loss_fn(output, target)}
+        config = {"config": config_of(model)} if self.configured else {}
+        metrics = {"loss": self.loss_fn(output, target, **config)}
         if target.is_floating_point():
             metrics["mae"] = (output - target).abs().mean()
         elif (dim := _class_dim(output, target, self.loss_fn)) is not None:
@@ -85,14 +162,14 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
     language models do. Regression (a floating-point target) reports `mae`, the mean absolute error.
 
     Args:
-        loss_fn: Mean loss of a batch. Where classes could be either dimension, they are the second for a loss of
-            torch's, and the last for any other.
+        loss_fn: Mean loss of a batch; one with an argument `config` is given the configuration, see `tune`. Where
+            classes could be either dimension, they are the second for a loss of torch's, and the last for any other.
 
     Returns:
         The objective. It raises ValueError where a floating-point target [N, ...] has another shape than the output:
         broadcasting one against the other would train on nonsense.
     """
-    return Supervised(loss_fn)
+    return Supervised(loss_fn, configured=takes_config(loss_fn))
 
 
 def checked(objective: Objective) -> Objective:

@@ -21,7 +21,7 @@ from fusion.streams import seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, unlike
-from hydro_rasda.objective import Objective, check_metrics, checked
+from hydro_rasda.objective import Objective, check_metrics, checked, give_config, reads_config, steering
 from hydro_rasda.plans import Plans
 from hydro_rasda.precision import as_given, in_precision
 from hydro_rasda.reads import Notes
@@ -60,6 +60,7 @@ class Problem:
         device: Where models train.
         example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
             a dict of keyword arguments. A model that takes no width is narrowed by following it through the model.
+        objective_reads: Keys of the configuration that the objective was seen to read (`dry_run`).
         full_size: What trains the full-size models; None for the library's own loop.
         copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
         plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
@@ -74,6 +75,7 @@ class Problem:
     settings: TuneConfig
     device: torch.device
     example_input: Any = None
+    objective_reads: frozenset[str] = frozenset()
     full_size: OwnLoop | None = None
     copied: bool = False
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
@@ -95,7 +97,12 @@ class Problem:
         model = self._build(trial.config, 1.0)
         if not isinstance(model, nn.Module):
             raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
-        return model.to(self.device)
+        return self._configured(model, trial).to(self.device)
+
+    def _configured(self, model: nn.Module, trial: Trial) -> nn.Module:
+        if reads_config(as_given(self.objective)):
+            give_config(model, steering(trial.config))
+        return model
 
     def surrogate(self, trial: Trial, *, checked: bool = False) -> nn.Module:
         """The model that stands in for it in the sweep, likewise.
@@ -107,6 +114,10 @@ class Problem:
         width = self.settings.surrogate
         if width == 1:
             return self.target(trial)
+        return self._configured(self._narrow(trial, checked), trial)
+
+    def _narrow(self, trial: Trial, checked: bool) -> nn.Module:
+        width = self.settings.surrogate
         if not self._takes_width:
             return self._shrunk(trial)
         config = dict(trial.config)
@@ -206,6 +217,7 @@ class DryRun:
             few examples; None where it never called the model itself.
         pretrained: Whether initial weights are the same from every seed. A narrow surrogate would keep a random part of
             what was learnt, so none was tried. With `surrogate=1` this is not looked for, and it is False.
+        objective_reads: Keys of the configuration that the objective read.
         shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
             that it keeps, which training one trial would change for all others.
     """
@@ -214,6 +226,7 @@ class DryRun:
     example_input: Any
     pretrained: bool = False
     shared: bool = False
+    objective_reads: frozenset[str] = frozenset()
 
 
 PRETRAINED_SHARE = 0.1
@@ -269,6 +282,9 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), copy.deepcopy(target)
     del other
+    notes = Notes()
+    if reads_config(as_given(problem.objective)):
+        give_config(target, notes.noting(steering(trial.config)))
     calls: list[Any] = []
     handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
     with naming_batch("train_data", "its first batch", trial.batch_size):
@@ -289,7 +305,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
-    return DryRun(parameters, example, pretrained, shared)
+    return DryRun(parameters, example, pretrained, shared, frozenset(notes.read))
 
 
 def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:

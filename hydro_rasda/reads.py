@@ -52,6 +52,10 @@ class Notes:
         noting.__signature__ = inspect.signature(model_fn)  # type: ignore[attr-defined]
         return noting
 
+    def noting(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A stand-in for a configuration that notes what is read of it."""
+        return _Noted(config, self, "", [])
+
     def of(self, config: Mapping[str, Any]) -> Reads | None:
         """What was read, with its values; None where a value cannot be compared by what it prints."""
         read = {(path, text) for path, text in _texts(config) if path in self.read or not path}

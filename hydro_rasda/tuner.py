@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion.streams import preserved_generators
@@ -22,7 +22,7 @@ from hydro_rasda.checks import check_choice, check_flag, check_folder, check_fun
 from hydro_rasda.config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig
 from hydro_rasda.contracts import Backend, SweepRule
 from hydro_rasda.data import Data, make_batches
-from hydro_rasda.objective import LossFn, Objective, supervised
+from hydro_rasda.objective import LossFn, Objective, as_objective, takes_config
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
@@ -48,7 +48,7 @@ def tune(
     train_data: Data,
     val_data: Data,
     loss_fn: LossFn = F.cross_entropy,
-    objective: Objective | None = None,
+    objective: Callable[..., Mapping[str, Tensor]] | None = None,
     metric: str = "val_loss",
     mode: Mode = "min",
     num_samples: int = 64,
@@ -103,8 +103,12 @@ def tune(
             cannot be pickled, as they hold an open file, are read by this process alone. Before anything trains, they
             are read once, for at most 5 seconds. A loader without an end needs a length, after which an epoch is over.
         val_data: Likewise; trials are compared on it.
-        loss_fn: Mean loss of `(output, target)`; with it, batches are `(inputs, target)`.
-        objective: In its place, `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch.
+        loss_fn: Mean loss of `(output, target)`; with it, batches are `(inputs, target)`. With a third argument
+            `config`, it is told the configuration, but for what the library reads itself. In a fused group, a float
+            there may be a tensor without dimensions, since each trial has its own; trials that differ in anything
+            else (an integer, a word) train in different groups.
+        objective: In its place, `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch; or
+            `objective(model, batch, config)`, likewise.
         metric: What trials are compared by: "val_" or "train_" and a key of the objective's dict.
         mode: "min" or "max".
         num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
@@ -217,7 +221,7 @@ def tune(
     identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions)
     searcher = _prepared(searcher, space, settings)
     with _never_ending_well(), preserved_generators():
-        problem = _problem(model_fn, settings, train_data, val_data, objective or supervised(loss_fn), trains_on.device)
+        problem = _problem(model_fn, settings, train_data, val_data, as_objective(objective, loss_fn), trains_on.device)
         problem = replace(problem, full_size=own_loop)
         candidates = RandomSearch(space, num_samples, seed)
         ready = get_ready(problem, space, candidates.trials, None if name is None else folder / name)
@@ -328,7 +332,7 @@ def _folder(folder: Path, name: str | None) -> Path:
 def _check(
     model_fn: object,
     loss_fn: LossFn,
-    objective: Objective | None,
+    objective: Callable[..., Mapping[str, Tensor]] | None,
     space: Mapping[str, Any],
     num_samples: int,
     searcher: object,
@@ -340,11 +344,11 @@ def _check(
 ) -> None:
     """Refuse what no later step would refuse before work starts."""
     check_function("model_fn", model_fn, 1, 2, rule="a function of (config) or (config, width_ratio)", or_class=True)
-    rule = "a function (no class) of (output, target)"
-    check_function("loss_fn", loss_fn, 2, rule=rule)
+    rule = "a function (no class) of (output, target) or (output, target, config)"
+    check_function("loss_fn", loss_fn, 3 if takes_config(loss_fn) else 2, rule=rule)
     if objective is not None:
-        rule = "None, or a function (no class) of (model, batch)"
-        check_function("objective", objective, 2, rule=rule)
+        rule = "None, or a function (no class) of (model, batch) or (model, batch, config)"
+        check_function("objective", objective, 3 if takes_config(objective) else 2, rule=rule)
     if objective is not None and loss_fn is not F.cross_entropy:
         raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
     check_choice("resume", resume, RESUME)

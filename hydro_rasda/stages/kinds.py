@@ -12,9 +12,11 @@ from torch import nn
 
 from fusion import fusion_key
 from hydro_rasda.contracts import evenly
+from hydro_rasda.objective import reads_config, steering
 from hydro_rasda.plans import Plans
+from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem, Trial
-from hydro_rasda.reads import Notes, Reads, all_of
+from hydro_rasda.reads import Notes, Reads, all_of, leaves
 from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import failure_line
@@ -128,6 +130,8 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
         surrogate, notes = build_noting(problem, trial)
         digest = _digest(problem, trial, surrogate)
         reads = _reads(problem, trial, notes)
+        if notes is not None:
+            notes.read |= problem.objective_reads
     except (Exception, SystemExit):  # the latter would end a script, and look like success
         return _Kind(error=traceback.format_exc())
     if alike is not None:
@@ -148,5 +152,11 @@ def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
     """What decides about a trial's model: what was read now and, where a plan was at hand, when that was made."""
     reads = None if notes is None else notes.of(trial.config)
+    if reads is not None and reads_config(as_given(problem.objective)):
+        # What an objective is given is a part of the model; floats, of which members have their own, do not tell kinds.
+        given = Notes()
+        given.read |= {key for key, value in leaves(steering(trial.config)) if not isinstance(value, float)}
+        also = given.of(trial.config)
+        reads = None if also is None else reads | also
     plan = problem.plans.known_for(problem.settings.surrogate, trial.config)
     return reads if reads is None or plan is None else reads | plan[1]

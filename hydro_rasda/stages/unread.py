@@ -32,7 +32,7 @@ def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | Non
 
 
 def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
-    """Which keys of a configuration neither `model_fn`, as noted, nor the library reads."""
+    """Which keys of a configuration neither `model_fn` or the objective, as noted, nor the library reads."""
     if notes is None:
         return {}
     unread = [path for path in paths(config) if path not in notes.read]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import fuse
-from hydro_rasda.objective import check_metrics, checked, supervised
+from hydro_rasda.objective import as_objective, check_metrics, checked, give_config, steering, supervised
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 LINEAR = nn.Linear(4, 3)
@@ -167,3 +167,24 @@ def test_metrics_by_hand() -> None:
 def test_metrics_by_hand_are_checked(metrics: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         check_metrics(metrics)
+
+
+def test_a_loss_and_an_objective_are_told_the_configuration() -> None:
+    config = {"lr": 0.1, "gamma": 2.0, "net": {"depth": 3}, "optimizer": "sgd", "momentum": 0.9}
+    model = nn.Linear(4, 3)
+    give_config(model, steering(config))
+    told: list[dict[str, Any]] = []
+
+    def loss_fn(output: Tensor, target: Tensor, config: Any) -> Tensor:
+        told.append(dict(config))
+        return output.mean()
+
+    def objective(model: nn.Module, batch: Any, config: Any) -> dict[str, Tensor]:
+        return {"loss": loss_fn(model(batch[0]), batch[1], config)}
+
+    batch = (X, torch.zeros(6, dtype=torch.int64))
+    as_objective(None, loss_fn)(model, batch)
+    as_objective(objective, loss_fn)(model, batch)
+    assert told == [{"gamma": 2.0, "net": {"depth": 3}}] * 2
+    with pytest.raises(KeyError, match=r"'lr': an objective's `config` has the keys \['gamma', 'net'\]"):
+        as_objective(lambda model, batch, config: config["lr"], loss_fn)(model, batch)

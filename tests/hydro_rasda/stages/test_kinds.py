@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.stages.kinds import ALIKE, find_kinds
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp, refuses_some
@@ -155,3 +156,13 @@ def test_only_the_trial_whose_model_kills_each_process_fails(problem: Problem, t
     told = "the process that built it died 2 times: SIGKILL, as where memory runs out"
     assert failed == ({} if times == 1 else {2: told})
     assert len(set(unit.value.values())) == 1
+
+
+def test_what_an_objective_reads_splits_kinds_unless_it_is_a_float(problem: Problem) -> None:
+    """Also after so many of one kind that others are believed to be alike without being built."""
+    told = replace(problem, objective=as_objective(lambda model, batch, config: {}, len))
+    configs = [{"penalty": "square", "scale": 0.1 * n} for n in range(ALIKE + 2)] + [{"penalty": "abs", "scale": 0.1}]
+    kinds = list(find_kinds(told, trials(*configs), 1).value.values())
+    assert len(set(kinds[:-1])) == 1
+    assert kinds[-1] != kinds[0]
+    assert len(set(find_kinds(problem, trials(*configs), 1).value.values())) == 1

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hydro_rasda import TuneResult, choice, loguniform, sample_from, uniform
 from hydro_rasda.problem import Problem, Trial
@@ -135,3 +136,15 @@ def test_tune_warns_once(quick: Quick, resumed: bool) -> None:
 def test_what_another_value_is_computed_from_counts(quick: Quick) -> None:
     space = {**LR, "scale": uniform(0.0, 0.5), "dropout": sample_from(lambda spec: spec.config.scale / 2)}
     quick(space=space, max_t=1, num_samples=4)
+
+
+def test_what_the_objective_reads_is_read(quick: Quick) -> None:
+    def objective(model: nn.Module, batch: Any, config: Any) -> dict[str, Tensor]:
+        output = model(batch[0])
+        return {"loss": F.cross_entropy(output, batch[1]) + config["scale"] * output.square().mean()}
+
+    space = {**LR, "scale": uniform(0.0, 0.1), "scael": uniform(0.0, 0.1)}
+    with pytest.warns(UserWarning, match="nor the library reads `scael`: what") as told:
+        result = quick(space=space, max_t=1, num_samples=4, objective=objective)
+    assert len(told) == 1
+    assert result.finished

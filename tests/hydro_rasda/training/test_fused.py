@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fusion import FusedModel, FusionWarning, fuse, lr_factor
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.data import make_batches
-from hydro_rasda.objective import OptimizerSettings
+from hydro_rasda.objective import OptimizerSettings, as_objective
 from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.store import Store
@@ -349,3 +349,27 @@ def test_it_stops_when_asked_after_the_first_epoch(problem: Problem) -> None:
     )
     assert told == [1]
     assert [epoch for epoch, _ in outcome.history[0]] == [1]
+
+
+def smoothed(output: Tensor, target: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """A float that an operator insists on as a number, one in arithmetic, and a word to branch on."""
+    loss = nn.functional.cross_entropy(output, target, label_smoothing=config["smoothing"])
+    penalty = output.square().mean() if config["penalty"] == "square" else output.abs().mean()
+    return loss + config["scale"] * penalty
+
+
+def test_members_read_their_own_configuration(problem: Problem) -> None:
+    told = replace(problem, objective=as_objective(None, smoothed))
+    values = [(0.0, 0.1), (0.2, 0.1), (0.1, 0.5)]
+    trials = {
+        n: Trial(n, {"lr": 0.1, "batch_size": 32, "smoothing": s, "scale": w, "penalty": "square"})
+        for n, (s, w) in enumerate(values)
+    }
+    together = train_group(told, trials, task((0, 1, 2), 0, 2), no_sources)
+    assert not together.failures
+    for number in trials:
+        by_itself = train_group(told, trials, task((number,), 0, 2), no_sources)
+        for (_, a), (_, b) in zip(together.history[number], by_itself.history[number], strict=True):
+            assert a == pytest.approx(b, rel=1e-4)
+    losses = [history[0][1]["train_loss"] for history in together.history.values()]
+    assert len(set(losses)) == 3
