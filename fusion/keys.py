@@ -83,6 +83,7 @@ KEYS: Mapping[str, Key] = {
     "beta2": _of_optimizer(float, _fraction, "in [0, 1)", adam=0.999, adamw=0.999),
     "eps": _of_optimizer(float, _positive, "a finite number > 0", adam=1e-8, adamw=1e-8),
     "batch_size": Key(int, _count, "an integer >= 1", "training loop", 64),
+    "accumulate": Key(int, _count, "an integer >= 1", "training loop", 1),
     "grad_clip": Key(float, _norm, "None or a norm > 0", "training loop"),
     "schedule": Key(
         lambda value: value,

@@ -95,7 +95,8 @@ def tune(
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower.
         space: Maps hyperparameters to Ray Tune domains (see `hydro_rasda.space`). The library reads `lr` (required),
             `optimizer` (sgd, adam, adamw), `momentum`, `nesterov`, `dampening`, `weight_decay`,
-            `independent_weight_decay`, `beta1`, `beta2`, `eps`, `batch_size`, `grad_clip`, `schedule` (constant,
+            `independent_weight_decay`, `beta1`, `beta2`, `eps`, `batch_size`, `accumulate` (parts that a
+            batch is learnt from one after another, for less memory), `grad_clip`, `schedule` (constant,
             cosine, step, exponential, or a function of step and steps; see `fusion.lr_factor`) with `gamma`,
             `step_size` and `warmup_epochs`, and on Ray `rescale_warmup_epochs`; `fusion.keys` says what each may be.
             All keys reach `model_fn`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -50,7 +51,13 @@ def can_be_split(batch: Any) -> bool:
     return len(_sizes(batch)) == 1
 
 
-def backward(objective: Callable[[Any], Means], batch: Any, parts: int = 1) -> dict[str, Tensor]:
+def backward(
+    objective: Callable[[Any], Means],
+    batch: Any,
+    parts: int = 1,
+    weight: float = 1.0,
+    apart: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> dict[str, Tensor]:
     """Gradients of the mean loss over a batch, added up part by part; activations are those of one part.
 
     Equal to the whole batch at once for losses that are means over samples which do not see each other:
@@ -60,15 +67,18 @@ def backward(objective: Callable[[Any], Means], batch: Any, parts: int = 1) -> d
         objective: batch -> means over its samples; the gradients are those of "loss".
         batch: See `split`.
         parts: How many parts to split the batch into.
+        weight: What the loss is multiplied by besides.
+        apart: Entered for each part but the last, such as DDP's `no_sync`: gradients are averaged once.
 
     Returns:
         The means over the whole batch, detached.
     """
 
-    def learn(part: Any, share: float) -> Means:
-        means = objective(part)
-        loss = means["loss"] if share == 1 else means["loss"] * share
-        loss.sum().backward()
+    def learn(part: Any, share: float, last: bool) -> Means:
+        with nullcontext() if last else apart():
+            means = objective(part)
+            loss = means["loss"] if share * weight == 1 else means["loss"] * (share * weight)
+            loss.sum().backward()
         return means
 
     return _over_parts(learn, batch, parts)
@@ -77,19 +87,19 @@ def backward(objective: Callable[[Any], Means], batch: Any, parts: int = 1) -> d
 def evaluate(objective: Callable[[Any], Means], batch: Any, parts: int = 1) -> dict[str, Tensor]:
     """The means over a batch, part by part, without gradients. Arguments as of `backward`."""
     with torch.no_grad():
-        return _over_parts(lambda part, share: objective(part), batch, parts)
+        return _over_parts(lambda part, share, last: objective(part), batch, parts)
 
 
-def _over_parts(measure: Callable[[Any, float], Means], batch: Any, parts: int) -> dict[str, Tensor]:
-    """The average of what `measure(part, its share of the samples)` returns."""
+def _over_parts(measure: Callable[[Any, float, bool], Means], batch: Any, parts: int) -> dict[str, Tensor]:
+    """The average of what `measure(part, its share of the samples, whether it is the last)` returns."""
     pieces = split(batch, parts)
     if len(pieces) == 1:
-        return {name: mean.detach() for name, mean in measure(pieces[0], 1.0).items()}
+        return {name: mean.detach() for name, mean in measure(pieces[0], 1.0, True).items()}
     whole: dict[str, Tensor] = {}
     sizes = [_samples(piece) for piece in pieces]
-    for piece, size in zip(pieces, sizes):
+    for i, (piece, size) in enumerate(zip(pieces, sizes), 1):
         share = size / sum(sizes)
-        for name, mean in measure(piece, share).items():
+        for name, mean in measure(piece, share, i == len(pieces)).items():
             own = mean.detach() * share
             whole[name] = whole[name] + own if name in whole else own
     return whole

@@ -11,6 +11,7 @@ from functools import partial
 from torch import nn
 
 from fusion import fusion_key
+from fusion.keys import read
 from hydro_rasda.contracts import evenly
 from hydro_rasda.objective import reads_config, steering
 from hydro_rasda.plans import Plans
@@ -146,7 +147,8 @@ def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
     # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
     scales = repr(multipliers(settings, surrogate, problem.settings.surrogate))
-    return hashlib.sha256(repr(fusion_key(surrogate, trial.batch_size, scales)).encode()).hexdigest()[:12]
+    parts = read(settings.config, "accumulate")
+    return hashlib.sha256(repr(fusion_key(surrogate, trial.batch_size, parts, scales)).encode()).hexdigest()[:12]
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:

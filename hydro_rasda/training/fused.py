@@ -51,9 +51,9 @@ class FusedLearner:
 
     def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
         self.fused: FusedModel = fuse(modules)
-        self.micro_batches = 1
         settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
         self._configs = [own.config for own in settings]
+        self.micro_batches: int = read(self._configs[0], "accumulate")
         factors = multipliers(settings[0], modules[0], problem.settings.surrogate)
         self.optimizer = fused_optimizer(self.fused, self._configs, **factors)
         self._objective = problem.objective
@@ -210,9 +210,10 @@ def _train(
     else:
         learner = _start(problem, trials, members)
     (group,) = task.groups
-    learner.fused.one_by_one, learner.micro_batches = not group.fused, group.micro_batches
+    learner.fused.one_by_one = not group.fused
+    learner.micro_batches = max(learner.micro_batches, group.micro_batches)
     batch = next(problem.train_data.epoch(batch_size, task.span.start))
-    dry_run(learner.fused, problem.objective, split(batch, group.micro_batches)[0], compare=not known)
+    dry_run(learner.fused, problem.objective, split(batch, learner.micro_batches)[0], compare=not known)
     if group.micro_batches > 1:
         warnings.warn(_MICRO_BATCHES.format(batch_size), stacklevel=5)
     history: dict[int, History] = {number: [] for number in members}

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fusion import lr_factor, optimizer
 from fusion.keys import read
 from fusion.streams import seed_generators
+from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import Objective
@@ -80,7 +81,8 @@ class SingleLearner:
         self._ema = ema
         self._average = Average(partial(trained_tensors, model)) if ema else None
         self.noise: GradientNoise | None = None
-        self._joint: nn.Module | None = None
+        self._parts: int = read(self._config, "accumulate")
+        self._joint: DistributedDataParallel | None = None
         if shard.world > 1:
             # Which parameters a step uses may differ from step to step, as with stochastic depth.
             self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
@@ -116,16 +118,13 @@ class SingleLearner:
         factor = lr_factor(self._config, epoch, self._max_t, steps)
         for group, base in zip(self.optimizer.param_groups, self._base_lrs):
             group["lr"] = base * factor
+        self.optimizer.zero_grad(set_to_none=True)
         if self._joint is None:
-            metrics = self._objective(self.model, batch)
-            loss = metrics["loss"]
+            metrics = backward(self._metrics, batch, self._parts)
         else:
-            metrics = self._joint(batch)
-            loss = metrics["loss"] * weight
             if self.noise is not None:
                 self.noise.expect(batch_length(batch), weight)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+            metrics = backward(self._joint, batch, self._parts, weight, self._joint.no_sync)
         max_norm = read(self._config, "grad_clip")
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
@@ -135,8 +134,10 @@ class SingleLearner:
         return _as_vectors(metrics)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
-        with torch.no_grad():
-            return _as_vectors(self._objective(self.model, batch))
+        return _as_vectors(evaluate(self._metrics, batch, self._parts))
+
+    def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
+        return self._objective(self.model, batch)
 
     @property
     def averages(self) -> bool:

@@ -127,6 +127,15 @@ def test_it_stops_when_asked_or_diverged(problem: Problem) -> None:
     assert [epoch for epoch, _ in history_of(problem, wild, Span(0, 4))] == [1]
 
 
+@pytest.mark.parametrize("batch_size", [32, 48])
+def test_a_batch_in_parts_teaches_what_the_whole_one_does(problem: Problem, batch_size: int) -> None:
+    """320 examples: with batches of 48, the last has fewer."""
+    config = {"lr": 0.05, "optimizer": "sgd", "momentum": 0.9, "batch_size": batch_size, "grad_clip": 0.5}
+    whole, parts = (history_of(problem, {**config, **more}, Span(0, 3)) for more in ({}, {"accumulate": 5}))
+    for (_, a), (_, b) in zip(whole, parts, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
 def test_another_seed_is_another_training(problem: Problem) -> None:
     trial, task = Trial(0, CONFIG), TargetTask("a task", 0, Span(0, 1), None, problem.settings.seed)
     first, again = (train_target(problem, trial, task, None).history for _ in range(2))

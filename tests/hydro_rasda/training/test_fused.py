@@ -351,6 +351,16 @@ def test_it_stops_when_asked_after_the_first_epoch(problem: Problem) -> None:
     assert [epoch for epoch, _ in outcome.history[0]] == [1]
 
 
+def test_members_learn_from_batches_in_parts(problem: Problem) -> None:
+    config = {"lr": 0.1, "optimizer": "sgd", "batch_size": 48}
+    whole = {n: Trial(n, {**config, "lr": 0.1 / (n + 1)}) for n in range(2)}
+    parts = {n: Trial(n, {**trial.config, "accumulate": 5}) for n, trial in whole.items()}
+    expected, found = (train_group(problem, of, task((0, 1), 0, 2), no_sources).history for of in (whole, parts))
+    for number in whole:
+        for (_, a), (_, b) in zip(expected[number], found[number], strict=True):
+            assert a == pytest.approx(b, rel=1e-4)
+
+
 def smoothed(output: Tensor, target: Tensor, config: Mapping[str, Any]) -> Tensor:
     """A float that an operator insists on as a number, one in arithmetic, and a word to branch on."""
     loss = nn.functional.cross_entropy(output, target, label_smoothing=config["smoothing"])

@@ -92,6 +92,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "batch_size": 8},
     "clipped": {**SGD, "grad_clip": 0.2},
     "scheduled": {**SGD, "schedule": "cosine", "warmup_epochs": 1.5},
+    "in parts": {**SGD, "accumulate": 3},
     "one by one": {**SGD, "batch_size": 1},
     "uneven": {**SGD, "batch_size": 9},
 }
