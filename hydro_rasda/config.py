@@ -109,6 +109,7 @@ class TuneConfig:
     check_transfer: bool = False
     rasda: RASDAConfig = RASDAConfig()
     keep: Keep = "best"
+    patience: int | None = None
     ema: float = 0.03
     precision: Precision = "fp32"
     checkpoint_every: int | None = None
@@ -135,6 +136,9 @@ class TuneConfig:
         require(grace is None or grace <= self.max_t, "rasda.grace_period", grace, f"<= max_t ({self.max_t})")
         check_flag("check_transfer", self.check_transfer)
         check_choice("keep", self.keep, KEEP)
+        check_int("patience", self.patience, at_least=1, optional=True)
+        rule = "None where `keep` is 'last': the last epoch of one that stopped early is not its best"
+        require(self.patience is None or self.keep == "best", "patience", self.patience, rule)
         require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
         rule = f"one of {PRECISIONS} (float16 would need its losses scaled)"
         require(self.precision in PRECISIONS, "precision", self.precision, rule)

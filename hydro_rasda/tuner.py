@@ -63,6 +63,7 @@ def tune(
     full_size: Callable[[Worker], None] | None = None,
     rasda: RASDAConfig | None = None,
     keep: Literal["last", "best"] = "best",
+    patience: int | None = None,
     ema: float = 0.03,
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     searcher: Searcher | None = None,
@@ -141,6 +142,8 @@ def tune(
         keep: Of each full-size training, the weights that count: "best", after the epoch with the best metric, so that
             overfitting is stopped in time; or "last", after its last epoch. "best" returns the best that was found, be
             it of a trial that was stopped; with "last", the winner has trained to the end.
+        patience: Epochs after which a full-size training that has not become better ends; None trains on. The sweep,
+            where rungs decide, has none; a `full_size` function returns where it will.
         ema: Share of a full training's steps over which the full-size models' weights and running statistics are
             averaged, exponentially, beside training. With `keep="best"`, an epoch counts with the better of its last
             step's weights and the averaged ones, which costs a second validation and memory for another copy of the
@@ -203,6 +206,7 @@ def tune(
         check_transfer=check_transfer,
         rasda=RASDAConfig() if rasda is None else rasda,
         keep=keep,
+        patience=patience,
         ema=ema,
         precision=precision,
         checkpoint_every=checkpoint_every,
@@ -214,6 +218,8 @@ def tune(
     folder = check_folder("storage_path", storage_path)
     _check(model_fn, loss_fn, objective, space, num_samples, searcher, sweep_rule, resume, name, progress, callbacks)
     own_loop = _own_loop(full_size, (train_data, val_data))
+    alone = full_size is None or patience is None
+    require(alone, "patience", patience, "None with `full_size`, which returns where its own patience ends")
     functions: dict[str, Callable[..., Any]] = {
         "model_fn": model_fn,
         "loss_fn" if objective is None else "objective": objective or loss_fn,

@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
+from hydro_rasda.contracts import EpochMetrics, History, Span, TargetOutcome, TargetTask
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.loop import settle_epoch, train_epochs
+from hydro_rasda.training.loop import out_of_patience, settle_epoch, train_epochs
 from hydro_rasda.training.own_loop import train_own
 
 
@@ -50,10 +50,15 @@ def train_target(
         if state is not None:
             learner.load(state)
         numbers = [trial.number]
-        for epoch, metrics in train_epochs(learner, problem, task.span, trial.batch_size, numbers, should_stop):
+        # One whose process ended before that was told is over already.
+        ended = state is not None and out_of_patience(learner, problem, task.span.start)
+        span = Span(task.span.start, task.span.start) if ended else task.span
+        for epoch, metrics in train_epochs(learner, problem, span, trial.batch_size, numbers, should_stop):
             metrics = settle_epoch(learner, problem, epoch, metrics, trial.batch_size)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)
+            if ended := out_of_patience(learner, problem, epoch):
+                break
     except (Exception, SystemExit):
         return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
-    return TargetOutcome(task, learner.state(), history, None, time.perf_counter() - started)
+    return TargetOutcome(task, learner.state(), history, None, time.perf_counter() - started, ended=ended)

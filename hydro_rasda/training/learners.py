@@ -152,6 +152,10 @@ class SingleLearner:
             self.train_mode(False)
             yield
 
+    def epochs_since_best(self, epoch: int) -> int:
+        """How many epochs have not been better than the best; 0 where none is remembered."""
+        return 0 if self._best is None else epoch - int(self._best["epoch"])
+
     def remember(self, epoch: int, score: float, mode: Mode) -> None:
         """Have `state` hold, as "best", a copy of these weights and buffers until an epoch scores better.
 

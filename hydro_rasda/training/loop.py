@@ -143,6 +143,12 @@ def settle_epoch(
     return metrics
 
 
+def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> bool:
+    """Whether a full-size training ends here, as its last `patience` epochs were no better than one before."""
+    patience = problem.settings.patience
+    return patience is not None and learner.epochs_since_best(epoch) >= patience
+
+
 def _validation(learner: Learner, problem: Problem, batch_size: int, shard: Shard) -> Sums:
     """Of a rank's share of the validation examples."""
     shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)

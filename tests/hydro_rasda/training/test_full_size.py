@@ -95,6 +95,24 @@ def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: M
             assert torch.equal(outcome.state["model"][name], value)
 
 
+def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> None:
+    """Whatever span it is in, and whether or not the process lived to tell."""
+    trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
+    problem = problem.with_settings(ema=0)
+    scores = [metrics["val_loss"] for _, metrics in trained(problem, trial, Span(0, 6)).history]
+    best = [scores.index(min(scores[: epoch + 1])) for epoch in range(6)]
+    last = next(epoch + 1 for epoch in range(6) if epoch - best[epoch] == 1)
+    assert 2 < last < 6, "choose another learning rate"
+    patient = problem.with_settings(patience=1)
+    outcome = trained(patient, trial, Span(0, 6))
+    assert (outcome.ended, [metrics["val_loss"] for _, metrics in outcome.history]) == (True, scores[:last])
+    first = trained(patient, trial, Span(0, last - 1))
+    assert not first.ended
+    assert trained(patient, trial, Span(last - 1, 6), first.state).history == outcome.history[last - 1 :]
+    again = trained(patient, trial, Span(last, 6), outcome.state)
+    assert (again.ended, again.history) == (True, [])
+
+
 def test_what_is_not_finite_is_never_the_best_and_of_equals_the_first_is(problem: Problem) -> None:
     learner = SingleLearner(problem.target(Trial(0, CONFIG)), CONFIG, problem.objective, problem.settings.max_t)
     for epoch, score in enumerate([math.nan, -math.inf], 1):

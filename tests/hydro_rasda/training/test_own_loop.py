@@ -183,6 +183,18 @@ def test_who_ends_by_itself_leaves_the_race_and_may_win_it(quick: Callable[..., 
     assert again.best_metric == result.best_metric
 
 
+@pytest.mark.usefixtures("one_process")
+def test_those_without_patience_end_and_the_best_epoch_wins(quick: Callable[..., TuneResult]) -> None:
+    space = {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32}
+    result = quick(space=space, num_samples=2, max_t=8, patience=1, ema=0)
+    assert result.finished
+    for record in result.trials:
+        assert record.kept_epoch + 1 == record.epochs < 8
+    assert result.best_metric == min(record.metric for record in result.trials)
+    with pytest.raises(ValueError, match="`patience` is 1, but must be None with `full_size`"):
+        quick(patience=1, full_size=train)
+
+
 def test_only_a_function_of_one_argument_will_do(quick: Callable[..., TuneResult]) -> None:
     loop: Any = lambda: None  # noqa: E731
     with pytest.raises(ValueError, match=r"`full_size` is .*, but must be None, or a function"):
