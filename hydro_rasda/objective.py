@@ -44,6 +44,15 @@ class OptimizerSettings:
 LossFn = Callable[..., Tensor]
 """`loss_fn(output [N, ...], target [N, ...]) -> scalar`, such as those of `torch.nn.functional`."""
 
+OUTPUTS, TARGETS = "outputs", "targets"
+"""What an objective returns beside its scalars where `tune(metrics=...)` looks at a whole data set: examples first."""
+
+
+def scalars(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What an objective returned, without outputs and targets."""
+    return {name: value for name, value in metrics.items() if name not in (OUTPUTS, TARGETS)}
+
+
 _CONFIG = "_hydro_rasda_config"
 
 
@@ -104,10 +113,15 @@ class Configured:
         return self.objective(model, batch, config_of(model))
 
 
-def as_objective(objective: Callable[..., Mapping[str, Tensor]] | None, loss_fn: LossFn) -> Objective:
-    """An objective of (model, batch), made of what a user gave: one that may take the configuration, too, or a loss."""
+def as_objective(
+    objective: Callable[..., Mapping[str, Tensor]] | None, loss_fn: LossFn, collected: bool = False
+) -> Objective:
+    """An objective of (model, batch), made of what a user gave: one that may take the configuration, too, or a loss.
+
+    With a loss, `collected` asks for outputs and targets, too.
+    """
     if objective is None:
-        return supervised(loss_fn)
+        return replace(supervised(loss_fn), collected=collected)
     return Configured(objective) if takes_config(objective) else objective
 
 
@@ -124,11 +138,13 @@ class Supervised:
         loss_fn: Mean loss of a batch.
         checked: Whether to look at the targets' values first, which takes a model and a batch at a time.
         configured: Whether the loss has an argument `config`.
+        collected: Whether to return outputs and targets, too.
     """
 
     loss_fn: LossFn = F.cross_entropy
     checked: bool = False
     configured: bool = False
+    collected: bool = False
 
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         inputs, target = _pair(batch)
@@ -151,6 +167,8 @@ class Supervised:
             metrics["mae"] = (output - target).abs().mean()
         elif (dim := _class_dim(output, target, self.loss_fn)) is not None:
             metrics["accuracy"] = (output.argmax(dim) == target).float().mean()
+        if self.collected:
+            metrics |= {OUTPUTS: output, TARGETS: target}
         return metrics
 
 

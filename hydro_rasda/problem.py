@@ -21,12 +21,14 @@ from fusion.streams import seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, unlike
-from hydro_rasda.objective import Objective, check_metrics, checked, give_config, reads_config, steering
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR
+from hydro_rasda.objective import Objective, check_metrics, checked, give_config, reads_config, scalars, steering
 from hydro_rasda.plans import Plans
 from hydro_rasda.precision import as_given, in_precision
 from hydro_rasda.reads import Notes
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.trial import Trial as Trial
+from hydro_rasda.whole_metrics import Collected, WholeMetrics, measured
 from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, plan_surrogate, shrink
 
 
@@ -60,6 +62,8 @@ class Problem:
         device: Where models train.
         example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
             a dict of keyword arguments. A model that takes no width is narrowed by following it through the model.
+        metrics: Of the whole validation set, beside the objective's; None for none.
+        whole_names: What these are called (`dry_run` finds it).
         objective_reads: Keys of the configuration that the objective was seen to read (`dry_run`).
         full_size: What trains the full-size models; None for the library's own loop.
         copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
@@ -75,6 +79,8 @@ class Problem:
     settings: TuneConfig
     device: torch.device
     example_input: Any = None
+    metrics: WholeMetrics | None = None
+    whole_names: tuple[str, ...] = ()
     objective_reads: frozenset[str] = frozenset()
     full_size: OwnLoop | None = None
     copied: bool = False
@@ -218,6 +224,7 @@ class DryRun:
         pretrained: Whether initial weights are the same from every seed. A narrow surrogate would keep a random part of
             what was learnt, so none was tried. With `surrogate=1` this is not looked for, and it is False.
         objective_reads: Keys of the configuration that the objective read.
+        whole_names: What `metrics` calls what it returns.
         shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
             that it keeps, which training one trial would change for all others.
     """
@@ -227,6 +234,7 @@ class DryRun:
     pretrained: bool = False
     shared: bool = False
     objective_reads: frozenset[str] = frozenset()
+    whole_names: tuple[str, ...] = ()
 
 
 PRETRAINED_SHARE = 0.1
@@ -297,7 +305,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     with torch.no_grad():
         validated = _run_batch(problem, target.eval(), validation, "val_data")
     handle.remove()
-    available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in validated])
+    whole = _whole_names(problem, trial, target, validated)
+    available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in (*validated, *whole)])
     metric = problem.settings.metric
     require(metric in available, "metric", metric, f"one of {available}")
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():
@@ -305,7 +314,31 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
-    return DryRun(parameters, example, pretrained, shared, frozenset(notes.read))
+    return DryRun(parameters, example, pretrained, shared, frozenset(notes.read), whole)
+
+
+def _whole_names(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `metrics` calls what it says of the whole validation set, which one untrained model has to go through.
+
+    Raises:
+        ValueError: where it fails, or returns no numbers, or uses a name of the objective's.
+    """
+    if problem.metrics is None:
+        return ()
+    collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
+    with torch.no_grad():
+        for batch in problem.val_data.in_order(batch_size):
+            found = problem.objective(model, batch)
+            collected.take({name: value[None] for name, value in found.items()}, batch_length(batch))
+    (outputs,), (targets,) = collected.whole()
+    try:
+        names = tuple(measured(problem.metrics, outputs, targets))
+    except Exception as error:
+        told = f"`metrics` fails on the whole validation set, {outline((outputs, targets))}"
+        raise ValueError(f"{told}: {type(error).__name__}: {error}") from error
+    twice = sorted(known.keys() & set(names))
+    require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
+    return names
 
 
 def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:
@@ -392,6 +425,7 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
         raise _misfit(told, error) from error
     finally:
         handle.remove()
+    metrics = metrics if problem.metrics is None or not isinstance(metrics, Mapping) else scalars(metrics)
     check_metrics(metrics)
     if torch.is_grad_enabled():
         try:

@@ -39,6 +39,7 @@ from hydro_rasda.stages.race import train_targets
 from hydro_rasda.stages.ready import Ready, get_ready
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.training.worker import Worker
+from hydro_rasda.whole_metrics import WholeMetrics
 
 
 def tune(
@@ -49,6 +50,7 @@ def tune(
     val_data: Data,
     loss_fn: LossFn = F.cross_entropy,
     objective: Callable[..., Mapping[str, Tensor]] | None = None,
+    metrics: WholeMetrics | None = None,
     metric: str = "val_loss",
     mode: Mode = "min",
     num_samples: int = 64,
@@ -111,7 +113,11 @@ def tune(
             else (an integer, a word) train in different groups.
         objective: In its place, `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch; or
             `objective(model, batch, config)`, likewise.
-        metric: What trials are compared by: "val_" or "train_" and a key of the objective's dict.
+        metrics: `metrics(outputs, targets) -> {"auc": ..., ...}`, of the whole validation set at once: what the model
+            returned and the targets, [N, ...] each, on the CPU, after each epoch and for each trial by itself; any
+            numbers, by any library. An `objective` returns the two as "outputs" and "targets", examples first, besides.
+        metric: What trials are compared by: "val_" or "train_" and a key of the objective's dict; or "val_" and one of
+            what `metrics` returns.
         mode: "min" or "max".
         num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
             run: the first are the same, and rungs are decided anew over all.
@@ -218,18 +224,22 @@ def tune(
     folder = check_folder("storage_path", storage_path)
     _check(model_fn, loss_fn, objective, space, num_samples, searcher, sweep_rule, resume, name, progress, callbacks)
     own_loop = _own_loop(full_size, (train_data, val_data))
+    if metrics is not None:
+        check_function("metrics", metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
     alone = full_size is None or patience is None
     require(alone, "patience", patience, "None with `full_size`, which returns where its own patience ends")
     functions: dict[str, Callable[..., Any]] = {
         "model_fn": model_fn,
         "loss_fn" if objective is None else "objective": objective or loss_fn,
     }
-    functions |= {} if full_size is None else {"full_size": full_size}
+    more: dict[str, Callable[..., Any] | None] = {"metrics": metrics, "full_size": full_size}
+    functions |= {name: function for name, function in more.items() if function is not None}
     identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions)
     searcher = _prepared(searcher, space, settings)
+    given = as_objective(objective, loss_fn, collected=metrics is not None)
     with _never_ending_well(), preserved_generators():
-        problem = _problem(model_fn, settings, train_data, val_data, as_objective(objective, loss_fn), trains_on.device)
-        problem = replace(problem, full_size=own_loop)
+        problem = _problem(model_fn, settings, train_data, val_data, given, trains_on.device)
+        problem = replace(problem, full_size=own_loop, metrics=metrics)
         candidates = RandomSearch(space, num_samples, seed)
         ready = get_ready(problem, space, candidates.trials, None if name is None else folder / name)
         data, batch_size = {"train_data": train_data, "val_data": val_data}, candidates.trials[0].batch_size

@@ -10,6 +10,7 @@ _OF_DATA = "has other content than the run's"
 _WORDS = {
     "model_fn": _OF_CODE,
     "full_size": _OF_CODE,
+    "metrics": _OF_CODE,
     "objective": _OF_CODE,
     "loss_fn": _OF_CODE,
     "train_data": _OF_DATA,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Group
-from torch import nn
+from torch import Tensor, nn
 
 from fusion.streams import preserved_generators
 from hydro_rasda.config import RASDAConfig
@@ -24,6 +24,7 @@ from hydro_rasda.run.report import as_html, render
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.study import make_study
 from hydro_rasda.run.summary import eligible, sum_up
+from hydro_rasda.whole_metrics import Collected, measured
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -77,11 +78,12 @@ class TuneResult(RunRecord):
             "model_fn": Gone("model_fn"),
             "objective": Gone("objective"),
             "full_size": None,
+            "metrics": None,
             "plans": {},
             # Its `lr_rule` may be a function, too, and no result calls it.
             "settings": replace(problem.settings, rasda=RASDAConfig()),
         }
-        functions = {name: dumped(getattr(problem, name)) for name in ("model_fn", "objective")}
+        functions = {name: dumped(getattr(problem, name)) for name in ("model_fn", "objective", "metrics")}
         return {**self.__dict__, "_problem": replace(problem, **gone), "functions": functions}
 
     def _unpacked(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class TuneResult(RunRecord):
         return make_study(self)
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> dict[str, float]:
-        """The objective's metrics for the best model, averaged over a data set such as the test set.
+        """The metrics of the best model over a data set such as the test set, those of `tune(metrics=...)` among them.
 
         Args:
             data: In any form that `tune` takes.
@@ -156,11 +158,16 @@ class TuneResult(RunRecord):
         model = self.best_model()
         batches = make_batches(data, "data", self._problem.device, self._problem.settings.seed)
         batch_size = batch_size or EVAL_BATCH_FACTOR * Trial(self.best_trial, self.best_config).batch_size
+        whole, collected = self._problem.metrics, Collected()
+
+        def evaluated(batch: Any) -> Mapping[str, Tensor]:
+            found = {name: value[None] for name, value in self._problem.objective(model, batch).items()}
+            return found if whole is None else collected.take(found, batch_length(batch))
+
         with torch.no_grad(), preserved_generators():
-            means = mean_metrics(
-                (self._problem.objective(model, batch), batch_length(batch)) for batch in batches.in_order(batch_size)
-            )
-        return {name: float(mean) for name, mean in means.items()}
+            means = mean_metrics((evaluated(batch), batch_length(batch)) for batch in batches.in_order(batch_size))
+        found = {name: float(mean) for name, mean in means.items()}
+        return found if whole is None else found | measured(whole, *(one[0] for one in collected.whole()))
 
     def report(self, path: str | Path) -> Path:
         """Write the run as one HTML page, which works offline: the answer, its cost, and the figures of `plots`.

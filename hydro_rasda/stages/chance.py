@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hydro_rasda.config import Mode
 from hydro_rasda.data import Batch, Batches, batch_length
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
-from hydro_rasda.objective import Supervised
+from hydro_rasda.objective import Supervised, scalars
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
@@ -145,7 +145,7 @@ def _measured(problem: Problem, constant: Tensor, data: Batches, batch_size: int
             predictions += target.numel()
             one = constant if target.is_floating_point() else constant.view(-1, *(1,) * (target.ndim - 1))
             shape = target.shape if target.is_floating_point() else (len(target), len(constant), *target.shape[1:])
-            yield problem.objective(_Says(one.expand(shape)), batch), batch_length(batch)
+            yield scalars(problem.objective(_Says(one.expand(shape)), batch)), batch_length(batch)
 
     metrics = {name: float(value) for name, value in mean_metrics(batches()).items()}
     return metrics | {"predictions": float(predictions)}

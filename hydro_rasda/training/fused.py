@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,11 +26,13 @@ from fusion import (
 from fusion.backoff import back_off, is_out_of_memory
 from fusion.keys import read
 from fusion.streams import seed_generators
-from fusion.width.microbatch import backward, can_be_split, evaluate, split
+from fusion.width.microbatch import backward, can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
 from hydro_rasda.data import Batch
+from hydro_rasda.objective import scalars
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
@@ -93,11 +96,10 @@ class FusedLearner:
         self._scheduled = (whole, steps)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
-        return evaluate(self._metrics, batch, self.micro_batches)
+        return evaluate_parts(partial(self.fused.map, self._objective), batch, self.micro_batches, 1)
 
     def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
-        metrics: Mapping[str, Tensor] = self.fused.map(self._objective, batch)
-        return metrics
+        return scalars(self.fused.map(self._objective, batch))
 
     def state(self) -> State:
         """Weights, buffers and optimizer state of all members."""
@@ -213,7 +215,11 @@ def _train(
     learner.fused.one_by_one = not group.fused
     learner.micro_batches = max(learner.micro_batches, group.micro_batches)
     batch = next(problem.train_data.epoch(batch_size, task.span.start))
-    dry_run(learner.fused, problem.objective, split(batch, learner.micro_batches)[0], compare=not known)
+
+    def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
+        return scalars(problem.objective(model, part))
+
+    dry_run(learner.fused, means, split(batch, learner.micro_batches)[0], compare=not known)
     if group.micro_batches > 1:
         warnings.warn(_MICRO_BATCHES.format(batch_size), stacklevel=5)
     history: dict[int, History] = {number: [] for number in members}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
-from hydro_rasda.objective import Objective
+from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.training.average import Average, trained_tensors
 from hydro_rasda.training.best import bettered
 from hydro_rasda.training.noise import GradientNoise
@@ -44,7 +44,7 @@ class Learner(Protocol):
         ...
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Metrics [K], no gradient."""
+        """Metrics [K], no gradient; where the objective gives them, "outputs" and "targets" [K, n, ...]."""
         ...
 
 
@@ -134,10 +134,10 @@ class SingleLearner:
         return _as_vectors(metrics)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
-        return _as_vectors(evaluate(self._metrics, batch, self._parts))
+        return _as_vectors(evaluate_parts(partial(self._objective, self.model), batch, self._parts, 0))
 
     def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
-        return self._objective(self.model, batch)
+        return scalars(self._objective(self.model, batch))
 
     @property
     def averages(self) -> bool:
@@ -187,6 +187,28 @@ class SingleLearner:
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
 
 
+def evaluate_parts(
+    objective: Callable[[Batch], Mapping[str, Tensor]], batch: Batch, parts: int, dim: int
+) -> dict[str, Tensor]:
+    """The means over a batch, part by part, as `evaluate`; outputs and targets are put together.
+
+    Args:
+        objective: Of models in no need of gradients.
+        batch: Of examples.
+        parts: How many to split it into.
+        dim: That of the examples in outputs and targets.
+    """
+    collected: dict[str, list[Tensor]] = {}
+
+    def means(part: Batch) -> Mapping[str, Tensor]:
+        metrics = objective(part)
+        for name in metrics.keys() & {OUTPUTS, TARGETS}:
+            collected.setdefault(name, []).append(metrics[name])
+        return scalars(metrics)
+
+    return evaluate(means, batch, parts) | {name: torch.cat(of, dim) for name, of in collected.items()}
+
+
 class _Joint(nn.Module):
     """Model and objective as one module: DDP follows what happens in a forward pass, objectives included."""
 
@@ -199,8 +221,8 @@ class _Joint(nn.Module):
         self.unused = nn.Parameter(torch.zeros((), dtype=some.dtype, device=some.device))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return dict(self._objective(self.model, batch))  # in other mappings, DDP sees no tensors
+        return scalars(self._objective(self.model, batch))  # in other mappings, DDP sees no tensors
 
 
 def _as_vectors(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().reshape(1) for name, value in metrics.items()}
+    return {name: value.detach().unsqueeze(0) for name, value in metrics.items()}

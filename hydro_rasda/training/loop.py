@@ -19,6 +19,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import rank
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.learners import Learner, SingleLearner
+from hydro_rasda.whole_metrics import Collected, of_members
 
 
 def train_epochs(
@@ -101,10 +102,10 @@ def _epochs(
                 for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
             )
         learner.train_mode(False)
-        validation = _validation(learner, problem, batch_size, shard)
+        validation, collected = _validation(learner, problem, batch_size, shard)
         if shard.world > 1:
             add_over_ranks([train, validation])
-        values = {**_named("train", train), **_named("val", validation)}
+        values = {**_named("train", train), **_validated(problem, validation, collected, shard)}
         yield epoch + 1, values
         if diverged(values):
             return
@@ -132,10 +133,10 @@ def settle_epoch(
         return metrics
     if learner.averages:
         with learner.averaged():
-            validation = _validation(learner, problem, batch_size, learner.shard)
+            validation, collected = _validation(learner, problem, batch_size, learner.shard)
             if learner.shard.world > 1:
                 add_over_ranks([validation])
-            averaged = {**metrics, **_named("val", validation)}
+            averaged = {**metrics, **_validated(problem, validation, collected, learner.shard)}
             if rank([metrics[metric][0], averaged[metric][0]], mode)[0] == 1:
                 learner.remember(epoch, averaged[metric][0], mode)
                 return averaged
@@ -149,11 +150,26 @@ def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> boo
     return patience is not None and learner.epochs_since_best(epoch) >= patience
 
 
-def _validation(learner: Learner, problem: Problem, batch_size: int, shard: Shard) -> Sums:
-    """Of a rank's share of the validation examples."""
-    shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
+def _validation(learner: Learner, problem: Problem, batch_size: int, shard: Shard) -> tuple[Sums, Collected]:
+    """Of a rank's share of the validation examples; outputs are collected where `metrics` looks at them all."""
+    shares, collected = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard), Collected()
+
+    def evaluated(share: Share) -> Mapping[str, Tensor]:
+        metrics = learner.evaluate(share.batch)
+        return metrics if problem.metrics is None else collected.take(metrics, share.examples)
+
     with matrix_products(problem.settings.precision):
-        return summed((learner.evaluate(share.batch), share.examples) for share in shares)
+        return summed((evaluated(share), share.examples) for share in shares), collected
+
+
+def _validated(problem: Problem, sums: Sums, collected: Collected, shard: Shard) -> EpochMetrics:
+    """What a validation came to, over all ranks."""
+    values = _named("val", sums)
+    if problem.metrics is None:
+        return values
+    everywhere = collected.over_ranks(shard.world)
+    whole = of_members(problem.metrics, everywhere, values["val_loss"], problem.whole_names)
+    return values | {f"val_{name}": of_each for name, of_each in whole.items()}
 
 
 def _named(part: str, sums: Sums) -> EpochMetrics:

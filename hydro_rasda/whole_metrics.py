@@ -1,0 +1,108 @@
+"""Metrics of a whole data set, such as an AUC, which no mean over batches gives.
+
+Shapes: K members (1 for an ordinary module), n examples of a batch, N of the data set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hydro_rasda.checks import is_number
+from hydro_rasda.objective import OUTPUTS, TARGETS, scalars
+
+WholeMetrics = Callable[[Tensor, Tensor], Mapping[str, Any]]
+"""`metrics(outputs [N, ...], targets [N, ...]) -> {name: number}`, of one model; tensors on the CPU."""
+
+
+@dataclass
+class Collected:
+    """What models gave for a data set: by batch, outputs and targets [K, n, ...] on the CPU; None for a filler."""
+
+    batches: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
+
+    def take(self, metrics: Mapping[str, Tensor], examples: int) -> dict[str, Tensor]:
+        """Keep outputs and targets of a batch, of which so many examples count; returns the other metrics."""
+        if OUTPUTS not in metrics or TARGETS not in metrics:
+            told = f"an objective must return {OUTPUTS!r} and {TARGETS!r}, too, where `metrics` is given"
+            raise ValueError(f"{told}; it returned {sorted(metrics)}")
+        outputs, targets = (metrics[name].detach().cpu() for name in (OUTPUTS, TARGETS))
+        self.batches.append((outputs, targets) if examples else None)
+        return scalars(metrics)
+
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of all batches: [K, N, ...] each."""
+        outputs, targets = zip(*(batch for batch in self.batches if batch is not None))
+        return _joined(outputs), _joined(targets)
+
+    def over_ranks(self, world: int) -> Collected:
+        """Those of all ranks, each of which has a part of every batch, in the order of the examples."""
+        if world == 1:
+            return self
+        each: list[list[tuple[Tensor, Tensor] | None]] = [[] for _ in range(world)]
+        dist.all_gather_object(each, self.batches)
+        return Collected([_interleaved([part for part in parts if part is not None]) for parts in zip(*each)])
+
+
+def of_members(
+    metrics: WholeMetrics, collected: Collected, losses: Sequence[float], names: Iterable[str]
+) -> dict[str, list[float]]:
+    """The metrics of a whole data set, by name, for each of K members.
+
+    Args:
+        metrics: The user's.
+        collected: Of that data set.
+        losses: Mean loss of each member; the metrics of one that is not finite are NaN.
+        names: Of the metrics.
+
+    Raises:
+        ValueError: where `metrics` returns something else than numbers of these names.
+    """
+    outputs_K, targets_K = collected.whole()
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for loss, outputs, targets in zip(losses, outputs_K, targets_K, strict=True):
+        values = measured(metrics, outputs, targets) if math.isfinite(loss) else dict.fromkeys(found, math.nan)
+        if values.keys() != found.keys():
+            raise ValueError(f"`metrics` returned {sorted(values)}, but must return {sorted(found)}, as it did before")
+        for name, value in values.items():
+            found[name].append(value)
+    return found
+
+
+def measured(metrics: WholeMetrics, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """What the user's function says of one model, as plain numbers.
+
+    Raises:
+        ValueError: where it is no dict of numbers.
+    """
+    values = metrics(outputs, targets)
+    plain = {n: v.item() if hasattr(v, "item") else v for n, v in values.items()} if isinstance(values, Mapping) else {}
+    if not plain or not all(isinstance(name, str) and is_number(value) for name, value in plain.items()):
+        raise ValueError(f"`metrics` returned {values!r}, but must return a dict of numbers by name")
+    return {name: float(value) for name, value in plain.items()}
+
+
+def _joined(batches: Sequence[Tensor]) -> Tensor:
+    try:
+        return torch.cat(list(batches), 1)
+    except RuntimeError as error:
+        raise ValueError(f"`metrics` is given all batches at once, but these cannot be joined: {error}") from error
+
+
+def _interleaved(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """A batch of which rank r has the examples r, r + R, r + 2R, ..."""
+    outputs, targets = zip(*parts)
+    return _in_turn(outputs), _in_turn(targets)
+
+
+def _in_turn(parts: Sequence[Tensor]) -> Tensor:
+    whole = torch.cat(list(parts), 1)
+    for i, part in enumerate(parts):
+        whole[:, i :: len(parts)] = part
+    return whole
