@@ -29,7 +29,7 @@ def test_defaults_are_those_of_torchs_optimizers(kind: str) -> None:
 def test_every_default_keeps_its_rule() -> None:
     for name, key in KEYS.items():
         for value in key.defaults.values() if key.under else [key.default]:
-            assert name == "lr" or (key.holds(value) and (value is None or type(value) is key.kind)), name
+            assert name == "lr" or (key.holds(value) and (value is None or type(key.kind(value)) is type(value))), name
 
 
 def test_keys_are_read_under_values_that_exist() -> None:

@@ -102,7 +102,7 @@ def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> No
     scores = [metrics["val_loss"] for _, metrics in trained(problem, trial, Span(0, 6)).history]
     best = [scores.index(min(scores[: epoch + 1])) for epoch in range(6)]
     last = next(epoch + 1 for epoch in range(6) if epoch - best[epoch] == 1)
-    assert 2 < last < 6, "choose another learning rate"
+    assert 1 < last < 6, "choose another learning rate"
     patient = problem.with_settings(patience=1)
     outcome = trained(patient, trial, Span(0, 6))
     assert (outcome.ended, [metrics["val_loss"] for _, metrics in outcome.history]) == (True, scores[:last])
