@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,7 @@ def _of_optimizer(
 _finite = _number(lambda value: 0 <= value < math.inf)
 _positive = _number(lambda value: 0 < value < math.inf)
 _fraction = _number(lambda value: 0 <= value < 1)
+_GROUP = "lr."
 _EPOCHS = "a finite number of epochs >= 0"
 
 KEYS: Mapping[str, Key] = {
@@ -143,6 +144,47 @@ def read(config: Mapping[str, Any], name: str) -> Any:
     return value if value is None else key.kind(value)
 
 
+def is_group(name: str) -> bool:
+    """Whether a key gives a part of the model a learning rate of its own: `lr.PREFIX`; see `lr_factors`."""
+    return name.startswith(_GROUP)
+
+
+def lr_factors(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    """What `lr` is multiplied by for parameters that have a learning rate of their own.
+
+    The key `lr.PREFIX` is the learning rate of all parameters below that part of the model; of several, the longest
+    prefix counts.
+
+    Args:
+        config: A configuration.
+        names: Of the model's parameters.
+
+    Raises:
+        ValueError: where no parameter has a prefix, or a learning rate breaks its rule.
+
+    >>> lr_factors({"lr": 0.5, "lr.head": 1.0}, ["body.weight", "head.weight", "header.weight"])
+    {'head.weight': 2.0}
+    """
+    rates = _group_rates(config)
+    found: dict[str, str] = {}
+    for name in names if rates else ():
+        parts = name.split(".")
+        prefixes = (_GROUP + ".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        if (own := next((prefix for prefix in prefixes if prefix in rates), None)) is not None:
+            found[name] = own
+    for name, rate in rates.items():
+        rule = "left out: no parameter's name begins with that part, or all of those have one of their own"
+        require(name in found.values(), name, rate, rule)
+    return {name: rates[own] / read(config, "lr") for name, own in found.items()}
+
+
+def _group_rates(config: Mapping[str, Any]) -> dict[str, float]:
+    rates = {name: _plain(config[name]) for name in config if is_group(name)}
+    for name, rate in rates.items():
+        require(KEYS["lr"].holds(rate), name, rate, KEYS["lr"].rule)
+    return rates
+
+
 def check(config: Mapping[str, Any]) -> None:
     """Check every key that is read in a configuration.
 
@@ -152,6 +194,7 @@ def check(config: Mapping[str, Any]) -> None:
     for name in KEYS:
         if name in config and is_read(name, config):
             read(config, name)
+    _group_rates(config)
     if is_read("nesterov", config) and read(config, "nesterov"):
         momentum, dampening = read(config, "momentum"), read(config, "dampening")
         rule = f"False unless `momentum` is > 0 and `dampening` 0: they are {momentum} and {dampening}"

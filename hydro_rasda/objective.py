@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion.keys import KEYS, is_read
+from fusion.keys import KEYS, is_group, is_read
 from hydro_rasda.data import Batch
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
@@ -75,7 +75,8 @@ def give_config(model: nn.Module, config: Mapping[str, Any]) -> None:
 
 def steering(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of a configuration, what an objective may read: all but what the library reads itself."""
-    return {key: copy.deepcopy(value) for key, value in config.items() if key not in KEYS or not is_read(key, config)}
+    ours = {key for key in config if is_group(key) or (key in KEYS and is_read(key, config))}
+    return {key: copy.deepcopy(value) for key, value in config.items() if key not in ours}
 
 
 class OwnConfig(Mapping[str, Any]):

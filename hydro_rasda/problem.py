@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion import fusion_key
+from fusion.keys import lr_factors
 from fusion.streams import seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
@@ -286,6 +287,11 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
     other = problem.with_settings(seed=problem.settings.seed + 1).target(trial)
+    learning = [name for name, p in target.named_parameters() if p.requires_grad]
+    try:
+        lr_factors(trial.config, learning)
+    except ValueError as error:
+        raise _misfit(str(error), error) from error
     pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), copy.deepcopy(target)

@@ -26,7 +26,7 @@ from ray.tune import (
 from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer, Quantized
 from ray.tune.search.variant_generator import generate_variants
 
-from fusion.keys import KEYS, check, read
+from fusion.keys import KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import MOST_TRIALS
@@ -78,6 +78,9 @@ def check_space(space: object, num_samples: int = 1) -> None:
         if _can_be_read(name, space):
             for reachable in _extremes(space[name]):
                 require(KEYS[name].holds(reachable), f"space[{name!r}]", _Shown(space[name]), KEYS[name].rule)
+    for name in filter(is_group, space):
+        for reachable in _extremes(space[name]):
+            require(KEYS["lr"].holds(reachable), f"space[{name!r}]", _Shown(space[name]), KEYS["lr"].rule)
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -42,6 +42,7 @@ class FusedOptimizer:
     Args:
         fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
         members: K hyperparameters.
+        own_lr_factors: For each member, parameter name -> factor of its learning rate besides.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
         weight_decay_multipliers: Likewise, for the weight decay.
 
@@ -58,6 +59,7 @@ class FusedOptimizer:
         self,
         fused: FusedModel,
         members: Sequence[Hyperparameters],
+        own_lr_factors: Sequence[Mapping[str, float]] | None = None,
         *,
         lr_multipliers: Multipliers | None = None,
         weight_decay_multipliers: Multipliers | None = None,
@@ -77,6 +79,10 @@ class FusedOptimizer:
         self.steps_KP = torch.zeros(fused.K, len(self.names), dtype=torch.float64)
         self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
         self._lr_multipliers_KP = self._per_parameter("lr_multipliers", lr_multipliers)
+        if own_lr_factors is not None:
+            check_each("own_lr_factors", own_lr_factors, Mapping, fused.K)
+            rows = [[own.get(name, 1.0) for name in self.names] for own in own_lr_factors]
+            self._lr_multipliers_KP *= torch.tensor(rows, dtype=torch.float64)
         self._decay_multipliers_KP = self._per_parameter("weight_decay_multipliers", weight_decay_multipliers)
         self._tabulate()
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fusion.checks import check_each, require
+from fusion.keys import lr_factors
 from fusion.members import member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim.fused import FusedOptimizer
@@ -29,8 +30,9 @@ def fused_optimizer(
 
     Args:
         fused: The model.
-        configs: K configurations, with the keys of `Hyperparameters.from_config`. Members of one optimizer
-            are best kept side by side: each run of them is one update.
+        configs: K configurations, with the keys of `Hyperparameters.from_config`; parts of a model may have learning
+            rates of their own, see `fusion.keys.lr_factors`. Members of one optimizer are best kept side by side: each
+            run of them is one update.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
         weight_decay_multipliers: Likewise, for the weight decay.
 
@@ -42,6 +44,7 @@ def fused_optimizer(
     return FusedOptimizer(
         fused,
         [member(k, config) for k, config in enumerate(configs)],
+        [lr_factors(config, [name for name, p in fused.stacked.items() if p.requires_grad]) for config in configs],
         lr_multipliers=lr_multipliers,
         weight_decay_multipliers=weight_decay_multipliers,
     )

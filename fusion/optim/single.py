@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fusion.checks import check_mapping, is_number, require
+from fusion.keys import lr_factors
 from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
 from fusion.structure import check_module
 
@@ -26,7 +27,8 @@ def optimizer(
 
     Args:
         module: Its parameters are optimized, those that need gradients.
-        config: See `Hyperparameters.from_config`.
+        config: See `Hyperparameters.from_config`; parts of the model may have learning rates of their own, see
+            `fusion.keys.lr_factors`.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
         weight_decay_multipliers: Likewise, for the weight decay.
 
@@ -43,7 +45,8 @@ def optimizer(
     for name, multipliers in both.items():
         check_multipliers(name, multipliers, dict(module.named_parameters()))
     lr, decay = ((multipliers or {}).get(hp.kind, {}) for multipliers in both.values())
-    return torch_optimizer(module, hp, lr, decay)
+    own = lr_factors(config, (name for name, p in module.named_parameters() if p.requires_grad))
+    return torch_optimizer(module, hp, {**lr, **{name: f * lr.get(name, 1.0) for name, f in own.items()}}, decay)
 
 
 def torch_optimizer(

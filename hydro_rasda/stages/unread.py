@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fusion.keys import KEYS, is_read
+from fusion.keys import KEYS, is_group, is_read
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.reads import Notes, paths
 
@@ -36,7 +36,7 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     if notes is None:
         return {}
     unread = [path for path in paths(config) if path not in notes.read]
-    left = [path for path in unread if path not in KEYS or not is_read(path, config)]
+    left = [path for path in unread if not (is_group(path) or (path in KEYS and is_read(path, config)))]
     known = (notes.asked | KEYS.keys()) - set(paths(config)) if left else ()
     return {path: _closest(path, known) for path in left}
 

@@ -113,9 +113,9 @@ class FusedLearner:
 
     def load_copies(self, state: Mapping[str, Any], positions: Sequence[int]) -> None:
         """Go on from what other members gave, with the hyperparameters that this learner was made with."""
-        own = self.optimizer.state_dict()["members"]
+        own = {name: self.optimizer.state_dict()[name] for name in ("members", "lr_multipliers")}
         self.load(state, positions)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "members": own})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), **own})
 
     def member_state(self, position: int) -> State:
         """One member's weights, buffers and optimizer state, as `SingleLearner` loads them."""

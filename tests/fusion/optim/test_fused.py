@@ -22,9 +22,9 @@ X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.ara
 
 MIXED: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 0.02, "beta1": 0.8, "weight_decay": 0.1},
-    {"optimizer": "adam", "lr": 0.01, "beta2": 0.9, "eps": 1e-3},
+    {"optimizer": "adam", "lr": 0.01, "beta2": 0.9, "eps": 1e-3, "lr.first": 0.03, "lr.first.bias": 0.002},
     {"optimizer": "sgd", "lr": 0.3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-    {"optimizer": "sgd", "lr": 0.2},
+    {"optimizer": "sgd", "lr": 0.2, "lr.second": 0.05},
     {"optimizer": "sgd", "lr": 0.1, "momentum": 0.5, "dampening": 0.3},
     {"lr": 0.03, "weight_decay": 0.2},
     {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.3, "dampening": 0.5},

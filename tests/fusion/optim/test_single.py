@@ -32,6 +32,21 @@ def test_one_group_for_each_pair_of_multipliers_and_frozen_parameters_in_none() 
     assert (rest["lr"], rest["weight_decay"], len(rest["params"])) == (0.1, 0.5, 3)
 
 
+def test_parts_with_learning_rates_of_their_own() -> None:
+    """The longest prefix counts; "head" is no part of "header"."""
+    parts = {"head": nn.Linear(2, 2), "header": nn.Linear(2, 2), "frozen": nn.Linear(2, 2).requires_grad_(False)}
+    config = {"lr": 0.1, "lr.head": 0.4, "lr.head.bias": 0.3, "lr.header": 0.2}
+    opt = optimizer(nn.ModuleDict(parts), config, lr_multipliers={"adamw": {"head.weight": 0.5, "header.bias": 3.0}})
+    rates = {id(p): group["lr"] for group in opt.param_groups for p in group["params"]}
+    found = {name: rates[id(p)] for name, p in nn.ModuleDict(parts).named_parameters() if p.requires_grad}
+    assert found == pytest.approx({"head.weight": 0.2, "head.bias": 0.3, "header.weight": 0.2, "header.bias": 0.6})
+    for name in ("lr.hea", "lr.frozen"):
+        with pytest.raises(ValueError, match=f"`{name}` is 0.2, but must be left out: no parameter's name begins"):
+            optimizer(nn.ModuleDict(parts), {"lr": 0.1, name: 0.2})
+    with pytest.raises(ValueError, match=r"`lr\.head` is 0, but must be a finite number > 0"):
+        optimizer(nn.ModuleDict(parts), {"lr": 0.1, "lr.head": 0})
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"`lr_multipliers\['adamw'\]\['wieght'\]` .* the model has no such parameter"):
         optimizer(nn.Linear(2, 2), {"lr": 0.1}, lr_multipliers={"adamw": {"wieght": 1.0}})
