@@ -10,7 +10,7 @@ from typing import Any
 from fusion.checks import require
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "cosine", "step", "exponential")
+SCHEDULES = ("constant", "cosine", "step", "exponential", "linear", "one_cycle")
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,12 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     | cosine | (1 + cos(pi e / T)) / 2 | CosineAnnealingLR(T_max=T) |
     | step | gamma ** (e // step_size) | StepLR |
     | exponential | gamma ** e | ExponentialLR |
-    | a function f(step, steps) | f(s, S), step by step | LambdaLR, stepped once a step |
+    | linear | 1 - s / S, step by step | LinearLR(1, 0, total_iters=S), stepped once a step |
+    | one_cycle | up to 1 in 0.3 of all steps, then down, step by step | OneCycleLR(total_steps=S), likewise |
+    | a function f(step, steps) | f(s, S), step by step | LambdaLR, likewise |
 
-    A function is called with the step s that begins, from 0, and the number S of all steps.
+    s is the step that begins, from 0, and S the number of all steps. With one_cycle, `lr` is the highest rate; momentum
+    stays as it is.
 
     The warm-up rises in a line, step by step: step i of the n = w * steps_per_epoch that it lasts has the factor
     (i + 1) / n, as LinearLR(start_factor=1 / n, total_iters=n - 1) has; a first step at 0 would be lost. From T on,
@@ -57,9 +60,9 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     warmup = read(config, "warmup_epochs")
     rise = min(1.0, (epoch + 1 / steps_per_epoch) / warmup) if warmup > 0 else 1.0
     schedule = read(config, "schedule")
-    if isinstance(schedule, str):
+    if schedule in _DECAYS:
         return rise * _DECAYS[schedule](config, math.floor(epoch), max_epochs)
-    factor = schedule(round(epoch * steps_per_epoch), round(max_epochs * steps_per_epoch))
+    factor = _BY_STEP.get(schedule, schedule)(round(epoch * steps_per_epoch), round(max_epochs * steps_per_epoch))
     require(is_number(factor) and factor >= 0, "schedule(step, steps)", factor, "a finite number >= 0")
     return rise * float(factor)
 
@@ -83,6 +86,26 @@ def _exponential(config: Mapping[str, Any], epoch: int, max_epochs: int) -> floa
     return gamma**epoch
 
 
-_DECAYS: dict[str, Callable[[Mapping[str, Any], int, int], float]] = dict(
-    zip(SCHEDULES, (_constant, _cosine, _step, _exponential))
-)
+def _linear(step: int, steps: int) -> float:
+    return max(0.0, 1 - step / steps)
+
+
+def _one_cycle(step: int, steps: int) -> float:
+    """Smith and Topin 2018, with torch's shape and defaults: from 1/25 to 1, and down to 1/25e4 in the last step."""
+    top, low, end = 0.3 * steps - 1, 1 / 25, 1 / 25e4
+    if step <= top:
+        return _annealed(low, 1.0, step / top)
+    return _annealed(1.0, end, min(1.0, (step - top) / (steps - 1 - top)))
+
+
+def _annealed(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+_DECAYS: dict[str, Callable[[Mapping[str, Any], int, int], float]] = {
+    "constant": _constant,
+    "cosine": _cosine,
+    "step": _step,
+    "exponential": _exponential,
+}
+_BY_STEP: dict[Any, Callable[[int, int], float]] = {"linear": _linear, "one_cycle": _one_cycle}

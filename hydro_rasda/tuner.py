@@ -98,11 +98,11 @@ def tune(
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower.
         space: Maps hyperparameters to Ray Tune domains (see `hydro_rasda.space`). The library reads `lr` (required),
             `optimizer` (sgd, adam, adamw), `momentum`, `nesterov`, `dampening`, `weight_decay`,
-            `independent_weight_decay`, `beta1`, `beta2`, `eps`, `batch_size`, `accumulate` (parts that a
-            batch is learnt from one after another, for less memory), `grad_clip`, `schedule` (constant,
-            cosine, step, exponential, or a function of step and steps; see `fusion.lr_factor`) with `gamma`,
+            `independent_weight_decay`, `beta1`, `beta2`, `eps`, `batch_size`, `accumulate` (parts that a batch is
+            learnt from one after another, for less memory), `grad_clip`, `schedule` (constant, cosine, step,
+            exponential, linear, one_cycle, or a function of step and steps; see `fusion.lr_factor`) with `gamma`,
             `step_size` and `warmup_epochs`, and on Ray `rescale_warmup_epochs`; `fusion.keys` says what each may be.
-            All keys reach `model_fn`.
+            `lr.PREFIX` is the learning rate of a part of the model. All keys reach `model_fn`.
         train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. Data that
             cannot be pickled, as they hold an open file, are read by this process alone. Before anything trains, they
             are read once, for at most 5 seconds. A loader without an end needs a length, after which an epoch is over.

@@ -51,7 +51,8 @@ def test_a_configuration_is_checked_where_it_is_read() -> None:
     with pytest.raises(ValueError, match="`grad_clip` is 0, but must be None or a norm > 0"):
         check({"grad_clip": 0})
     with pytest.raises(
-        ValueError, match="`schedule` is 'poly', but must be one of constant, cosine, step, exponential"
+        ValueError,
+        match="`schedule` is 'poly', but must be one of constant, cosine, step, exponential",
     ):
         check({"schedule": "poly", "gamma": 1})
 

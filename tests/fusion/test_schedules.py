@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR, LRScheduler, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    StepLR,
+)
 
 from fusion import lr_factor
 
@@ -68,6 +76,30 @@ def test_a_function_is_asked_at_every_step() -> None:
         scheduler.step()
 
 
+@pytest.mark.parametrize("steps", [1, 4, 7])
+@pytest.mark.parametrize(
+    ("schedule", "oracle"),
+    [
+        ("linear", lambda opt, total: LinearLR(opt, 1.0, 0.0, total_iters=total)),
+        ("one_cycle", lambda opt, total: OneCycleLR(opt, 1.0, total_steps=total, cycle_momentum=False)),
+    ],
+)
+def test_step_by_step_equal_to_torch(schedule: str, oracle: Any, steps: int) -> None:
+    opt = SGD([torch.zeros(1)], lr=1.0)
+    scheduler = oracle(opt, T * steps)
+    for step in range(T * steps):
+        factor = lr_factor({"schedule": schedule}, step // steps + step % steps / steps, T, steps)
+        assert factor == pytest.approx(opt.param_groups[0]["lr"], abs=1e-12)
+        opt.step()
+        if step + 1 < T * steps:
+            scheduler.step()
+
+
+@pytest.mark.parametrize("total", [1, 2, 3])
+def test_one_cycle_of_few_steps_is_defined(total: int) -> None:
+    assert all(0 <= lr_factor({"schedule": "one_cycle"}, step, total) <= 1 for step in range(total + 1))
+
+
 def test_cosine_stays_at_zero_past_the_end() -> None:
     assert lr_factor({"schedule": "cosine"}, T + 3, T) == 0
 
@@ -75,7 +107,11 @@ def test_cosine_stays_at_zero_past_the_end() -> None:
 @pytest.mark.parametrize(
     ("config", "epoch", "match"),
     [
-        ({"schedule": "poly"}, 0, "`schedule` is 'poly', but must be one of constant, cosine, step, exponential"),
+        (
+            {"schedule": "poly"},
+            0,
+            "`schedule` is 'poly', but must be one of constant, cosine, step, exponential",
+        ),
         ({"schedule": lambda step, steps: -1.0}, 0, r"`schedule\(step, steps\)` is -1.0, but must be a finite number"),
         ({"schedule": "step", "step_size": 0}, 0, "`step_size` is 0, but must be a number of epochs >= 1"),
         ({"schedule": "exponential", "gamma": 0.0}, 0, r"`gamma` is 0.0, but must be in \(0, 1\]"),
