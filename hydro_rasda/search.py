@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ray.tune.search import ConcurrencyLimiter, Searcher
@@ -40,10 +40,23 @@ class Search(Protocol):
 
 
 class RandomSearch:
-    """All configurations at once, sampled from one seed."""
+    """All configurations at once, sampled from one seed.
 
-    def __init__(self, space: Mapping[str, Any], num_samples: int, seed: int) -> None:
-        self.trials = [Trial(number, config) for number, config in enumerate(sample(space, num_samples, seed))]
+    Args:
+        space: What to sample.
+        num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
+        seed: Of all of them.
+        first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
+    """
+
+    def __init__(
+        self, space: Mapping[str, Any], num_samples: int, seed: int, first: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
+        sampled = sample(space, num_samples, seed)
+        cut = len(known) if len(sampled) == num_samples else 0
+        configs = [*known, *sampled[: max(0, len(sampled) - cut)]]
+        self.trials = [Trial(number, config) for number, config in enumerate(configs)]
         self._given = False
         for trial in self.trials:
             check_config(trial.config)
@@ -57,6 +70,26 @@ class RandomSearch:
 
     def close(self, number: int, epoch: int, score: float) -> None:
         """Random sampling does not learn."""
+
+
+def check_first(first: object, space: Mapping[str, Any]) -> None:
+    """Refuse what is no list of configurations, or parts of them.
+
+    Raises:
+        ValueError: where one has a key that the space has not.
+    """
+    require(isinstance(first, list | tuple), "first", first, "a list of configurations")
+    assert isinstance(first, list | tuple)
+    for i, config in enumerate(first):
+        require(isinstance(config, Mapping), f"first[{i}]", config, "a configuration: a dict")
+        unknown = sorted(set(map(str, config)) - space.keys())
+        require(not unknown, f"first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
+
+
+def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
+    """A configuration with these values, and the others sampled, of a grid its first point."""
+    (completed, *_) = sample({**space, **copy.deepcopy(dict(config))}, 1, seed)
+    return completed
 
 
 def check_searcher(searcher: object) -> None:

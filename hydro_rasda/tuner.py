@@ -32,7 +32,7 @@ from hydro_rasda.run.progress import Progress
 from hydro_rasda.run.result import TuneResult, make_result
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.search import RandomSearch, Search, SearcherSearch, check_searcher, prepare
+from hydro_rasda.search import RandomSearch, Search, SearcherSearch, check_first, check_searcher, prepare
 from hydro_rasda.space import check_space
 from hydro_rasda.stages.handover import hand_over
 from hydro_rasda.stages.race import train_targets
@@ -54,6 +54,7 @@ def tune(
     metric: str = "val_loss",
     mode: Mode = "min",
     num_samples: int = 64,
+    first: Sequence[Mapping[str, Any]] = (),
     max_t: int = 27,
     grace_period: int = 1,
     reduction_factor: int = 3,
@@ -121,6 +122,8 @@ def tune(
         mode: "min" or "max".
         num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
             run: the first are the same, and rungs are decided anew over all.
+        first: Configurations that are known to be good, tried before others are sampled; what one leaves out is sampled
+            for it. They count as samples.
         max_t: Epochs of a full training.
         grace_period: Epochs of the sweep's first rung; rungs before the space's longest warm-up is over are left out.
         reduction_factor: One in this many goes on from each rung of the sweep; rungs lie at
@@ -224,6 +227,9 @@ def tune(
     folder = check_folder("storage_path", storage_path)
     _check(model_fn, loss_fn, objective, space, num_samples, searcher, sweep_rule, resume, name, progress, callbacks)
     own_loop = _own_loop(full_size, (train_data, val_data))
+    check_first(first, space)
+    own = not first or searcher is None
+    require(own, "first", list(first), "left out with a `searcher`, which has a way of its own (`points_to_evaluate`)")
     if metrics is not None:
         check_function("metrics", metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
     alone = full_size is None or patience is None
@@ -234,13 +240,13 @@ def tune(
     }
     more: dict[str, Callable[..., Any] | None] = {"metrics": metrics, "full_size": full_size}
     functions |= {name: function for name, function in more.items() if function is not None}
-    identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions)
+    identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions, first)
     searcher = _prepared(searcher, space, settings)
     given = as_objective(objective, loss_fn, collected=metrics is not None)
     with _never_ending_well(), preserved_generators():
         problem = _problem(model_fn, settings, train_data, val_data, given, trains_on.device)
         problem = replace(problem, full_size=own_loop, metrics=metrics)
-        candidates = RandomSearch(space, num_samples, seed)
+        candidates = RandomSearch(space, num_samples, seed, first)
         ready = get_ready(problem, space, candidates.trials, None if name is None else folder / name)
         data, batch_size = {"train_data": train_data, "val_data": val_data}, candidates.trials[0].batch_size
         asked = identity.asked(ready.settings, ready.problem, ready.parameters, data, batch_size)

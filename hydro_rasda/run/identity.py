@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType
 from typing import Any
@@ -38,6 +38,7 @@ class Identity:
         sweep_rule: The user's, or None for successive halving.
         scheduler: What decides in the full-size stage: "rasda", or an object.
         functions: The user's, by argument: "model_fn", and "loss_fn" or "objective".
+        first: Configurations that are tried first.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Identity:
         sweep_rule: Any,
         scheduler: Any,
         functions: Mapping[str, Callable[..., Any]],
+        first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._named = {
             "space": describe(space),
@@ -57,6 +59,8 @@ class Identity:
         self._made = {"space": content(space), "searcher": parameters(searcher), "scheduler": parameters(scheduler)}
         if sweep_rule is not None:
             self._made["sweep_rule"] = parameters(sweep_rule)
+        if first:
+            self._made["first"] = content([dict(config) for config in first])
         self._functions = functions
         self._before = {name: content(function) for name, function in functions.items()}
 

@@ -13,7 +13,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from ray.tune.search.bohb import TuneBOHB
 from ray.tune.search.optuna import OptunaSearch
 
-from hydro_rasda import TuneResult, choice, grid_search, loguniform, sample_from, uniform
+from hydro_rasda import RunExists, TuneResult, choice, grid_search, loguniform, sample_from, uniform
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
@@ -260,3 +260,43 @@ def test_bad_searcher_leaves_no_run(quick: Quick, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`space` cannot be searched by OptunaSearch"):
         quick(searcher=OptunaSearch(), space={"lr": loguniform(1e-3, 1.0), "activation": grid_search(["relu"])})
     assert not list(tmp_path.iterdir())
+
+
+def test_known_configurations_come_first() -> None:
+    space = {"lr": loguniform(1e-4, 1.0), "twice": sample_from(lambda spec: 2 * spec.config.lr), "net": {"depth": 3}}
+    sampled = RandomSearch(space, 5, 0).trials
+    known = [{"lr": 0.125}, {"lr": 0.5, "twice": 0.0, "net": {"depth": 4}}]
+    trials = RandomSearch(space, 5, 0, known).trials
+    assert [trial.number for trial in trials] == [0, 1, 2, 3, 4]
+    assert trials[0].config == {"lr": 0.125, "twice": 0.25, "net": {"depth": 3}}
+    assert trials[1].config == known[1]
+    assert [trial.config for trial in trials[2:]] == [trial.config for trial in sampled[:3]]
+    grown = RandomSearch(space, 9, 0, known).trials
+    assert [trial.config for trial in grown[:5]] == [trial.config for trial in trials]
+    assert len(RandomSearch(space, 1, 0, known).trials) == 2
+    grid = {"lr": grid_search([0.1, 0.2, 0.3])}
+    assert [t.config["lr"] for t in RandomSearch(grid, 1, 0, [{"lr": 0.5}, {}]).trials] == [0.5, 0.1, 0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"first": {"lr": 0.1}}, "`first` is .*, but must be a list of configurations"),
+        ({"first": [0.1]}, r"`first\[0\]` is 0.1, but must be a configuration: a dict"),
+        ({"first": [{"rl": 0.1}]}, r"`first\[0\]` is .*, but must be of the keys of `space`, which has no rl"),
+        ({"first": [{"lr": -1.0}]}, "`lr` is -1.0, but must be a finite number > 0"),
+    ],
+)
+def test_what_is_no_configuration_of_the_space_is_refused(
+    quick: Callable[..., TuneResult], arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        quick(**arguments)
+
+
+def test_a_run_is_told_by_what_came_first(quick: Callable[..., TuneResult]) -> None:
+    result = quick(first=[{"lr": 0.0625}], num_samples=4)
+    assert result.trials[0].config["lr"] == 0.0625
+    assert len(result.trials) == 4
+    with pytest.raises(RunExists, match="`first` has other values"):
+        quick(first=[{"lr": 0.125}], num_samples=4)
