@@ -265,7 +265,7 @@ def test_bad_searcher_leaves_no_run(quick: Quick, tmp_path: Path) -> None:
 def test_known_configurations_come_first() -> None:
     space = {"lr": loguniform(1e-4, 1.0), "twice": sample_from(lambda spec: 2 * spec.config.lr), "net": {"depth": 3}}
     sampled = RandomSearch(space, 5, 0).trials
-    known = [{"lr": 0.125}, {"lr": 0.5, "twice": 0.0, "net": {"depth": 4}}]
+    known: list[dict[str, Any]] = [{"lr": 0.125}, {"lr": 0.5, "twice": 0.0, "net": {"depth": 4}}]
     trials = RandomSearch(space, 5, 0, known).trials
     assert [trial.number for trial in trials] == [0, 1, 2, 3, 4]
     assert trials[0].config == {"lr": 0.125, "twice": 0.25, "net": {"depth": 3}}

@@ -365,7 +365,8 @@ def smoothed(output: Tensor, target: Tensor, config: Mapping[str, Any]) -> Tenso
     """A float that an operator insists on as a number, one in arithmetic, and a word to branch on."""
     loss = nn.functional.cross_entropy(output, target, label_smoothing=config["smoothing"])
     penalty = output.square().mean() if config["penalty"] == "square" else output.abs().mean()
-    return loss + config["scale"] * penalty
+    total: Tensor = loss + config["scale"] * penalty
+    return total
 
 
 def test_members_read_their_own_configuration(problem: Problem) -> None:
