@@ -8,6 +8,7 @@
     python -m benchmarks.replay frontier    # which of many policies are best for a budget
     python -m benchmarks.replay foresight   # how much surrogates and early epochs say of the end
     python -m benchmarks.replay live        # policies on the searches that `vs_asha` ran live
+    python -m benchmarks.replay few         # whether surrogates pay where configurations are few
     python -m benchmarks.replay horizons    # over how many steps weights should be averaged, by training again
     python -m benchmarks.replay write       # all of it, to results/replay.md and replay.png
 
@@ -25,7 +26,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.replay import calibration, family, live, recall, study
+from benchmarks.replay import calibration, family, few, live, recall, study
 from benchmarks.replay.page import overview, write
 from benchmarks.replay.table import FOLDER, recorded, sample_folder
 from benchmarks.tasks.load import ON_GPU, TASKS, load_task
@@ -57,10 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for command in asking:
         command.add_argument("--keep", choices=["last", "best"], default="last", help="which epoch's weights count")
     asking_live = commands.add_parser("live", help="policies on the searches that were run live")
+    asking_few = commands.add_parser("few", help="whether surrogates pay where configurations are few")
     writing = commands.add_parser("write", help="all of it, to a page and a figure beside the tables")
     averaging = commands.add_parser("horizons", help="over how many steps weights should be averaged: trains again")
     averaging.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
-    for command in (recording, showing, asking_live, writing, averaging, *asking):
+    for command in (recording, showing, asking_live, asking_few, writing, averaging, *asking):
         command.add_argument("--folder", type=Path, default=FOLDER, help="of the tables")
     given = parser.parse_args(arguments)
     if given.command == "record":
@@ -76,7 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(horizons.write(recorded(given.folder), given.data, given.folder))
     elif given.command == "live":
-        print(live.page(live.setups(given.folder)))
+        searches = live.setups(given.folder)
+        print(live.page(searches), live.agreements(searches), sep="\n\n")
+    elif given.command == "few":
+        print(few.page(recorded(given.folder)))
     elif given.command == "write":
         print(write(given.folder))
     elif given.command == "show":

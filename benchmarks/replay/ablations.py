@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from benchmarks.replay.bring_back import BringBack
 from benchmarks.replay.policies import Policy, Tune, halved, swept, today
 from benchmarks.replay.study import RESAMPLES, comparable, compared
 from benchmarks.replay.table import Table
@@ -20,6 +21,11 @@ ABLATIONS: dict[str, Policy] = {
     "`full_trainings=2.5`": Tune(full_trainings=2.5),
     "first rung at epoch 3 (`grace_period=3`)": Tune(grace_period=3),
     "first rung at epoch 9 (`grace_period=9`)": Tune(grace_period=9),
+    "each schedule keeps its share at the sweep's rungs": Tune(by_schedule=True),
+    "the sweep at full width (`surrogate=1`)": Tune(width=1.0),
+    "two more join after the first look, by a regression over learning rates": BringBack(2, "rate"),
+    "... over all that is sampled and the train-validation gap": BringBack(2, "all"),
+    "... over learning rates, where widths rank finalists the other way": BringBack(2, "rate", below=0.0),
     "averaged weights (EMA) rank the sweep": Tune(ema="sweep"),
     "averaged weights everywhere, handed over too": Tune(ema="always"),
     "halved to one (`full_trainings=0`)": halved,

@@ -12,7 +12,8 @@ from itertools import product
 import numpy as np
 
 from benchmarks.replay.guided import Guided
-from benchmarks.replay.policies import Policy, Rule
+from benchmarks.replay.policies import Policy
+from benchmarks.replay.shares import Rule
 from benchmarks.replay.study import BASELINE, MOST, POLICIES, Replayed, replay
 from benchmarks.replay.table import Table
 from benchmarks.replay.truth import Keep, complete_seeds, seed_spread

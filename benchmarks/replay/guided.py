@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.replay.policies import Search, best_of, swept_by, to_the_end
+from benchmarks.replay.policies import Search, best_of, to_the_end
+from benchmarks.replay.shares import swept_by
 from benchmarks.replay.truth import Floats
 
 LENGTHS = {"lr": 0.25, "momentum": 0.5, "schedule": 1.0, "batch_size": 1.5, "warmup": 0.7}

@@ -6,17 +6,20 @@ and what ASHA came to is what Ray's ASHA came to in that run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, swept, today
+from benchmarks.replay.bring_back import BringBack
+from benchmarks.replay.policies import TOP_K, Policy, Search, Tables, Tune, asha, first_look, sweep, swept, today
 from benchmarks.replay.table import FOLDER, Table, recorded, sample_folder
 from benchmarks.replay.truth import goodness
 from benchmarks.vs_asha.report import Cells, read
 from benchmarks.vs_asha.statistics import ended, maximizes, seed_spread
+from hydro_rasda.schedulers import agreement
 
 EQUAL = 1e-4
 """Relative difference up to which scores count as equal: tables are rounded, and last digits differ by group."""
@@ -28,6 +31,11 @@ POLICIES: dict[str, Policy] = {
     "swept to the end, first look after a quarter, 2.5 trainings": Tune(
         swept_to_end=True, first_look=1 / 4, full_trainings=2.5
     ),
+    "each schedule keeps its share at the sweep's rungs": Tune(by_schedule=True),
+    "the sweep at full width (`surrogate=1`)": Tune(width=1.0),
+    "two more join after the first look, by a regression over learning rates": BringBack(2, "rate"),
+    "... over all that is sampled and the train-validation gap": BringBack(2, "all"),
+    "... over learning rates, where widths rank finalists the other way": BringBack(2, "rate", below=0.0),
     "four to the end": swept(4),
     "ASHA, one after another": asha,
 }
@@ -95,15 +103,35 @@ def _setups(seed: int, tables: Mapping[str, Table], cells: Cells) -> Iterator[Se
 
 def replayed(setup: Setup, policy: Policy) -> Replayed:
     """A policy in a search that was run live."""
-    table = setup.tables.table
-    place = table.about.seeds.index(setup.seed)
-    search = Search(setup.tables, place, range(len(table.about.configs)))
+    table, search = setup.tables.table, _search(setup)
     winner = policy(search)
-    at = place, winner, search.reached(winner) - 1
+    at = search.seed, winner, search.reached(winner) - 1
     validation = setup.tables.curves[1.0, search.ema][at]
     test = goodness(table, 1.0, "test", ema=search.ema, keep="best")[at]
     reached = validation >= setup.validation - EQUAL * abs(setup.validation)
     return Replayed(winner, search.spent, bool(reached), float(test - setup.test) / setup.margin)
+
+
+def agreements(setups: Sequence[Setup]) -> str:
+    """What the runs would have said of their surrogates after the first look at full size; empty for none."""
+    told = Counter[str]()
+    for setup in setups:
+        search = _search(setup)
+        stop, finalists = first_look(search), sweep(search, 1 / 8, TOP_K)
+        narrow, full = ({n: search.look(width, n, stop, latest=True) for n in finalists} for width in (1 / 8, 1.0))
+        both = {n: (narrow[n], full[n]) for n in finalists}
+        told[agreement(stop, both, "max").verdict] += 1
+    return (
+        f"Of their finalists, `TuneResult.agreement` would say after the first look: that widths agree in "
+        f"{told['agree']} of {len(setups)}, disagree in {told['disagree']}, too few to tell in {told['open']}."
+        if setups
+        else ""
+    )
+
+
+def _search(setup: Setup) -> Search:
+    about = setup.tables.table.about
+    return Search(setup.tables, about.seeds.index(setup.seed), range(len(about.configs)))
 
 
 def page(setups: Sequence[Setup], policies: Mapping[str, Policy] = POLICIES) -> str:

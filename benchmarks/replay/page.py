@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.replay import ablations, anytime, calibration, family, live, recall, study
+from benchmarks.replay import ablations, anytime, calibration, family, few, live, recall, study
 from benchmarks.replay.table import FOLDER, Table, recorded
 from benchmarks.replay.truth import Keep
 
@@ -34,6 +34,10 @@ LIVE = (
     "came to in that run, and how often to a test score no more than a standard deviation between seeds behind. "
     "`cost`: mean over tasks, in full trainings, by CPU seconds of one thread. Best epochs are kept, averaged where "
     "better."
+)
+FEW = (
+    "Each on 50 random subsets of so many configurations and each seed: mean cost, in full trainings, and regret "
+    'behind the best of the subset, as under "Policies". Best epochs are kept, averaged where better.'
 )
 SECTIONS = (
     (
@@ -90,7 +94,9 @@ def write(folder: Path = FOLDER) -> Path:
     parts += [f"Recorded with: {', '.join(sorted(environments))}.", "", overview(tables), ""]
     path = folder.parent / "replay.md"
     parts += ["## Anytime", "", ANYTIME, "", anytime.page(tables, path.with_suffix(".png")), ""]
-    parts += ["## The live searches, replayed", "", LIVE, "", live.page(live.setups(folder)), ""]
+    searches = live.setups(folder)
+    parts += ["## The live searches, replayed", "", LIVE, "", live.page(searches), "", live.agreements(searches), ""]
+    parts += ["## Few configurations", "", FEW, "", few.page(tables), ""]
     parts += ["## Ablations", "", ABLATIONS, "", ablations.page(tables), ""]
     for keep, told in ENDS.items():
         for title, module, meaning in SECTIONS:

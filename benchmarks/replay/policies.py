@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from benchmarks.replay.table import Table
@@ -106,6 +107,19 @@ def best_of(scores: dict[int, float], count: int) -> list[int]:
     return sorted(scores, key=lambda n: (-scores[n], n))[:count]
 
 
+def best_of_each_schedule(search: Search, scores: dict[int, float], count: int) -> list[int]:
+    """The best so many, of each schedule about as large a share as it has among them, best first."""
+    configs, of_each = search.tables.table.about.configs, dict[str, list[int]]()
+    for n in best_of(scores, len(scores)):
+        of_each.setdefault(str(configs[n].get("schedule")), []).append(n)
+    # As many as its share, rounded down; those that are left go to the largest remainders.
+    shares = {schedule: count * len(those) / len(scores) for schedule, those in of_each.items()}
+    whole = {schedule: math.floor(share) for schedule, share in shares.items()}
+    short = sorted(shares, key=lambda schedule: whole[schedule] - shares[schedule])[: count - sum(whole.values())]
+    kept = [n for schedule, those in of_each.items() for n in those[: whole[schedule] + (schedule in short)]]
+    return best_of({n: scores[n] for n in kept}, count)
+
+
 def asha(search: Search) -> int:
     """ASHA at full size, one trial after another (Li et al. 2020, as Ray stops trials): the best that finished."""
     rule = AsyncSuccessiveHalving(search.max_t, 1, REDUCTION_FACTOR, "max")
@@ -143,10 +157,12 @@ def swept(count: int, width: float = 1 / 8, *, ema: bool = False) -> Policy:
 
 @dataclass(frozen=True)
 class Tune:
-    """`tune`: its sweep at 1/8 of the width, and the race of its finalists.
+    """`tune`: its sweep, and the race of its finalists.
 
     Attributes:
         finalists: How many race.
+        width: Of the sweep's models; with 1, finalists go on from where they are.
+        by_schedule: Whether the sweep's rungs keep of each schedule as large a share as it has there.
         grace_period: Epochs of the sweep's first rung.
         swept_to_end: Whether the sweep has a rung at the end of a training, too.
         first_look: Share of a training after which the race may stop a finalist.
@@ -157,6 +173,8 @@ class Tune:
     """
 
     finalists: int = TOP_K
+    width: float = 1 / 8
+    by_schedule: bool = False
     grace_period: int = 1
     swept_to_end: bool = False
     first_look: float = 1 / 9
@@ -170,17 +188,19 @@ class Tune:
         search.ema = self.ema == "always"
         finalists = sweep(
             search,
-            1 / 8,
+            self.width,
             self.finalists,
             grace_period=self.grace_period,
             to_end=self.swept_to_end,
             ema=self.ema == "sweep",
+            by_schedule=self.by_schedule,
         )
         return race(
             search,
             finalists,
             self.full_trainings,
-            first_look=self.first_look,
+            swept_at=self.width,
+            looked_after=self.first_look,
             prior=self.prior,
             stop_unlikely=self.stop_unlikely,
         )
@@ -188,70 +208,6 @@ class Tune:
 
 today = Tune()
 halved = Tune(full_trainings=0)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A sweep by shares, and what follows it: how many are tried, at which width, dropped when, finished how.
-
-    Attributes:
-        width: Of the sweep's models.
-        tried: Share of the configurations.
-        rungs: After which share of a training, and which share of those still there goes on; the last one ranks.
-        finalists: How many train at full size.
-        raced: Whether they are halved there as today, or all train to the end.
-        ema: Whether the sweep ranks by averaged weights.
-    """
-
-    width: float
-    tried: float
-    rungs: tuple[tuple[float, float], ...]
-    finalists: int
-    raced: bool = False
-    ema: bool = False
-
-    @property
-    def name(self) -> str:
-        """What it does, in short."""
-        rungs = [f"{kept:.0%} go on at {share:.2f} T" for share, kept in self.rungs[:-1]]
-        ranked = f"ranked at {self.rungs[-1][0]:.2g} T{' by averages' if self.ema else ''}"
-        tail = f"{self.finalists} raced" if self.raced else f"{self.finalists} to the end"
-        return ", ".join([f"{self.tried:.3g} of all at width {self.width:g}", *rungs, ranked, tail])
-
-    def __call__(self, search: Search) -> int:
-        """The winner's number."""
-        tried = list(search.numbers)[: max(1, round(self.tried * len(search.numbers)))]
-        ranked = swept_by(search, self.width, tried, self.rungs, keep=self.finalists, ema=self.ema)
-        finalists = list(ranked)[: self.finalists]
-        return race(search, finalists) if self.raced else to_the_end(search, finalists)
-
-
-def telescoped(count: int, kept: int = 8) -> Policy:
-    """Two thirds to the end at 1/8 of the width, the best of them at 1/4, the best so many of these at full size."""
-    narrow = ((1 / 3, 2 / 3), (1.0, 1.0))
-
-    def policy(search: Search) -> int:
-        first = list(swept_by(search, 1 / 8, search.numbers, narrow))[:kept]
-        return to_the_end(search, best_of({n: search.look(1 / 4, n, search.max_t) for n in first}, count))
-
-    return policy
-
-
-def swept_by(
-    search: Search,
-    width: float,
-    numbers: Sequence[int],
-    rungs: Sequence[tuple[float, float]],
-    *,
-    keep: int = 1,
-    ema: bool = False,
-) -> dict[int, float]:
-    """A sweep by shares, see `Rule`: those that the last rung keeps, best first, with their scores there."""
-    left, scores = list(numbers), dict[int, float]()
-    for share, kept in rungs:
-        scores = {n: search.look(width, n, math.ceil(share * search.max_t), ema=ema) for n in left}
-        left = best_of(scores, max(keep, math.ceil(kept * len(left))))
-    return {n: scores[n] for n in left}
 
 
 def rungs(max_t: int, warmup: float, grace_period: int = 1, *, to_end: bool = False) -> Sequence[int]:
@@ -268,12 +224,14 @@ def sweep(
     grace_period: int = 1,
     to_end: bool = False,
     ema: bool = False,
+    by_schedule: bool = False,
 ) -> list[int]:
     """Successive halving as `tune`'s, its rungs as `rungs` has them: the best `keep`, best first."""
+    best = partial(best_of_each_schedule, search) if by_schedule else best_of
     left = list(search.numbers)
     for stop in rungs(search.max_t, search.warmup, grace_period, to_end=to_end):
         scores = {n: search.look(width, n, stop, ema=ema, latest=True) for n in left}
-        left = best_of(scores, max(keep, len(left) // REDUCTION_FACTOR))
+        left = best(scores, max(keep, len(left) // REDUCTION_FACTOR))
         if len(left) <= keep:
             break
     return left[:keep]
@@ -284,24 +242,26 @@ def race(
     finalists: Sequence[int],
     full_trainings: float = 3.0,
     *,
-    first_look: float = 1 / 9,
+    swept_at: float = 1 / 8,
+    looked_after: float = 1 / 9,
     prior: bool = True,
     stop_unlikely: bool = True,
 ) -> int:
     """The full-size stage of `tune`: at each milestone, those go on that may still be the best; see `Race`.
 
-    Without a prior, what their surrogates did later does not count.
+    Without a prior, what their surrogates did later does not count. What a sweep at full width trained is no part of
+    what the race costs.
     """
     left, max_t = list(finalists), search.max_t
     last = search.tables.keep == "last"
     rule = Race(max_t, "max", "last" if last else "best", 2, full_trainings)
-    swept_to = max((search.reached(n, 1 / 8) for n in left), default=0)
-    first = first_milestone(max(1, math.floor(first_look * max_t + 1e-9)), max_t, 2, search.warmup)
-    for stop in milestones(first, max_t, 2):
+    swept_to = max((search.reached(n, swept_at) for n in left), default=0)
+    before = sum(map(search.reached, left)) if swept_at == 1 else 0
+    for stop in milestones(first_look(search, looked_after), max_t, 2):
         full = {n: {at: search.look(1.0, n, at, latest=True) for at in range(1, stop + 1)} for n in left}
         looked_at = (stop, swept_to) if prior and swept_to > stop else ()
-        narrow = {n: {at: search.look(1 / 8, n, at, latest=True) for at in looked_at} for n in left}
-        trained = sum(map(search.reached, finalists))
+        narrow = {n: {at: search.look(swept_at, n, at, latest=True) for at in looked_at} for n in left}
+        trained = sum(map(search.reached, finalists)) - before
         if stop_unlikely:
             left = rule.promote(stop, full, narrow, trained)
         else:
@@ -311,6 +271,11 @@ def race(
     if last:
         return left[0]
     return best_of({n: search.look(1.0, n, search.reached(n)) for n in finalists}, 1)[0]
+
+
+def first_look(search: Search, share: float = 1 / 9) -> int:
+    """The epoch of the race's first milestone: after that share of a training, none before warm-ups are over."""
+    return first_milestone(max(1, math.floor(share * search.max_t + 1e-9)), search.max_t, 2, search.warmup)
 
 
 def to_the_end(search: Search, numbers: Sequence[int]) -> int:

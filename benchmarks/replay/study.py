@@ -14,7 +14,6 @@ import numpy as np
 from benchmarks.replay.guided import Guided
 from benchmarks.replay.policies import (
     Policy,
-    Rule,
     Search,
     Tables,
     asha,
@@ -22,9 +21,9 @@ from benchmarks.replay.policies import (
     halved,
     one_epoch,
     swept,
-    telescoped,
     today,
 )
+from benchmarks.replay.shares import Rule, telescoped
 from benchmarks.replay.table import Table
 from benchmarks.replay.tpe import TPE
 from benchmarks.replay.truth import Ints, Keep, complete_seeds, goodness, seed_spread, subsets, truth
@@ -77,13 +76,13 @@ class Draw:
     best: float
 
 
-def draws(table: Table, resamples: int = RESAMPLES, keep: Keep = "last") -> Iterator[Draw]:
+def draws(table: Table, resamples: int = RESAMPLES, keep: Keep = "last", share: float = SHARE) -> Iterator[Draw]:
     """The same subsets with each seed, in every call."""
     full = complete_seeds(table, 1.0)
     for seed in complete_seeds(table, 1 / 8, 1.0):
         others = [s for s in full if s != seed]
         known = truth(table, others, keep=keep)
-        for subset in subsets(len(table.about.configs), SHARE, resamples):
+        for subset in subsets(len(table.about.configs), share, resamples):
             yield Draw(seed, others, subset, float(known[subset].max()))
 
 
@@ -114,13 +113,17 @@ class Replayed:
 
 
 def replay(
-    table: Table, policies: Mapping[str, Policy] = POLICIES, resamples: int = RESAMPLES, keep: Keep = "last"
+    table: Table,
+    policies: Mapping[str, Policy] = POLICIES,
+    resamples: int = RESAMPLES,
+    keep: Keep = "last",
+    share: float = SHARE,
 ) -> dict[str, Replayed]:
-    """Each policy on the same subsets and seeds."""
+    """Each policy on the same subsets, of a share of the configurations, and seeds."""
     tables = Tables(table, keep)
     rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in policies}
     tests = {ema: goodness(table, 1.0, "test", ema=ema, keep=keep) for ema in (False, True)}
-    for draw in draws(table, resamples, keep):
+    for draw in draws(table, resamples, keep, share):
         for name, policy in policies.items():
             search = Search(tables, draw.seed, draw.subset.tolist())
             winner = policy(search)

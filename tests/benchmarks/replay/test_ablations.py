@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.replay.ablations import ABLATIONS, page
-from benchmarks.replay.policies import Tune, today
+from benchmarks.replay.bring_back import BringBack
+from benchmarks.replay.policies import Tune, best_of_each_schedule, today
 from benchmarks.replay.study import compared, replay
 from benchmarks.replay.table import Table
 from benchmarks.replay.truth import Keep
@@ -44,6 +45,40 @@ def test_averaged_weights_rank_the_sweep_or_all() -> None:
         run = search(table)
         assert policy(run) == winner
         assert (run.reached(5) > 0) == tried
+
+
+def test_each_schedule_keeps_its_share_at_every_rung() -> None:
+    """A quarter of 36 is cosine, and worst: so is a quarter of the 12 and of the 4 that two rungs keep."""
+    table = table_of(parallel(36))
+    for n in range(36):
+        table.about.configs[n] = {**table.about.configs[n], "schedule": "cosine" if n < 9 else "constant"}
+    scores = {n: float(n) for n in range(36)}
+    assert best_of_each_schedule(search(table), scores, 12) == [*range(35, 26, -1), 8, 7, 6]
+    run = search(table)
+    assert Tune(by_schedule=True)(run) == 35
+    assert [n for n in range(36) if run.reached(n)] == [8, 33, 34, 35]
+
+
+def test_a_sweep_at_full_width_is_gone_on_from() -> None:
+    """16 for one epoch, then 5 to the third: the winner's other 6 are all that the race adds, but for the second's."""
+    run = search(table_of(parallel(16)))
+    assert Tune(width=1.0)(run) == 15
+    assert not any(width < 1 for width, _ in run._paid)
+    assert [run.reached(n) for n in range(10, 16)] == [1, 3, 3, 3, 3, 9]
+    assert run.spent == pytest.approx((11 + 4 * 3 + 9) / 9)
+
+
+@pytest.mark.parametrize(("below", "joined"), [(2.0, True), (0.0, True), (-1.5, False)])
+def test_what_full_size_says_of_learning_rates_brings_back_what_was_dropped(below: float, joined: bool) -> None:
+    """Surrogates like low rates best; full size ranks the finalists the other way, and likes best what was dropped."""
+    table = table_of(parallel(16))
+    rates = np.geomspace(1, 1e-3, 16)
+    for n in range(16):
+        table.about.configs[n] = {**table.about.configs[n], "lr": float(rates[n])}
+    table.scores[1] -= table.scores[1] - 20.0
+    table.scores[1, :, 11] = 10.0
+    table.scores[1, :, 12:] += np.linspace(0, 1, 4)[None, :, None, None]
+    assert (BringBack(1, "rate", below)(search(table)) == 11) == joined
 
 
 def test_what_is_judged_is_what_is_handed_over() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.replay.live import page, replayed, setups
+from benchmarks.replay.live import agreements, page, replayed, setups
 from benchmarks.replay.policies import asha, at_random
 from benchmarks.replay.table import About, Table, empty, load, sample_folder, save
 from tests.benchmarks.replay.tables import parallel, table_of
@@ -55,6 +55,16 @@ def test_a_winner_is_compared_with_ashas_by_both_scores(folder: Path) -> None:
 def test_rows_count_searches(folder: Path) -> None:
     *_, row = page(setups(folder), {"seven": at_random(7)}).splitlines()
     assert [cell.strip() for cell in row.split("|")[1:-1]] == ["seven", "7.00", "0 of 2", "0 of 2", "0 of 2"]
+
+
+def test_what_runs_would_have_said_of_their_surrogates_is_counted(folder: Path) -> None:
+    """Both widths rank alike in one of the two; in the other, full size ranks the other way."""
+    assert "agree in 2 of 2, disagree in 0, too few to tell in 0" in agreements(setups(folder))
+    table = load("digits", folder)
+    table.scores[1] = table.scores[1, :, ::-1]
+    save(table, folder)
+    assert "agree in 1 of 2, disagree in 1, too few to tell in 0" in agreements(setups(folder))
+    assert agreements([]) == ""
 
 
 def test_what_is_not_recorded_at_both_widths_is_left_out(folder: Path) -> None:

@@ -15,17 +15,16 @@ from benchmarks.replay.calibration import apart, look
 from benchmarks.replay.guided import NOISE, Guided, features, normal_ranks, predicted
 from benchmarks.replay.policies import (
     Policy,
-    Rule,
     asha,
     halved,
     one_epoch,
     race,
     swept,
-    telescoped,
     today,
 )
 from benchmarks.replay.recall import losses, recall, spearman
 from benchmarks.replay.record import record
+from benchmarks.replay.shares import Rule, telescoped
 from benchmarks.replay.study import POLICIES, replay
 from benchmarks.replay.table import load, save, widened
 from benchmarks.replay.truth import Keep, after_each_epoch, goodness, seed_spread, truth
