@@ -78,16 +78,16 @@ class Runs:
     """The runs of a folder, read again, and made into a page again, where their journals have changed."""
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder).expanduser().absolute()
+        self.folder = Path(folder).expanduser().absolute()
         self._read: dict[str, tuple[Stamp, RunRecord | None]] = {}
         self._made: dict[str, _Made] = {}
         self._lock = Lock()
 
     def paths(self) -> dict[str, Path]:
         """The folders of the runs that there are, by name."""
-        if (self._folder / "run.json").is_file():
-            return {self._folder.name: self._folder}
-        return {path.parent.name: path.parent for path in self._folder.glob("*/run.json")}
+        if (self.folder / "run.json").is_file():
+            return {self.folder.name: self.folder}
+        return {path.parent.name: path.parent for path in self.folder.glob("*/run.json")}
 
     def stamp(self, name: str) -> Stamp:
         """Of the journal as it is."""
@@ -96,12 +96,12 @@ class Runs:
         stat = (journal if journal.exists() else path / "run.json").stat()
         return stat.st_size, stat.st_mtime_ns
 
-    def records(self) -> list[tuple[str, RunRecord | None]]:
-        """All runs, the last written first; None for what cannot be read."""
+    def listed(self) -> list[tuple[str, RunRecord | None, float]]:
+        """All runs as `list_page` takes them, the last written first."""
         with self._lock:
             stamps = {name: self.stamp(name) for name in self.paths()}
             latest = sorted(stamps, key=lambda name: -stamps[name][1])
-            return [(name, self._record(name, stamps[name])) for name in latest]
+            return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
 
     def _record(self, name: str, stamp: Stamp) -> RunRecord | None:
         if name not in self._read or self._read[name][0] != stamp:
@@ -153,7 +153,7 @@ def make_app(folder: str | Path, token: str = "", host: str = "127.0.0.1") -> An
 
     # Those that read files are no coroutines: Starlette has threads for them.
     def index(request: Request) -> Response:
-        return HTMLResponse(list_page(runs.records()))
+        return HTMLResponse(list_page(runs.listed(), runs.folder))
 
     def run(request: Request) -> Response:
         name = request.path_params["name"]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from hydro_rasda.plots.look import score_of
 from hydro_rasda.run.records import RunRecord, flat
 from hydro_rasda.run.report import agreement_line, doubt_line, duration, show, state_of
 from hydro_rasda.run.store import jsonable
@@ -46,7 +47,9 @@ def _doubt(record: RunRecord) -> list[str]:
 
 
 def configuration(record: RunRecord) -> Facts:
-    """The best configuration."""
+    """The best configuration; none where no trial has a finite score."""
+    if not record.trials or not math.isfinite(score_of(record.trials[record.best_trial])):
+        return {}
     return {name: show(value, 6) for name, value in flat(record.best_config).items()}
 
 

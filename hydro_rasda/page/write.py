@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,18 @@ def page(record: RunRecord, live: bool = False) -> str:
     return html
 
 
-def list_page(runs: Sequence[tuple[str, RunRecord | None]]) -> str:
-    """The HTML of the dashboard's list of runs: names and records, None for what cannot be read."""
-    rows = [(name, ["not readable"] if record is None else words.row(record)) for name, record in runs]
-    html: str = _template("runs.html").render(runs=rows, style=_own("style.css"))
+def list_page(runs: Sequence[tuple[str, RunRecord | None, float]], folder: Path) -> str:
+    """The HTML of the dashboard's list of a folder's runs.
+
+    Args:
+        runs: Of each, its name; its record, None where it cannot be read; when it was written, in seconds since 1970.
+        folder: Where they are.
+    """
+    rows = []
+    for name, record, when in runs:
+        state, *cells = ["not readable", *[""] * 4] if record is None else words.row(record)
+        rows.append((name, state, cells, datetime.fromtimestamp(when).isoformat(timespec="minutes")))
+    html: str = _template("runs.html").render(runs=rows, folder=folder, style=_own("style.css"))
     return html
 
 

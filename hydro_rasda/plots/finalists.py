@@ -24,6 +24,7 @@ def narrow_vs_full(result: RunRecord) -> Figure:
         xaxis={"title": {"text": escaped(f"{result.metric}, surrogate, epoch {found.epoch}")}},
         yaxis={"title": {"text": escaped(f"{result.metric}, full size, epoch {found.epoch}")}},
         showlegend=False,
+        margin={"l": 60, "r": 20, "t": 50, "b": 50},
     )
     best = [number == result.best_trial for number in both]
     trials = [result.trials[number] for number in both]

@@ -10,6 +10,7 @@ import numpy as np
 
 from hydro_rasda.plots.importance import FEWEST, importance_of, too_few, varied
 from hydro_rasda.plots.look import (
+    LOG,
     SCALE,
     begun,
     describe,
@@ -167,7 +168,7 @@ def _axis(name: str, trials: Sequence[TrialRecord]) -> tuple[list[Any], dict[str
     few = len(set(map(repr, values))) <= _NAMED and all(isinstance(value, int) for value in values)
     if len(numbers) == len(values) and not few:
         wide = min(numbers) > 0 and max(numbers) / min(numbers) > 20
-        return [figures_of(v) for v in numbers], axis | ({"type": "log"} if wide else {})
+        return [figures_of(v) for v in numbers], axis | (LOG if wide else {})
     named = [escaped(show(value, 4)) for value in values]
     order = sorted(set(zip(map(_sortable, values), named)))
     names = [*dict.fromkeys(text for _, text in order)]

@@ -24,6 +24,9 @@ SCALE = [[0, "#e8590c"], [0.2, "#f59f00"], [0.55, "#4dabf7"], [1, "#868e96"]]
 HEIGHT = 380
 """Of a figure, in pixels."""
 
+LOG = {"type": "log", "exponentformat": "e", "minorloglabels": "complete"}
+"""A logarithmic axis whose labels are numbers: Plotly writes 2 for 0.2 there, and 100 µ for a learning rate of 1e-4."""
+
 POINTS = 2_000
 """More points of a kind than these are thinned, evenly and with the best: pages stay small, browsers quick."""
 
@@ -111,7 +114,7 @@ def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0
         return axis
     if finite[0] > 0 and finite[-1] / finite[0] > _WIDE:
         finite = [math.log10(value) for value in finite]
-        axis["type"] = "log"
+        axis |= LOG
     low, high, last = finite[0], finite[-1], len(finite) - 1
     if mode == "min":
         inner = finite[round(shown * last)]

@@ -50,6 +50,19 @@ def test_clicks_and_colors(browser: Any, sorts: dict[str, RunRecord], tmp_path: 
     assert errors(browser) == []
 
 
+def test_labels_of_logarithmic_axes_are_numbers(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
+    """Plotly's own would be 2 and 5 between 0.1 and 1, and 100μ for 0.0001."""
+    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), height=9000)
+    wait(browser, ALL_DRAWN)
+    ticks = browser.execute_script("""
+        const axes = [...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) =>
+            Object.values(plot._fullLayout).filter((axis) => axis && axis.type === 'log'));
+        return axes.flatMap((axis) => axis._vals.filter((tick) => tick.text).map((tick) => [10 ** tick.x, tick.text]));
+    """)
+    assert len(ticks) > 10
+    assert [(value, text) for value, text in ticks if float(text.replace("−", "-")) != pytest.approx(value)] == []
+
+
 def test_a_phone_scrolls_down_but_not_sideways(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
     open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), width=390, height=9000)
     wait(browser, ALL_DRAWN)

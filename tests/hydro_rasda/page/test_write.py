@@ -77,6 +77,8 @@ def test_it_says_what_the_run_found(sorts: Sorts) -> None:
     assert "about" not in Elements(page(sorts["empty"])).text
     assert "No trial has begun." in Elements(page(sorts["empty"])).text
     assert "No trial has a finite score." in Elements(page(sorts["failed"])).text
+    assert "<dt>dropout</dt>" in page(record)
+    assert "<dt>dropout</dt>" not in page(sorts["failed"])  # no configuration is the best
     assert "not finished" in Elements(page(sorts["interrupted"])).text
 
 
