@@ -46,15 +46,17 @@ class RASDAConfig:
         reduction_factor: The paper's rf: one in this many goes on at each milestone.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.
-        workers: Workers of a full-size trial before its first milestone; they share the configuration's batch.
-        max_workers: No trial gets more; None for as many as the cluster holds.
+        workers: Workers of a full-size trial before its first milestone; they share the configuration's batch. On this
+            machine, its devices; where there are fewer, these share it.
+        max_workers: No trial gets more; None for as many as the cluster, or this machine, holds. On this machine, with
+            `workers=1`, None has each device train whole trials: they are then the same on any number of devices.
         lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
             (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" is linear, as
             was measured best (benchmarks/results/large_batch.md); the paper takes "sqrt" for Adam.
         wait: On Ray, how long a trial waits at a milestone for those that began with it, at most, over the time that it
             took to come there; those that are there are then decided at once. 0: each is decided when it comes, by
             those before it, as in the paper.
-        grow: On Ray, with how many workers a survivor goes on: "due", all that it is due, as in the paper;
+        grow: With how many workers a survivor goes on: "due", all that it is due, as in the paper;
             "efficient", the smaller of that and an even share of what is free, while more workers pay by the next two.
         least_efficiency: With "efficient", a survivor keeps its workers unless its measured parallel efficiency is
             above this; 0 for any. It is its history's `scaling_efficiency`, of step times.

@@ -169,8 +169,9 @@ class TargetOutcome:
         seconds: Wall time that it took.
         died: Whether it failed by the end of its process, so often that it is not to be tried again.
         beside: How many shared the device, itself included: its training took that many times `seconds`.
-        device: Which trained it; None where there is only one.
+        device: Which trained it, of several the first; None where there is only one.
         ended: Whether it ended by itself, before its span or at its end, and is not to go on.
+        more: What the run's record keeps besides, for who goes on from it: plain values.
     """
 
     task: TargetTask
@@ -182,6 +183,7 @@ class TargetOutcome:
     beside: int = 1
     device: int | None = None
     ended: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ class LocalBackend:
     promoted can depend on which device was faster; how wide groups are depends on how many devices share them, and with
     that their last digits. A trial's random numbers, and a full-size training, are the same on any number of devices.
 
+    With `rasda.workers` or `rasda.max_workers` above 1, a full-size trial trains under DDP on several of the devices,
+    as on a Ray cluster, and on more after each milestone that it survives.
+
     Args:
         devices: Where to train, such as `["cuda:0", "cuda:1"]`; None for all GPUs where there are any, else the CPU.
             A device can be named twice: it then has two processes.

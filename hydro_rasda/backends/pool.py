@@ -197,9 +197,13 @@ class DevicePool:
         for number, device in list(self._devices.items()):
             pace = self._pace(device)
             if pace is not None and time.monotonic() - device.heard > pace.patience:
-                work = device.work
-                self._replace(number)
-                self._lose(work, pace.told(self._reports))
+                self._give_up(number, pace.told(self._reports))
+
+    def _give_up(self, number: int, how: str) -> None:
+        """Replace a device's process that hangs."""
+        work = self._devices[number].work
+        self._replace(number)
+        self._lose(work, how)
 
     def _pace(self, device: _Device) -> Pace | None:
         """Of what a device trains, if it does."""

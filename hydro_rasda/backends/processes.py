@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from ray import cloudpickle
 
-from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
+from hydro_rasda.backends.doubling import DoublingPool
+from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.data.tensors import from_bytes, to_bytes
 from hydro_rasda.run.files import load_checkpoint, refuse_open_to_others
 from hydro_rasda.run.state import Run
@@ -43,7 +44,7 @@ _ALIGNED, _LENGTH = 64, struct.Struct("<Q")
 _SERVE = "from hydro_rasda.backends.processes import serve; serve({}, {})"
 
 
-class LocalProcesses(DevicePool):
+class LocalProcesses(DoublingPool):
     """Trains on several devices of this machine; see `LocalBackend`.
 
     Args:
@@ -54,7 +55,7 @@ class LocalProcesses(DevicePool):
     _reports = "epoch"
 
     def __init__(self, run: Run, devices: Sequence[torch.device]) -> None:
-        super().__init__(run, len(devices))
+        super().__init__(run, devices)
         self._where = devices
         self._file = run.store.path / PROBLEM
         self._threads = max(1, torch.get_num_threads() // len(devices))

@@ -142,7 +142,7 @@ def _record(run: Run, outcome: TargetOutcome, raised: Counter[int]) -> None:
         shared = {"beside": outcome.beside} if outcome.beside > 1 else {}
         where = {"device": outcome.device} if outcome.device is not None else {}
         if lines:
-            record_epochs(run, number, lines, outcome.state, outcome.seconds, **shared, **where)
+            record_epochs(run, number, lines, outcome.state, outcome.seconds, **shared, **where, **outcome.more)
         if outcome.ended:
             record_done(run, number)
     elif outcome.died or raised[number] == RETRIES:

@@ -1,5 +1,11 @@
 """What reports tell about growth that pays, and the names that they tell it by."""
 
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
 EPOCH_SECONDS = "epoch_seconds"
 """In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""
 
@@ -11,3 +17,12 @@ SCALING_EFFICIENCY = "scaling_efficiency"
 
 GLOBAL_BATCH = "global_batch_size"
 """In a report, the examples of a step over all workers."""
+
+HISTORY = ("workers", GLOBAL_BATCH, "lr_multiplier", NOISE_SCALE, SCALING_EFFICIENCY)
+"""What a trial's history keeps of a report besides the metrics "train_*" and "val_*"."""
+
+
+def noise_in_workers(report: Mapping[str, Any], workers: int) -> float:
+    """The gradient noise scale of a report, in batches of one of its workers; inf where it does not tell."""
+    examples, batch = report.get(NOISE_SCALE), report.get(GLOBAL_BATCH)
+    return float(examples) * workers / batch if examples is not None and batch else math.inf

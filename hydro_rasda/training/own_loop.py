@@ -1,4 +1,4 @@
-"""Full-size training by a function of the user's own, `train(worker)`: on one device, or on ranks that Ray starts."""
+"""Full-size training by a function of the user's own, `train(worker)`: on one device, or on ranks of either backend."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _state_of(saving: Saving) -> dict[str, Any]:
     return dict(state)
 
 
-class _Over(BaseException):
+class Over(BaseException):
     """Leaves the training function where its part ends; what `except Exception` does not stop."""
 
 
@@ -131,7 +131,7 @@ class LocalWorker(Worker):
 
     def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
         if self.left:  # the function went on all the same
-            raise _Over
+            raise Over
         results, self.whole = self._kept.taken(self.iteration, results, saving)
         metrics = {name: value for name, value in results.items() if name.startswith(METRICS)}
         self.history.append((self.iteration, metrics))
@@ -139,7 +139,7 @@ class LocalWorker(Worker):
         diverged = not math.isfinite(metrics[self._metric])
         self.left = diverged or self.iteration >= self._stop or (not final and self._should_stop())
         if self.left:
-            raise _Over
+            raise Over
 
 
 def train_own(
@@ -162,7 +162,7 @@ def train_own(
     started = time.perf_counter()
     seed_generators(derive_seed(problem.settings.seed, "full size", trial.number, task.span.start))
     worker = LocalWorker(problem, trial, task, state, should_stop, on_epoch)
-    with contextlib.suppress(_Over):
+    with contextlib.suppress(Over):
         problem.full_size.train(worker)
     if worker.whole is None and state is None:
         raise ValueError("`full_size` returned without a report, but must end each epoch with `worker.report(...)`")
@@ -172,7 +172,7 @@ def train_own(
 
 
 def train_own_on_rank(worker: Worker) -> None:
-    """The same on a rank that Ray has started, from its last checkpoint to the trial's end.
+    """The same on a rank, from its last checkpoint to the trial's end, or to where the worker leaves it.
 
     Args:
         worker: Its `data` is the `Problem`; its configuration as of `train_full_size`.

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.contracts import GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
 from hydro_rasda.data import move
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.device import Device, Work
 from hydro_rasda.training.forks import Notify
 from hydro_rasda.training.fused import Load
+from hydro_rasda.training.places import Place, train_target_on_ranks
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Trainer:
     ) -> None:
         torch.set_num_threads(threads)
         self._where, self._notify, self._should_leave = where, notify, should_leave
-        self._device = Device(problem.on(where), may_die=True)
+        self._problem = problem.on(where)
+        self._device = Device(self._problem, may_die=True)
 
     def describe(self) -> tuple[str, int]:
         """`Device.machine` and `Device.cores`."""
@@ -78,6 +80,17 @@ class Trainer:
         """Train full-size trials at the same time; their states are on the CPU."""
         outcomes = self._device.train_targets(tasks, self._work(given), given.devices)
         return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
+
+    def train_rank(self, task: TargetTask, given: Given, place: Place) -> TargetOutcome:
+        """Train a full-size trial as one of several ranks, each a trainer of its own."""
+        work = self._work(given)
+
+        def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
+            self._notify(1, metrics)
+
+        trial, state = work.trials[task.number], work.load(task.source) if task.source is not None else None
+        outcome = train_target_on_ranks(self._problem, trial, task, state, place, work.should_stop, on_epoch)
+        return replace(outcome, state=move(outcome.state, _CPU, wait=True))
 
     def _work(self, given: Given) -> Work:
         deadline = time.monotonic() + given.seconds

@@ -82,7 +82,7 @@ def test_unknown_names() -> None:
     ("module", "spared"),
     [
         ("hydro_rasda.backends.ray.fork_server", ["torch", "ray.tune"]),
-        ("hydro_rasda.backends.ray.ddp", ["ray.tune", "torch._dynamo"]),
+        ("hydro_rasda.training.ddp", ["ray.tune", "torch._dynamo"]),
         ("hydro_rasda.training.trainer", ["ray", "torch._dynamo"]),
         ("hydro_rasda.tuner", ["hydro_rasda.backends.ray", "torch._dynamo"]),
         ("hydro_rasda.backends.ray.scheduler", ["torch"]),

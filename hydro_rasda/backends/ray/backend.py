@@ -15,7 +15,6 @@ import ray
 import torch
 from ray.tune.schedulers import TrialScheduler
 
-from hydro_rasda.backends.ray.ddp import train_full_size
 from hydro_rasda.backends.ray.devices import RayDevices, worker_resources
 from hydro_rasda.backends.ray.full_size import FOLDER, FullSize
 from hydro_rasda.backends.ray.schedulers_by_name import check_scheduler, make_scheduler
@@ -27,6 +26,7 @@ from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.run.summary import winner_is_lost
 from hydro_rasda.run.targets import recall_targets, settle_configs, targets_over
 from hydro_rasda.schedulers import worker_slots
+from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.own_loop import train_own_on_rank
 
 EAGER_SHARE = 0.5

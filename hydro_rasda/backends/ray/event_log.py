@@ -18,10 +18,7 @@ from ray.tune.experiment import Trial
 from hydro_rasda.backends.ray.trial_feed import number_of
 from hydro_rasda.run.files import append_to, refuse_links
 from hydro_rasda.run.journal import JournalLine
-from hydro_rasda.training.measured import EPOCH_SECONDS, GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
-
-HISTORY = ("workers", GLOBAL_BATCH, "lr_multiplier", NOISE_SCALE, SCALING_EFFICIENCY)
-"""What a report says besides the metrics "train_*" and "val_*"."""
+from hydro_rasda.training.measured import EPOCH_SECONDS, HISTORY
 
 
 class EventLog:

@@ -11,7 +11,7 @@ from typing import Any
 from ray.tune.experiment import Trial
 
 from hydro_rasda.schedulers import RASDA, Growth
-from hydro_rasda.training.measured import EPOCH_SECONDS, GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
+from hydro_rasda.training.measured import EPOCH_SECONDS, NOISE_SCALE, SCALING_EFFICIENCY, noise_in_workers
 
 
 class Grants:
@@ -36,9 +36,8 @@ class Grants:
         if seconds is not None:
             self._seconds.setdefault(trial.trial_id, defaultdict(list))[workers].append(float(seconds))
         self._efficiency[trial.trial_id] = result.get(SCALING_EFFICIENCY)
-        examples, batch = result.get(NOISE_SCALE), result.get(GLOBAL_BATCH)
-        if examples is not None and batch:
-            self._noise_scale[trial.trial_id] = float(examples) * workers / batch
+        if result.get(NOISE_SCALE) is not None:
+            self._noise_scale[trial.trial_id] = noise_in_workers(result, workers)
 
     def give(self, survivors: Sequence[tuple[Trial, int]], milestone: int, slots: int, free: int, idle: int) -> None:
         """Settles with how many workers trials go on that survived a milestone together.

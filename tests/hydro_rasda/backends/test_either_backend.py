@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from hydro_rasda import RASDAConfig, TuneResult, loguniform, read_journal
 from hydro_rasda.backends.local import LocalDevice
-from hydro_rasda.backends.ray.ddp import train_full_size
 from hydro_rasda.backends.ray.full_size import FullSize
 from hydro_rasda.contracts import Span, TargetOutcome, TargetTask
 from hydro_rasda.data import Batch
@@ -24,6 +23,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.run.targets import recall_targets, targets_over
 from hydro_rasda.simulator import read_past_run
 from hydro_rasda.stages.race import train_targets
+from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.full_size import train_target
 from tests.hydro_rasda.backends.ray import feeding
 

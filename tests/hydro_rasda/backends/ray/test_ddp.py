@@ -19,13 +19,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import RASDAScheduler, RescaledLR, elastic
-from hydro_rasda.backends.ray.ddp import train_full_size
 from hydro_rasda.backends.ray.rank_worker import RankWorker
 from hydro_rasda.backends.ray.temporary import owner
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.loop import settle_epoch, train_epochs
 from tests.hydro_rasda.ranks import on_ranks
@@ -128,7 +128,7 @@ def rank_reports(rank: int, world: int, what: Problem, config: dict[str, Any], j
 
 
 def one_process(
-    what: Problem, config: dict[str, Any], sizes: Sequence[tuple[Span, int]], warmup: float = 1
+    what: Problem, config: dict[str, Any], sizes: Sequence[tuple[Span, int]], warmup: float = 1, number: int = 5
 ) -> tuple[list[dict[str, float]], Mapping[str, Tensor]]:
     """Every epoch's metrics and the last weights of one process that trains spans of epochs with so many times the
     batch size, its learning rate following."""
@@ -137,13 +137,13 @@ def one_process(
     history = []
     for span, growth in sizes:
         batch_size = config["batch_size"] * growth
-        trial = Trial(5, config)
+        trial = Trial(number, config)
         learner = full_size_learner(what, trial)
         if state is not None:
             learner.load(state)
         steps = round(warmup * (what.train_data.steps(batch_size) or 0))
         rescaled = RescaledLR(learner.optimizer, growth, "auto", steps, rescaled.state_dict() if rescaled else None)
-        for epoch, metrics in train_epochs(learner, what, span, batch_size, [5]):
+        for epoch, metrics in train_epochs(learner, what, span, batch_size, [number]):
             metrics = settle_epoch(learner, what, epoch, metrics, batch_size)
             history.append({name: values[0] for name, values in metrics.items()})
         state = learner.state()

@@ -1,0 +1,233 @@
+"""Full-size trials on several devices of a pool, under DDP: RASDA's doubling in space (section 3.1), without Ray."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import TargetOutcome, TargetTask
+from hydro_rasda.data import Shard
+from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import RASDA, Growth
+from hydro_rasda.training.measured import SCALING_EFFICIENCY, noise_in_workers
+from hydro_rasda.training.places import Place
+from hydro_rasda.training.trainer import Given
+
+_LAST_WORDS_S = 3.0
+"""So long the other ranks have to say what happened once one has failed."""
+
+
+@dataclass
+class _Ranks:
+    """A full-size trial in training.
+
+    Attributes:
+        task: What of it.
+        devices: Each rank's.
+        folder: Where they meet.
+        endings: By rank, what it gave, or what ended its process.
+    """
+
+    task: TargetTask
+    devices: Sequence[int]
+    folder: Path
+    endings: dict[int, TargetOutcome | str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return any(isinstance(ending, str) or ending.error is not None for ending in self.endings.values())
+
+    @property
+    def over(self) -> bool:
+        return self.failed or len(self.endings) == len(self.devices)
+
+
+class DoublingPool(DevicePool):
+    """A pool whose full-size trials train on `rasda.workers` devices each, and survivors of a milestone on more.
+
+    A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices
+    never gives more. The ranks of one of which a process dies, or raises, are ended and replaced together.
+
+    Where one worker is all that is asked for (`workers=1` and no `max_workers`), each device trains whole trials.
+
+    Args:
+        run: Whose trials they train.
+        where: The devices.
+    """
+
+    def __init__(self, run: Run, where: Sequence[torch.device]) -> None:
+        super().__init__(run, len(where))
+        asked = run.settings.rasda
+        self._shared = max(asked.workers, asked.max_workers or 1) > 1
+        self._rule = _rule(run.settings)
+        each_its_own = len({*where}) == len(where) and all(device.type == "cuda" for device in where)
+        self._through: Literal["gloo", "nccl"] = "nccl" if each_its_own else "gloo"
+        self._ranks: list[_Ranks] = []
+
+    def idle(self) -> Sequence[int]:
+        held = {number for ranks in self._ranks for number in ranks.devices}
+        return [number for number in super().idle() if number not in held]
+
+    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+        if not self._shared:
+            yield from super().train_each(tasks)
+            return
+        tasks, task = iter(tasks), None
+        while True:
+            idle = list(self.idle())
+            while idle and (task := task or self._next(tasks)) is not None and (size := self._size(task)) <= len(idle):
+                self._begin(task, idle[:size])
+                idle, task = idle[size:], None
+            if idle and task is None and not self._ranks:
+                return
+            self._take_ready()
+            outcomes, self._outcomes = self._outcomes, []
+            yield from outcomes
+
+    def _next(self, tasks: Iterator[TargetTask]) -> TargetTask | None:
+        return self._targets_again.pop(0) if self._targets_again else next(tasks, None)
+
+    def _size(self, task: TargetTask) -> int:
+        """On how many devices a trial trains."""
+        rule, start = self._rule, task.span.start
+        last = self._run.metrics["target", task.number][-1] if start else {}
+        held = int(last.get("workers", rule.workers))
+        growth = Growth(
+            held=held,
+            due=rule.workers_at(start),
+            base=rule.workers,
+            alive=task.beside,
+            capacity=self._count,
+            seconds={},
+            free=self._count,
+            sharing=task.beside,
+            efficiency=last.get(SCALING_EFFICIENCY),
+            noise_scale=noise_in_workers(last, held),
+        )
+        settled = rule.grow == "efficient" and start not in rule.milestones
+        return min(held if settled else rule.resize(growth), self._count)
+
+    def _begin(self, task: TargetTask, devices: Sequence[int]) -> None:
+        run, number, world = self._run, task.number, len(devices)
+        ranks = _Ranks(task, devices, Path(tempfile.mkdtemp(prefix="hydro_rasda-")))
+        self._ranks.append(ranks)
+        sources = [task.source] if task.source is not None else []
+        given = Given({number: run.trials[number]}, self._load(sources), run.seconds_left("target"), self._count)
+        before = run.store.units()[task.source].value if task.source is not None else {}
+        carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
+        if task.span.start and run.metrics["target", number][-1].get("workers", world) != world:
+            run.say(f"full size: trial {number} goes on with {world} workers from epoch {task.span.start + 1}")
+        # Fewer than its first workers share the batch that was tuned, as these do.
+        growth = max(1.0, world / self._rule.workers)
+        for rank, at in enumerate(devices):
+            place = Place(Shard(rank, world), growth, ranks.folder / "meeting", self._through, carried)
+            device = self._devices[at]
+            device.heard = time.monotonic()
+            device.work, device.answer = [task], device.process.ask("train_rank", task, given, place)
+
+    def _ranks_of(self, number: int) -> _Ranks | None:
+        return next((ranks for ranks in self._ranks if number in ranks.devices), None)
+
+    def _heard(self, number: int) -> None:
+        """One rank speaks for all, which wait for each other at each step."""
+        super()._heard(number)
+        if (ranks := self._ranks_of(number)) is not None:
+            for other in ranks.devices:
+                self._devices[other].heard = self._devices[number].heard
+
+    def _give_up(self, number: int, how: str) -> None:
+        ranks = self._ranks_of(number)
+        if ranks is None:
+            super()._give_up(number, how)
+        else:
+            ranks.endings[ranks.devices.index(number)] = how
+
+    def _take(self, number: int, answer: Answer) -> None:
+        ranks = self._ranks_of(number)
+        if ranks is None:
+            super()._take(number, answer)
+            return
+        self._heard(number)
+        self._devices[number].answer = None
+        try:
+            ending = answer.result()
+        except DeviceDied as death:
+            ending = str(death)
+        ranks.endings[ranks.devices.index(number)] = ending
+
+    def _take_ready(self) -> None:
+        super()._take_ready()
+        for ranks in [ranks for ranks in self._ranks if ranks.over]:
+            self._settle(ranks)
+
+    def _settle(self, ranks: _Ranks) -> None:
+        """Free the devices of ranks that are over, and say what follows."""
+        failed = ranks.failed
+        if failed:
+            self._hear_out(ranks)
+        self._ranks.remove(ranks)
+        shutil.rmtree(ranks.folder, ignore_errors=True)
+        for number in ranks.devices:
+            if failed:  # the others wait for one that will not come
+                self._replace(number)
+            else:
+                self._devices[number].work = None
+        ending = _blamed(ranks.endings) if failed else ranks.endings[0]
+        if isinstance(ending, str):
+            self._lose([ranks.task], ending)
+        else:
+            self._trained(len(ending.history))
+            self._outcomes.append(replace(ending, device=ranks.devices[0]))
+
+    def _hear_out(self, ranks: _Ranks) -> None:
+        """Take in what other ranks say within a moment: the first may only have missed one that died."""
+        until = time.monotonic() + _LAST_WORDS_S
+        while len(ranks.endings) < len(ranks.devices) and time.monotonic() < until:
+            silent = {self._devices[number].answer: number for number in ranks.devices}
+            for answer in self._ready([answer for answer in silent if answer is not None]):
+                self._take(silent[answer], answer)
+
+    def close(self) -> None:
+        super().close()
+        for ranks in self._ranks:
+            shutil.rmtree(ranks.folder, ignore_errors=True)
+        self._ranks.clear()
+
+
+def _rule(settings: TuneConfig) -> RASDA:
+    asked = settings.rasda
+    return RASDA(
+        settings.max_t,
+        settings.first_look,
+        asked.reduction_factor,
+        asked.scaling_factor,
+        asked.workers,
+        asked.max_workers,
+        settings.mode,
+        grow=asked.grow,
+        least_efficiency=asked.least_efficiency,
+        batch_over_noise=asked.batch_over_noise,
+    )
+
+
+def _blamed(endings: dict[int, TargetOutcome | str]) -> TargetOutcome | str:
+    """Of ranks that failed, the ending to tell: of one that died, else of one that raised by itself."""
+
+    def waited(error: str) -> bool:
+        return any(mark in error for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
+
+    def key(ending: TargetOutcome | str) -> int:
+        if isinstance(ending, str):
+            return 0
+        return 3 if ending.error is None else 2 if waited(ending.error) else 1
+
+    return min(endings.values(), key=key)

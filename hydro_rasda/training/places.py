@@ -1,0 +1,177 @@
+"""Full-size training by several processes of this machine, a rank each, which the tuner starts without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from fusion.streams import seed_generators
+from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
+from hydro_rasda.data import Shard
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.seeds import derive_seed
+from hydro_rasda.training.ddp import train_full_size
+from hydro_rasda.training.measured import HISTORY
+from hydro_rasda.training.own_loop import METRICS, Over, train_own_on_rank
+from hydro_rasda.training.worker import Saving, Worker
+
+TIMEOUT = timedelta(minutes=30)
+"""A rank that the others wait for longer is taken for dead."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among those that train one full-size model.
+
+    Attributes:
+        shard: Which rank it is.
+        growth: Ranks over the workers of a new trial.
+        meeting: A file by which they find each other, in a folder that only their user can enter.
+        through: What carries their messages: NCCL wants a GPU for each.
+        carried: What `Worker.saved` gave besides the state that they go on from: "rescaled" and "measured".
+    """
+
+    shard: Shard
+    growth: float
+    meeting: Path
+    through: Literal["gloo", "nccl"]
+    carried: Mapping[str, Any] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Within it, the default process group holds all of them.
+
+        What raises within leaves the group as it is, as taking it down could wait for the others for ever: the process
+        is of no more use.
+        """
+        if self.shard.world == 1:
+            yield
+            return
+        # Else gloo listens where anyone who reaches the machine could write into it.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        store = dist.FileStore(str(self.meeting), self.shard.world)  # type: ignore[attr-defined]  # not exported
+        rank, world = self.shard.rank, self.shard.world
+        dist.init_process_group(self.through, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+        yield
+        dist.destroy_process_group()
+
+
+class PlacedWorker(Worker):
+    """One of these ranks; all leave the training function where rank 0 says that a unit of work ends.
+
+    Args:
+        problem: What is tuned, on this rank's device.
+        trial: The task's.
+        task: Which epochs.
+        state: What its source gave.
+        place: Which rank it is.
+        should_stop: Asked after each epoch; rank 0's answer counts.
+        on_epoch: Told of each, by rank 0.
+
+    Attributes:
+        history: The epochs, of rank 0.
+        saving: What gives the state after the last.
+        left: Whether the function was left, as it was not to go on for now.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        trial: Trial,
+        task: TargetTask,
+        state: Mapping[str, Any] | None,
+        place: Place,
+        should_stop: Callable[[], bool],
+        on_epoch: Callable[[int, EpochMetrics], None],
+    ) -> None:
+        config = {"trial": trial.number, "config": dict(trial.config)}
+        rank, world = place.shard.rank, place.shard.world
+        job = {"config": config, "trial": str(trial.number), "rank": rank, "world_size": world, "workers": world}
+        carried = {"rescaled": [], "measured": {}, **place.carried}
+        super().__init__(job, problem, problem.device, {"state": state, "iteration": task.span.start, **carried})
+        self.growth = place.growth
+        self._metric, self._stop = problem.settings.metric, task.span.stop
+        self._should_stop, self._on_epoch = should_stop, on_epoch
+        self.history: History = []
+        self.saving: Saving = None
+        self.left = False
+
+    def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
+        if self.left:  # the function went on all the same
+            raise Over
+        super().report(metrics, state, final=final)
+        if self.world_size > 1:
+            said = torch.tensor(int(self.left), device=self.device)
+            dist.broadcast(said, 0)
+            self.left = bool(said)
+        if self.left:
+            raise Over
+
+    def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
+        self.saving = saving
+        kept = {name: value for name, value in results.items() if name.startswith(METRICS) or name in HISTORY}
+        self.history.append((self.iteration, kept))
+        self._on_epoch(self.iteration, {name: [value] for name, value in kept.items() if name.startswith(METRICS)})
+        diverged = not math.isfinite(kept[self._metric])
+        self.left = diverged or self.iteration >= self._stop or (not final and self._should_stop())
+
+
+def train_target_on_ranks(
+    problem: Problem,
+    trial: Trial,
+    task: TargetTask,
+    state: Mapping[str, Any] | None,
+    place: Place,
+    should_stop: Callable[[], bool],
+    on_epoch: Callable[[int, EpochMetrics], None],
+) -> TargetOutcome:
+    """Train one full-size model for a span of epochs, as one of several ranks; each calls it.
+
+    What they train is what ranks on Ray do: shards, learning rates and checkpoints are the same.
+
+    Args:
+        problem: What is tuned, on this rank's device.
+        trial: The task's trial.
+        task: What to do.
+        state: What its source gave.
+        place: Which rank this is.
+        should_stop: Asked after each epoch; rank 0's answer counts.
+        on_epoch: Told of each, by rank 0.
+
+    Returns:
+        What it gave; rank 0's alone has a state and a history.
+    """
+    started = time.perf_counter()
+    own_loop = problem.full_size is not None
+    try:
+        problem = problem.with_settings(seed=task.seed)
+        worker = PlacedWorker(problem, trial, task, state, place, should_stop, on_epoch)
+        with place.joined(), contextlib.suppress(Over):
+            if own_loop:
+                seed = derive_seed(task.seed, "full size", trial.number, task.span.start)
+                seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)
+                train_own_on_rank(worker)
+            else:
+                train_full_size(worker, problem.settings.rasda.lr_rule)
+        if worker.rank == 0 and worker.saving is None and state is None:
+            raise ValueError("`full_size` returned without a report, but must end each epoch with `worker.report(...)`")
+        reached = worker.saving() if callable(worker.saving) else worker.saving or state
+    except (Exception, SystemExit):
+        return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
+    more = {name: value for name, value in worker.saved(None).items() if name in ("rescaled", "measured") and value}
+    seconds, ended = time.perf_counter() - started, own_loop and not worker.left
+    if worker.rank:
+        return TargetOutcome(task, None, [], None, seconds)
+    return TargetOutcome(task, reached, worker.history, None, seconds, ended=ended, more=more)
