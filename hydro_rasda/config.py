@@ -112,6 +112,7 @@ class TuneConfig:
     rasda: RASDAConfig = RASDAConfig()
     keep: Keep = "best"
     patience: int | None = None
+    stop_at: float | None = None
     ema: float = 0.03
     precision: Precision = "fp32"
     checkpoint_every: int | None = None
@@ -141,6 +142,10 @@ class TuneConfig:
         check_int("patience", self.patience, at_least=1, optional=True)
         rule = "None where `keep` is 'last': the last epoch of one that stopped early is not its best"
         require(self.patience is None or self.keep == "best", "patience", self.patience, rule)
+        good = self.stop_at is None or (is_number(self.stop_at) and math.isfinite(self.stop_at))
+        require(good, "stop_at", self.stop_at, "None or a finite score of `metric`")
+        rule = "None where `keep` is 'last': one that trained longer would win"
+        require(self.stop_at is None or self.keep == "best", "stop_at", self.stop_at, rule)
         require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
         rule = f"one of {PRECISIONS} (float16 would need its losses scaled)"
         require(self.precision in PRECISIONS, "precision", self.precision, rule)
@@ -161,9 +166,15 @@ class TuneConfig:
         """Epochs before the race of the finalists may stop any: `rasda.grace_period`, or a ninth of `max_t`."""
         return self.rasda.grace_period or max(1, self.max_t // 9)
 
+    def good_enough(self, score: float) -> bool:
+        """Whether a full-size model's score is as good as `stop_at`, so that nothing more has to be trained."""
+        if self.stop_at is None or not math.isfinite(score):
+            return False
+        return score <= self.stop_at if self.mode == "min" else score >= self.stop_at
+
     def determining(self) -> dict[str, Any]:
         """The settings on which a run's decisions depend, as plain values."""
         values = asdict(self)
-        # What a run may cost, how often it is saved, and who loads its data.
-        del values["time_budget_s"], values["checkpoint_every"], values["loader_workers"]
+        # What a run may cost, or must find, how often it is saved, and who loads its data.
+        del values["time_budget_s"], values["stop_at"], values["checkpoint_every"], values["loader_workers"]
         return values

@@ -67,6 +67,7 @@ def tune(
     rasda: RASDAConfig | None = None,
     keep: Literal["last", "best"] = "best",
     patience: int | None = None,
+    stop_at: float | None = None,
     ema: float = 0.03,
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
     searcher: Searcher | None = None,
@@ -153,6 +154,8 @@ def tune(
             it of a trial that was stopped; with "last", the winner has trained to the end.
         patience: Epochs after which a full-size training that has not become better ends; None trains on. The sweep,
             where rungs decide, has none; a `full_size` function returns where it will.
+        stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same
+            call with a better one, or None, goes on.
         ema: Share of a full training's steps over which the full-size models' weights and running statistics are
             averaged, exponentially, beside training. With `keep="best"`, an epoch counts with the better of its last
             step's weights and the averaged ones, which costs a second validation and memory for another copy of the
@@ -217,6 +220,7 @@ def tune(
         rasda=RASDAConfig() if rasda is None else rasda,
         keep=keep,
         patience=patience,
+        stop_at=stop_at,
         ema=ema,
         precision=precision,
         checkpoint_every=checkpoint_every,

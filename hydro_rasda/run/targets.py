@@ -230,6 +230,17 @@ def run_ended(run: Run) -> bool:
     return last == DONE or last.startswith("target/ended-by-")
 
 
+def found_enough(run: Run) -> bool:
+    """Whether a full-size model is as good as `stop_at` asks."""
+    return any(run.settings.good_enough(score) for _, score in run.best.values())
+
+
+def end_by_score(run: Run) -> None:
+    """Put down, and say, that a score is good enough: the same call with another `stop_at` goes on."""
+    run.store.once(f"target/ended-by-score-{run.settings.stop_at}", lambda: None)
+    run.say(f"{run.settings.metric} is as good as `stop_at={run.settings.stop_at}` asks: nothing more trains")
+
+
 def targets_over(run: Run, finalists: Iterable[int]) -> bool:
     """Whether the stage has come to its end with these finalists."""
     return run.store.done(DONE) and run.store.units()[DONE].value == sorted(finalists)

@@ -11,9 +11,11 @@ from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.summary import winner_is_lost
 from hydro_rasda.run.targets import (
     done_early,
+    end_by_score,
     end_targets,
     ended_early,
     forget_unsaved,
+    found_enough,
     race_of,
     recall_targets,
     record_done,
@@ -61,6 +63,9 @@ def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
         run.begin_stage("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))
         _train_to(stop, run, left, devices, raised)
         run.end_stage()
+        if found_enough(run):
+            end_by_score(run)
+            return
         if any(_goes_on(run, n, stop) for n in left):
             run.end_by_time("target")
             run.say("`time_budget_s` is spent: the same call with more goes on from here")
@@ -126,7 +131,7 @@ def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
     """The tasks that the time budget allows to begin; the first of all begins without."""
     began = any(stage == "target" for stage, _ in run.metrics)
     for task in tasks:
-        if began and run.out_of_time("target"):
+        if found_enough(run) or (began and run.out_of_time("target")):
             return
         began = True
         yield task

@@ -11,7 +11,7 @@ from hydro_rasda.contracts import EpochMetrics, History, Span, TargetOutcome, Ta
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.loop import out_of_patience, settle_epoch, train_epochs
+from hydro_rasda.training.loop import good_enough, out_of_patience, settle_epoch, train_epochs
 from hydro_rasda.training.own_loop import train_own
 
 
@@ -57,7 +57,8 @@ def train_target(
             metrics = settle_epoch(learner, problem, epoch, metrics, trial.batch_size)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)
-            if ended := out_of_patience(learner, problem, epoch):
+            ended = out_of_patience(learner, problem, epoch)
+            if ended or good_enough(problem, metrics):
                 break
     except (Exception, SystemExit):
         return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)

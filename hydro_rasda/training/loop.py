@@ -144,6 +144,11 @@ def settle_epoch(
     return metrics
 
 
+def good_enough(problem: Problem, metrics: EpochMetrics) -> bool:
+    """Whether an epoch of a full-size training came to what `stop_at` asks."""
+    return problem.settings.good_enough(metrics[problem.settings.metric][0])
+
+
 def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> bool:
     """Whether a full-size training ends here, as its last `patience` epochs were no better than one before."""
     patience = problem.settings.patience

@@ -123,7 +123,7 @@ class LocalWorker(Worker):
         job = {"config": config, "trial": str(trial.number), "rank": 0, "world_size": 1, "workers": 1}
         saved: dict[str, Any] = {"state": self._kept.own, "iteration": task.span.start, "rescaled": [], "measured": {}}
         super().__init__(job, problem.full_size.data, problem.device, saved)
-        self._metric, self._stop = problem.settings.metric, task.span.stop
+        self._settings, self._stop = problem.settings, task.span.stop
         self._should_stop, self._on_epoch = should_stop, on_epoch
         self.history: History = []
         self.whole: Saving = None
@@ -136,8 +136,9 @@ class LocalWorker(Worker):
         metrics = {name: value for name, value in results.items() if name.startswith(METRICS)}
         self.history.append((self.iteration, metrics))
         self._on_epoch(self.iteration, {name: [value] for name, value in metrics.items()})
-        diverged = not math.isfinite(metrics[self._metric])
-        self.left = diverged or self.iteration >= self._stop or (not final and self._should_stop())
+        score = metrics[self._settings.metric]
+        over = not math.isfinite(score) or self._settings.good_enough(score)
+        self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
         if self.left:
             raise Over
 

@@ -92,11 +92,12 @@ def test_full_size_stage_begins_with_a_ninth_and_on_ray_with_a_quarter() -> None
 
 def test_limits_on_cost_do_not_make_another_run() -> None:
     asked = TuneConfig().determining()
-    assert TuneConfig(time_budget_s=5.0, checkpoint_every=2, loader_workers=1).determining() == asked
+    assert TuneConfig(time_budget_s=5.0, checkpoint_every=2, loader_workers=1, stop_at=0.5).determining() == asked
     assert set(asked) == {f.name for f in dataclasses.fields(TuneConfig)} - {
         "time_budget_s",
         "checkpoint_every",
         "loader_workers",
+        "stop_at",
     }
     assert TuneConfig(rasda=RASDAConfig(scaling_factor=3)).determining() != asked
     assert json.loads(json.dumps(asked)) == asked

@@ -143,6 +143,7 @@ TUNE: dict[str, Right] = {
     "full_size": none_only,
     "rasda": none_only,
     "patience": count_or_none,
+    "stop_at": either(none_only, number()),
     "keep": nothing,
     "ema": either(number(0, 1, open_=True), one_of(0)),
     "searcher": none_only,

@@ -36,9 +36,11 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.run.summary import winner_is_lost
 from hydro_rasda.run.targets import (
     decided_targets,
+    end_by_score,
     end_targets,
     ended_early,
     forget_unsaved,
+    found_enough,
     recall_targets,
     record_end,
     saved_epochs,
@@ -186,7 +188,10 @@ class FullSize:
             error, self._error = self._error, None
             self._end()
             raise error
-        if self._thread is not None and self._run.out_of_time("target") and self._run.checkpoints:
+        if self._thread is not None and found_enough(self._run):
+            self.stop()
+            end_by_score(self._run)
+        elif self._thread is not None and self._run.out_of_time("target") and self._run.checkpoints:
             self.stop()
             self._run.end_by_time("target")
             self._run.say("`time_budget_s` is spent: the same call with more goes on from here")

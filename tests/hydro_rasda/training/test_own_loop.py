@@ -195,6 +195,30 @@ def test_those_without_patience_end_and_the_best_epoch_wins(quick: Callable[...,
         quick(patience=1, full_size=train)
 
 
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("full_size", [None, train])
+def test_a_score_that_is_good_enough_ends_the_stage(quick: Callable[..., TuneResult], full_size: Any) -> None:
+    whole = quick(full_size=full_size, name="whole", full_trainings=2)
+    curves = {r.trial: [line["val_loss"] for line in r.history if line["stage"] == "target"] for r in whole.trials}
+    enough = max(curve[1] for curve in curves.values() if len(curve) > 1)
+    result = quick(full_size=full_size, full_trainings=2, stop_at=enough)
+    assert not result.finished
+    assert result.best_metric <= enough
+    first, epochs = result.best_trial, len([None for line in _target(result) if line["val_loss"] > enough]) + 1
+    assert len(_target(result)) == epochs
+    assert [line["val_loss"] for line in _target(result)] == curves[first][:epochs]
+    again = quick(full_size=full_size, full_trainings=2, stop_at=enough)
+    assert again.cost.target_epochs == result.cost.target_epochs
+    on = quick(full_size=full_size, full_trainings=2)
+    assert on.finished
+    assert (on.best_trial, on.best_metric) == (whole.best_trial, whole.best_metric)
+
+
+def _target(result: TuneResult) -> list[Mapping[str, Any]]:
+    """The best trial's epochs at full size."""
+    return [line for line in result.trials[result.best_trial].history if line["stage"] == "target"]
+
+
 def test_only_a_function_of_one_argument_will_do(quick: Callable[..., TuneResult]) -> None:
     loop: Any = lambda: None  # noqa: E731
     with pytest.raises(ValueError, match=r"`full_size` is .*, but must be None, or a function"):
