@@ -194,11 +194,13 @@ class Widths:
         most: Members of the largest group; 1 where fusing never pays.
         least: Members from which a group trains faster as one than one after another.
         throughput: Steps of a trial per second, by width, as far as measured; at 1: one after another.
+        share: Of the device's memory that the largest group takes; 0 where that is little, or not known.
     """
 
     most: int
     least: int = 2
     throughput: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+    share: float = 0.0
 
     @property
     def rate(self) -> float:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fusion import fusion_key
 from fusion.keys import lr_factors
 from fusion.streams import seed_generators
+from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, unlike
@@ -85,6 +86,7 @@ class Problem:
     objective_reads: frozenset[str] = frozenset()
     full_size: OwnLoop | None = None
     copied: bool = False
+    peak: float = 0.0
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
 
     def with_settings(self, **changes: Any) -> Problem:
@@ -228,6 +230,7 @@ class DryRun:
         whole_names: What `metrics` calls what it returns.
         shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
             that it keeps, which training one trial would change for all others.
+        peak: Bytes that training the full-size model takes, reckoned from a batch of it.
     """
 
     parameters: dict[str, str]
@@ -236,7 +239,11 @@ class DryRun:
     shared: bool = False
     objective_reads: frozenset[str] = frozenset()
     whole_names: tuple[str, ...] = ()
+    peak: float = 0.0
 
+
+_BESIDE_A_STEP = 4
+"""What else a training holds, in sizes of the model: its weights, their average, and two moments of Adam's."""
 
 PRETRAINED_SHARE = 0.1
 """So many of a model's elements come out the same from two seeds where they were trained before."""
@@ -305,7 +312,10 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         batches = problem.train_data.epoch(trial.batch_size, 0)
         train = next(batches)
         _warn_of_other_sizes(trial, batch_length(train), lambda: next(batches, None) is None)
-    trained = _run_batch(problem, target.train(), train, "train_data")
+    with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
+        trained = _run_batch(problem, target.train(), train, "train_data")
+    weights = sum(tensor.nbytes for tensor in (*target.parameters(), *target.buffers()))
+    peak = step.bytes + _BESIDE_A_STEP * weights
     with naming_batch("val_data", "its first batch", trial.batch_size):
         validation = next(problem.val_data.in_order(trial.batch_size))
     with torch.no_grad():
@@ -320,7 +330,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
-    return DryRun(parameters, example, pretrained, shared, frozenset(notes.read), whole)
+    return DryRun(parameters, example, pretrained, shared, frozenset(notes.read), whole, peak)
 
 
 def _whole_names(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ class Peak:
 def peak_memory(device: torch.device) -> Iterator[Peak]:
     """Measure a peak in bytes: of the resident set on the CPU (Linux; else 0), of allocated memory on CUDA.
 
-    The resident set counts what the heap holds but does not use, so it is larger than the tensors alive.
+    The resident set counts what the heap holds but does not use, so it is larger than the tensors alive. Pages of
+    files, such as a library's code that is run for the first time, do not count: processes share them.
     """
     peak = Peak()
     gc.collect()
@@ -43,9 +44,23 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
         return
     _return_freed_memory()
     _reset_resident_peak()
-    before = _resident("VmRSS")
+    before, files = _resident("VmRSS"), _resident("RssFile")
     yield peak
-    peak.bytes = max(0, _resident("VmHWM") - before)
+    peak.bytes = max(0, _resident("VmHWM") - before - max(0, _resident("RssFile") - files))
+
+
+@contextmanager
+def objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
+    """Let collections of garbage skip what is there: each measurement of memory begins with one."""
+    if device.type == "cuda":
+        # Garbage may hold memory that groups need. On a CPU it is left for later: to look through all that a process
+        # has imported takes longer than the steps of small models that are to be measured.
+        gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def available_memory(device: torch.device) -> int | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +22,7 @@ from fusion.model import FusedModel
 from fusion.optim import fused_optimizer
 from fusion.optim.make import member
 from fusion.tensors import copied
-from fusion.width.memory import available_memory, peak_memory
+from fusion.width.memory import available_memory, objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import backward, can_be_split, split
 from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, memory_line, next_width
 
@@ -93,7 +91,7 @@ def plan_fusion(
         memory = usable_memory(device)
     devices = [device] if device.type == "cuda" else []
     trials = _Trials(modules, configs, objective, batch, multipliers or {})
-    with torch.random.fork_rng(devices), _objects_so_far_set_aside(device):
+    with torch.random.fork_rng(devices), objects_so_far_set_aside(device):
         parts, alone, peak_1 = _fit_one(trials, device, memory)
         if parts > 1:
             rate = 1 / _seconds(alone, device)
@@ -131,20 +129,6 @@ def usable_memory(device: torch.device, groups: int = 1) -> int | None:
     """Bytes that each of `groups` may take that train beside each other; None where the system does not tell."""
     free = available_memory(device)
     return None if free is None else int(_SHARE_OF_FREE_MEMORY * free / groups)
-
-
-@contextmanager
-def _objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
-    """Let collections of garbage skip what is there: each measurement of memory begins with one."""
-    if device.type == "cuda":
-        # Garbage may hold memory that groups need. On a CPU it is left for later: to look through all that a process
-        # has imported takes longer than the steps of small models that are to be measured.
-        gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone: Step, peak_1: int) -> FusionPlan:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from hydro_rasda.backends.processes import LocalProcesses
-from hydro_rasda.checks import require
+from hydro_rasda.checks import check_number, require
 from hydro_rasda.contracts import Devices, EpochMetrics, Finished, GroupTask, TargetOutcome, TargetTask, Widths
 from hydro_rasda.problem import Trial
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.training.device import Device, Work, can_be_shared
+from hydro_rasda.training.device import Device, Share, Work, can_be_shared
 
 
 class LocalBackend:
@@ -33,20 +33,25 @@ class LocalBackend:
     Args:
         devices: Where to train, such as `["cuda:0", "cuda:1"]`; None for all GPUs where there are any, else the CPU.
             A device can be named twice: it then has two processes.
+        memory: Bytes of a CPU's memory for all that trains at the same time, beside what the tuner holds; None: 90 % of
+            what is free, within the cgroup's limit. What was measured to fit trains beside each other.
 
     Raises:
-        ValueError: where it names no device. From `open`, where it names several for a model function, an objective or
-            data that hold an open file or a connection, which two processes cannot share.
+        ValueError: where it names no device, or memory is no number above 0. From `open`, where it names several for a
+            model function, an objective or data that hold an open file or a connection, which two processes cannot
+            share.
     """
 
     scheduler = "rasda"
 
-    def __init__(self, devices: Sequence[str | torch.device] | None = None) -> None:
+    def __init__(self, devices: Sequence[str | torch.device] | None = None, memory: float | None = None) -> None:
         listed = devices is None or isinstance(devices, list | tuple)
         require(listed, "devices", devices, "None, or a list of one device or more")
         where = default_devices() if devices is None else [_checked(name) for name in devices]
         require(len(where) > 0, "devices", devices, "None, or one device or more")
-        self._asked, self._devices = devices, where
+        if memory is not None:
+            check_number("memory", memory, above=0)
+        self._asked, self._devices, self._memory = devices, where, memory
 
     @property
     def device(self) -> torch.device:
@@ -62,19 +67,19 @@ class LocalBackend:
             require(self._asked is None, "devices", self._asked, rule)
             devices = devices[:1]
         if len(devices) == 1:
-            yield LocalDevice(run, devices[0])
+            yield LocalDevice(run, devices[0], self._memory)
             return
-        with LocalProcesses(run, devices) as several:
+        with LocalProcesses(run, devices, self._memory) as several:
             yield several
 
 
 class LocalDevice:
     """One device, which trains groups of surrogates, then the full-size finalists; see `Devices`."""
 
-    def __init__(self, run: Run, device: torch.device) -> None:
+    def __init__(self, run: Run, device: torch.device, memory: float | None = None) -> None:
         self._run = run
         self._problem = run.problem.on(device)
-        self._device = Device(self._problem)
+        self._device = Device(self._problem, share=Share(memory=memory))
         self._task: GroupTask | None = None
 
     def idle(self) -> Sequence[int]:

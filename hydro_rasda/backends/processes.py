@@ -32,6 +32,7 @@ from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.data.tensors import from_bytes, to_bytes
 from hydro_rasda.run.files import load_checkpoint, refuse_open_to_others
 from hydro_rasda.run.state import Run
+from hydro_rasda.training.device import Share
 from hydro_rasda.training.forks import Notify, ending, receive, send
 from hydro_rasda.training.fused import Load
 from hydro_rasda.training.parent import depend_on
@@ -50,13 +51,14 @@ class LocalProcesses(DoublingPool):
     Args:
         run: Whose trials they train.
         devices: A process for each.
+        memory: Bytes of the CPU's memory for all that train on it.
     """
 
     _reports = "epoch"
 
-    def __init__(self, run: Run, devices: Sequence[torch.device]) -> None:
+    def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
         super().__init__(run, devices)
-        self._where = devices
+        self._where, self._memory = devices, memory
         self._file = run.store.path / PROBLEM
         self._threads = max(1, torch.get_num_threads() // len(devices))
         self._warned: dict[Any, Any] = {}
@@ -80,7 +82,9 @@ class LocalProcesses(DoublingPool):
             self._file.unlink(missing_ok=True)
 
     def _process(self, device: int) -> _Process:
-        return _Process(self._file, self._where[device], self._threads, partial(self._hear, device))
+        where = self._where[device]
+        share = Share(self._where.count(where), self._memory if where.type == "cpu" else None)
+        return _Process(self._file, where, self._threads, share, partial(self._hear, device))
 
     def _hear(self, device: int, kind: str, content: Any) -> None:
         """Take in what a process says while it trains."""
@@ -139,7 +143,9 @@ class _Answer:
 class _Process:
     """A process with a `Trainer`; see `pool.DeviceProcess`."""
 
-    def __init__(self, problem: Path, where: torch.device, threads: int, hear: Callable[[str, Any], None]) -> None:
+    def __init__(
+        self, problem: Path, where: torch.device, threads: int, share: Share, hear: Callable[[str, Any], None]
+    ) -> None:
         self._connection, theirs = Pipe()
         self._hear = hear
         # What is on this process's path may be so by its script alone.
@@ -148,7 +154,7 @@ class _Process:
         # In a session of its own, Ctrl-C does not reach it: the tuner ends it.
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
         theirs.close()
-        self._send("open", problem, str(where), threads)
+        self._send("open", problem, str(where), threads, share)
 
     def ask(self, method: str, *arguments: Any) -> _Answer:
         self._send(method, *arguments)
@@ -214,12 +220,12 @@ def report(connection: Connection, *content: Any) -> None:
     send(connection, "notified", content)
 
 
-def _opened(notify: Notify, problem: Path, where: str, threads: int) -> Trainer:
+def _opened(notify: Notify, problem: Path, where: str, threads: int, share: Share) -> Trainer:
     device = torch.device(where)
     if device.type == "cuda":
         # What the user's code puts on "cuda" belongs here.
         torch.cuda.set_device(device)
-    return Trainer(read_shared(problem), device, threads, notify)
+    return Trainer(read_shared(problem), device, threads, notify, share=share)
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]

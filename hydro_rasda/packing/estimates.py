@@ -10,12 +10,7 @@ from collections import defaultdict
 
 from hydro_rasda.packing.tasks import Estimate, Task
 from hydro_rasda.schedulers import Job
-
-MARGIN = 1.1
-"""Jobs are given so much more memory, and so much larger a share, than were measured."""
-
-GUESS = 1.5
-"""A job of a kind that nobody knows is given so many times what the largest of other kinds had."""
+from hydro_rasda.schedulers.packing import GUESS, MARGIN
 
 _FIELDS = ("memory", "share", "seconds")
 

@@ -22,6 +22,12 @@ from heapq import heapify, heappop, heappush, heapreplace
 from operator import itemgetter
 from typing import NamedTuple
 
+MARGIN = 1.1
+"""Jobs are given so much more memory, and so much larger a share, than were measured."""
+
+GUESS = 1.5
+"""What nobody has measured is given so many times what the largest of other kinds had."""
+
 SLACK = 1e-9
 """Forgiven of either: shares of 0.1, 0.2 and 0.7 fill a device."""
 
@@ -152,6 +158,20 @@ def one_a_device(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
     """As without packing: each job, as they come, on the first device that is idle and has the memory."""
     whole = [job._replace(compute=1.0) for job in jobs]
     return first_fit(whole, [room._replace(compute=0.0 if room.jobs else 1.0) for room in rooms])
+
+
+def beside(jobs: Sequence[Job], room: Room) -> list[str]:
+    """Which jobs start on one device, in their order: what finds room; where nothing runs, at least the first.
+
+    So what is larger than the device has it to itself, rather than never to start.
+
+    >>> beside([Job("a", 30, 1, 0), Job("b", 30, 1, 0), Job("c", 10, 1, 0)], Room("cpu", 40, 2))
+    ['a', 'c']
+    >>> beside([Job("a", 50, 1, 0)], Room("cpu", 40, 2))
+    ['a']
+    """
+    placed = [job for job, _ in first_fit(jobs, [room])]
+    return placed or [job.name for job in jobs[: 0 if room.jobs else 1]]
 
 
 def longest_first(jobs: Iterable[Job]) -> list[Job]:

@@ -129,4 +129,4 @@ class Dispatcher:
 def _widths(value: Mapping[str, Any]) -> Widths:
     """From the journal, whose keys are strings."""
     throughput = {int(width): rate for width, rate in value["throughput"].items()}
-    return Widths(value["most"], value["least"], throughput)
+    return Widths(value["most"], value["least"], throughput, value.get("share", 0.0))

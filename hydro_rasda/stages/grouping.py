@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hydro_rasda.contracts import Group, Widths
+from hydro_rasda.schedulers.packing import SLACK
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1
 
 def _next_round(waiting: Mapping[str, Waiting], cores: int) -> Round:
     """Of the two ways to share cores among kinds, the first round of the one that is through with all trials sooner."""
-    parts = {next(iter(waiting)): cores}
+    first = next(iter(waiting))
+    parts = {first: _beside(waiting[first], cores)}
     if len(waiting) > 1 and cores > 1:
         parts = _together(waiting, cores, _seconds_apart(waiting, cores)) or parts
     return {kind: _sizes(len(waiting[kind].trials), waiting[kind].widths.most, of) for kind, of in parts.items()}
@@ -91,6 +93,12 @@ def _sizes(trials: int, most: int, parts: int) -> list[int]:
     return [stop - start for start, stop in pairwise(bounds)]
 
 
+def _beside(of: Waiting, cores: int) -> int:
+    """How many groups of a kind train beside each other, one on a core, as far as they fit memory."""
+    share = of.widths.share
+    return cores if share * cores <= 1 + SLACK else max(1, int(1 / share + SLACK))
+
+
 def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
     """What `_sizes` gives, without a list: the largest group, the smallest, and their sum.
 
@@ -106,9 +114,9 @@ def _seconds_apart(waiting: Mapping[str, Waiting], cores: int) -> float:
     """How long an epoch of all trials takes where one kind after the other has all cores."""
     total = 0.0
     for of in waiting.values():
-        left, most = len(of.trials), of.widths.most
+        left, most, parts = len(of.trials), of.widths.most, _beside(of, cores)
         while left:
-            largest, smallest, taken = _round(left, most, cores)
+            largest, smallest, taken = _round(left, most, parts)
             total += max(of.seconds(largest), of.seconds(smallest))
             left -= taken
     return total
@@ -128,11 +136,16 @@ def _together(waiting: Mapping[str, Waiting], cores: int, limit: float) -> dict[
 
 
 class _Together:
-    """Rounds in which the kinds that take longest have a core each; where cores are left, more."""
+    """Rounds in which the kinds that take longest have a core each; where cores are left, more.
+
+    Kinds that do not fit memory beside those that take longer wait for a later round.
+    """
 
     def __init__(self, waiting: Mapping[str, Waiting], cores: int) -> None:
         self._cores, self._waiting = cores, waiting
         self._most = {kind: of.widths.most for kind, of in waiting.items()}
+        self._shares = {kind: of.widths.share for kind, of in waiting.items()}
+        self._least = min(self._shares.values())
         self._left = {kind: len(of.trials) for kind, of in waiting.items()}
         # The longest first; of equally long ones, the one that was given first.
         self._places = {kind: place for place, kind in enumerate(waiting)}
@@ -144,11 +157,24 @@ class _Together:
 
     def begin(self) -> dict[str, int]:
         """The kinds of the next round, each with its cores; empty where nothing is left."""
-        taken = [heapq.heappop(self._longest)[-1] for _ in range(min(self._cores, len(self._longest)))]
-        parts = dict.fromkeys(taken, 1)
+        parts, room = dict[str, int](), 1 + SLACK
+        wait = []
+        while self._longest and len(parts) < self._cores and (not parts or self._least <= room):
+            entry = heapq.heappop(self._longest)
+            kind = entry[-1]
+            if parts and self._shares[kind] > room:
+                wait.append(entry)
+                continue
+            parts[kind] = 1
+            room -= self._shares[kind]
+        for entry in wait:
+            heapq.heappush(self._longest, entry)
         for _ in range(self._cores - len(parts) if parts else 0):
             kind = max(parts, key=lambda kind: self._group_seconds(kind, parts[kind]))
+            if self._shares[kind] > room:
+                break
             parts[kind] += 1
+            room -= self._shares[kind]
         return parts
 
     def train(self, parts: Mapping[str, int]) -> float:

@@ -66,7 +66,7 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
         rungs = f"at epoch {later.grace_period} of the sweep and {later.first_look} at full size"
         messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
-    problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
+    problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names, peak=found.peak)
     return Ready(problem, settings, found.parameters, messages)
 
 

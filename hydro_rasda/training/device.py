@@ -1,11 +1,13 @@
 """One device, as the sweep counts them: a GPU, or a CPU, whose cores train at the same time.
 
 On several cores, each trains its own fused group of surrogates, and full-size trials share them: with every halving,
-the trials that are left get more threads (RASDA's doubling in space, on one machine).
+the trials that are left get more threads (RASDA's doubling in space, on one machine). What was measured not to
+fit memory together trains one after the other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,15 +16,18 @@ from typing import Any
 import torch
 
 from fusion import keep_freed_memory
+from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.events import Stage
+from hydro_rasda.schedulers.packing import Job, Room, beside
 from hydro_rasda.training.deaths import Deaths, ended, failure, parted
-from hydro_rasda.training.forks import Died, Notify, can_be_pickled, imap_forked, most_children
+from hydro_rasda.training.forks import Crowd, Died, Notify, can_be_pickled, imap_forked, most_children
 from hydro_rasda.training.full_size import train_target
 from hydro_rasda.training.fused import Load, joined, train_group
 from hydro_rasda.training.pace import Pace
+from hydro_rasda.training.peaks import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.training.planning import machine, planned_widths
 
 
@@ -45,21 +50,40 @@ class Work:
     doing: Doing = field(default_factory=Doing)
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a process has of a device.
+
+    Attributes:
+        processes: How many share it, each with as much.
+        memory: Bytes for all that trains there at the same time; None: what the system, or a cgroup, has left.
+    """
+
+    processes: int = 1
+    memory: float | None = None
+
+
+WHOLE = Share()
+"""Of a device that one process has."""
+
+
 class Device:
     """Trains what it is given; returns when that is done.
 
     Args:
-        problem: What is tuned.
+        problem: What is tuned, on this device.
         may_die: Whether this process is the device's own, which is replaced where it dies: a single core then trains in
             it, and not in one forked of it.
+        share: What it has of the device's memory.
 
     Attributes:
         children: How many processes are forked to train at the same time; 0 where this one trains.
         cores: How many groups, or full-size models, it trains at the same time.
     """
 
-    def __init__(self, problem: Problem, may_die: bool = False) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, may_die: bool = False, share: Share = WHOLE) -> None:
+        self._problem, self._share = problem, share
+        self._peaks: dict[Stage, Peaks] = {stage: Peaks(problem, stage) for stage in ("surrogate", "target")}
         self.children = usable_children(problem)
         self.cores = max(1, self.children)
         if may_die and self.cores == 1:
@@ -76,13 +100,25 @@ class Device:
 
     def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         """How wide each core's groups of a kind should be; see `planned_widths`."""
-        threads = torch.get_num_threads()
+        threads, peaks = torch.get_num_threads(), self._peaks["surrogate"]
         if self.cores > 1:
             torch.set_num_threads(1)
         try:
-            return planned_widths(self._problem, kinds, self.cores, forked=self.children > 0)
+            found = planned_widths(
+                self._problem, kinds, self.cores, self.children > 0, self.free, peaks, self._is_tight()
+            )
         finally:
             torch.set_num_threads(threads)
+        peaks.keep(self.free / self.cores)
+        # In steps, so that what hardly matters is the same each time.
+        steps = 100 * self.cores
+        taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
+        shares = {kind: math.floor(size / self.free * steps) / steps for kind, size in taken.items()}
+        return {kind: replace(widths, share=shares[kind]) for kind, widths in found.items()}
+
+    def _is_tight(self) -> bool:
+        """Whether memory may not have room for a full-size model on each core, as far as is known; nor for others."""
+        return self.cores > 1 and self.cores * self._peaks["target"].expected("of any kind") > self.free
 
     def train_groups(self, task: GroupTask, work: Work) -> GroupOutcome:
         """Train groups to their milestone, each in a process of its own, where one can be forked."""
@@ -90,7 +126,8 @@ class Device:
             return self._train_here(task, work)
         tasks = task.parts()
         # With as many threads, what is trained again comes out the same to the last digit.
-        forked = partial(self._forked, "surrogate", self._train_part, work=work, threads=self.cores // len(tasks))
+        threads = self.cores // self._at_once("surrogate", tasks, work)
+        forked = partial(self._forked, "surrogate", self._train_part, work=work, threads=threads)
         outcomes, deaths = dict(forked(tasks)), Deaths()
         return joined(self._settled(part, outcomes[i], forked, deaths) for i, part in enumerate(tasks))
 
@@ -135,7 +172,8 @@ class Device:
         if not self.children:
             yield from (self._train_target_here(task, work) for task in tasks)
             return
-        threads = max(1, self.cores // -(-tasks[0].beside // devices))
+        lanes = min(-(-tasks[0].beside // devices), self._at_once("target", tasks, work))
+        threads = max(1, self.cores // lanes)
         forked = partial(self._forked, "target", self._train_target, work=work, threads=threads)
         died = []
         for i, outcome in forked(tasks):
@@ -170,7 +208,37 @@ class Device:
     def _forked(
         self, stage: Stage, train: Callable[..., Any], tasks: Sequence[Any], work: Work, threads: int
     ) -> Iterator[tuple[int, Any]]:
-        return imap_forked([partial(train, task, work) for task in tasks], threads, work.notify, self._paces[stage])
+        """Train tasks in a process each, as many at the same time as fit memory and cores, and learn what they take."""
+        peaks, kinds = self._peaks[stage], [_kind(task, work) for task in tasks]
+
+        def took(i: int, peak: int) -> None:
+            peaks.learn(*kinds[i], peak)
+
+        crowd = Crowd(self.free, self.cores, [peaks.expected(*kind) for kind in kinds], took)
+        pieces = [partial(train, task, work) for task in tasks]
+        yield from imap_forked(pieces, threads, work.notify, self._paces[stage], crowd)
+        peaks.keep(self.free / self.cores)
+
+    def _at_once(self, stage: Stage, tasks: Sequence[Any], work: Work) -> int:
+        """How many of these tasks begin at the same time, for all that memory says."""
+        peaks = self._peaks[stage]
+        jobs = [Job(task.key, peaks.expected(*_kind(task, work)), 0.0, 0.0) for task in tasks]
+        return len(beside(jobs, Room("", self.free, self.cores)))
+
+    @property
+    def free(self) -> float:
+        """Bytes for all that trains at the same time; infinite where nobody tells."""
+        share, found = self._share, usable_memory(self._problem.device)
+        left = math.inf if found is None else found
+        return (left if share.memory is None else min(left, share.memory)) / share.processes
+
+
+def _kind(task: GroupTask | TargetTask, work: Work) -> tuple[str, int]:
+    """By which a training's peak is known: what it is, and how many train as one."""
+    if isinstance(task, TargetTask):
+        return kind_of_target(work.trials[task.number]), 1
+    (group,) = task.groups
+    return kind_of_group(group.kind, [work.trials[n] for n in group.members]), len(group.members)
 
 
 _Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]

@@ -26,7 +26,9 @@ from typing import Any, NoReturn
 
 import torch
 
+from fusion.width.memory import peak_memory
 from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.schedulers.packing import Job, Room, beside
 from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.parent import depend_on
 
@@ -35,6 +37,31 @@ Notify = Callable[..., None]
 
 Piece = Callable[[Notify], Any]
 """Work that reports how far it is by calling its argument, and returns its result."""
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Which pieces may run beside each other: those that fit memory and cores together, the others after them.
+
+    Attributes:
+        memory: Bytes for all that run at the same time.
+        cores: For all of them.
+        expected: Bytes of each piece, at its peak; where one has more than all, it runs alone.
+        took: Told which piece took how many, once it has ended by itself.
+    """
+
+    memory: float
+    cores: int
+    expected: Sequence[float]
+    took: Callable[[int, int], None]
+
+    def next(self, waiting: Sequence[int], running: Sequence[int], threads: int) -> list[int]:
+        """Those that start now, on so many threads each."""
+        jobs = {i: Job(str(i), self.expected[i], threads, 0.0) for i in (*waiting, *running)}
+        there = tuple(jobs[i] for i in running)
+        memory = self.memory - sum(job.memory for job in there)
+        room = Room("", memory, self.cores - threads * len(there), self.cores, there)
+        return [int(name) for name in beside([jobs[i] for i in waiting], room)]
 
 
 @dataclass(frozen=True)
@@ -87,15 +114,16 @@ class _Nowhere:
 
 
 def imap_forked(
-    pieces: Sequence[Piece], threads: int, notify: Notify, pace: Pace | None = None
+    pieces: Sequence[Piece], threads: int, notify: Notify, pace: Pace | None = None, crowd: Crowd | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Do all pieces of work at the same time, in any order.
+    """Do all pieces of work at the same time, or as many of them as have room beside each other, in any order.
 
     Args:
         pieces: What to do.
         threads: Of torch, for each of them.
         notify: Called in this process with what a piece reports.
         pace: Ends those that are silent for too long, and learns; None waits for ever.
+        crowd: Says which of them have room beside each other; None: all.
 
     Yields:
         As they are done, a piece's position and what it returned, or that it `Died`. Pieces that still run when the
@@ -107,16 +135,18 @@ def imap_forked(
     # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
     import torch._dynamo  # noqa: F401
 
-    pace = pace or Pace()
+    pace, waiting = pace or Pace(), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
     heard: dict[Connection, float] = {}
     warned: dict[Any, Any] = {}
     try:
-        for i, piece in enumerate(pieces):
-            with _interrupts_put_off():
-                connection, pid = _forked(piece, threads)
-                running[connection], heard[connection] = (i, pid), time.monotonic()
-        while running:
+        while running or waiting:
+            there = [i for i, _ in running.values()]
+            for i in crowd.next(waiting, there, threads) if crowd is not None and waiting else tuple(waiting):
+                waiting.remove(i)
+                with _interrupts_put_off():
+                    connection, pid = _forked(pieces[i], threads)
+                    running[connection], heard[connection] = (i, pid), time.monotonic()
             left = min(heard[c] for c in running) + pace.patience - time.monotonic()
             ready = wait(list(running), None if left == math.inf else max(0.0, left))
             for connection in [c for c in running if c not in ready and time.monotonic() - heard[c] > pace.patience]:
@@ -135,6 +165,10 @@ def imap_forked(
                 if kind == "warned":
                     for warning in content:
                         warnings.warn_explicit(**warning, registry=warned)
+                    continue
+                if kind == "took":
+                    if crowd is not None:
+                        crowd.took(i, content)
                     continue
                 del running[connection]
                 connection.close()
@@ -177,11 +211,15 @@ def _ignore(*reported: Any) -> None: ...
 
 def send(connection: Connection, kind: str, content: Any) -> None:
     """Send another process a message; tensors and plain values, or of "warned" what was caught."""
+    connection.send_bytes(_message(kind, content))
+
+
+def _message(kind: str, content: Any) -> memoryview:
     if kind == "warned":
         content = [_plain(warning) for warning in content]
     buffer = io.BytesIO()
     torch.save((kind, content), buffer)
-    connection.send_bytes(buffer.getbuffer())
+    return buffer.getbuffer()
 
 
 def _plain(warning: warnings.WarningMessage) -> dict[str, Any]:
@@ -248,10 +286,11 @@ def _become(piece: Piece, threads: int, connection: Connection, parent: int) -> 
     def work() -> None:
         torch.set_num_threads(threads)
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                result = piece(lambda *content: send(connection, "notified", content))
+            with warnings.catch_warnings(record=True) as caught, peak_memory(torch.device("cpu")) as peak:
+                answer = _message("done", piece(lambda *content: send(connection, "notified", content)))
             send(connection, "warned", caught)
-            send(connection, "done", result)
+            send(connection, "took", peak.bytes)
+            connection.send_bytes(answer)
         except DamagedCheckpoint as damage:
             send(connection, "damage", str(damage))
         except BaseException:

@@ -1,19 +1,16 @@
 """How many trials of a kind to train as one: measured on a machine, then remembered for a while.
 
 A measurement differs from run to run, and with the width of a group the last digits of its results. What was measured
-is therefore kept for later runs of this machine, so that the same call gives the same result. What is kept is a cache:
-it may be wrong, missing or unwritable, and then it is measured again.
+is therefore kept for later runs of this machine (`hydro_rasda.run.cache`), so that the same call gives the same result.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import math
 import os
 import platform
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,39 +22,34 @@ from torch import Tensor, nn
 
 import fusion
 from fusion import OPTIMIZERS, FusionWarning
+from fusion.backoff import is_out_of_memory
 from fusion.keys import read
+from fusion.width.plan import FusionPlan, best_width
 from fusion.width.probe import plan_fusion, usable_memory
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import Batch
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem, Trial, outline
+from hydro_rasda.run import cache
+from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.content import content, digest
-from hydro_rasda.run.files import write_atomically
+from hydro_rasda.schedulers.packing import MARGIN
 from hydro_rasda.training.forks import Died, map_forked
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.peaks import Peaks, kind_of_group
 
 SECONDS_PER_WIDTH = 0.03
 """Time to measure each width, but no less than a few steps: to be small beside what a sweep takes."""
 
-WEEKS = 4
-"""After which it is measured again: it costs less than a second, and by then what else runs on a machine, its drivers
-or its cooling may be others."""
-
-Measured = dict[str, Any]
-
-
-def cache_folder() -> Path:
-    """Where measurements are kept, a file for each: below HYDRO_RASDA_CACHE, or the user's cache folder.
-
-    Raises:
-        RuntimeError: where the user has no home.
-    """
-    root = os.environ.get("HYDRO_RASDA_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "hydro_rasda" / "fusion"
-
 
 def planned_widths(
-    problem: Problem, kinds: Mapping[str, Sequence[Trial]], cores: int = 1, forked: bool = False
+    problem: Problem,
+    kinds: Mapping[str, Sequence[Trial]],
+    cores: int = 1,
+    forked: bool = False,
+    memory: float | None = None,
+    peaks: Peaks | None = None,
+    singles: bool = False,
 ) -> dict[str, Widths]:
     """For each kind, the width at which a group trains fastest and fits memory, and from which it pays at all.
 
@@ -66,6 +58,9 @@ def planned_widths(
         kinds: By digest, the trials of the kind, in the order in which groups take them.
         cores: Of the device, each of which trains a part of a group on one thread; they share the memory.
         forked: Whether processes that are forked measure, and not this one.
+        memory: Bytes for all of them; None: what the system has left.
+        peaks: Learns what groups take.
+        singles: Whether to measure kinds, too, of which each core has a single trial.
 
     Warns:
         FusionWarning: naming module and line, where vmap cannot follow a kind's model.
@@ -73,22 +68,34 @@ def planned_widths(
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     keys = dict[str, str]()
     functions = digest(content((problem.model_fn, problem.objective)))
+    room = (usable_memory(problem.device) or math.inf) if memory is None else memory
     for kind, trials in kinds.items():
         part = trials[: -(-len(trials) // cores)]
         batch = next(problem.train_data.epoch(part[0].batch_size, 0))
         where = f"{machine(problem.device)} of {cores}"
         own = [kind, functions, outline(batch), _updates(part), f"{len(part)} trials", problem.settings.precision]
         keys[kind] = "/".join([*own, where, _code()])
-        found[kind] = recall(keys[kind]) if len(part) > 1 else None
-        if len(part) > 1 and found[kind] is None:
-            work[kind] = partial(_measure, problem, part, batch, cores)
+        asked = singles or len(part) > 1
+        found[kind] = recall(keys[kind]) if asked else None
+        if asked and found[kind] is None:
+            work[kind] = partial(_measure, problem, part, batch, room, cores)
     for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0)):
         if measured is not None and not isinstance(measured, Died):
             found[kind] = measured
             remember(keys[kind], measured)
     for obstacle in dict.fromkeys(of["obstacle"] for of in found.values() if of and of["obstacle"]):
         warnings.warn(f"trials train one after another, {obstacle}", FusionWarning, stacklevel=2)
-    return {kind: _widths(measured) for kind, measured in found.items()}
+    if peaks is not None:
+        for kind, measured in found.items():
+            if measured is not None:
+                of_width = {width: _peak(measured, width) for width in (1, measured["width"])}
+                peaks.estimate(kind_of_group(kind, kinds[kind]), of_width)
+    return {kind: _widths(measured, room / cores) for kind, measured in found.items()}
+
+
+def _peak(measured: Measured, width: int) -> float:
+    """Bytes of a group."""
+    return float(measured["fixed"] + measured["each"] * width)
 
 
 def _updates(trials: Sequence[Trial]) -> str:
@@ -98,11 +105,19 @@ def _updates(trials: Sequence[Trial]) -> str:
     return "+".join([kind for kind in OPTIMIZERS if kind in kinds] + ["clipped"] * clipped)
 
 
-def _widths(measured: Measured | None) -> Widths:
-    """Of a kind; where there was nothing to measure, or that cannot be survived, of single trials."""
+def _widths(measured: Measured | None, room: float) -> Widths:
+    """Of a kind; where there was nothing to measure, or that cannot be survived, of single trials.
+
+    What was the best width may not fit `room`, the bytes of a core's part, where there were more when it was measured.
+    """
     if measured is None:
         return Widths(1)
-    return widths_from({int(k): rate for k, rate in measured["throughput"].items()}, measured["width"])
+    throughput = {int(k): rate for k, rate in measured["throughput"].items()}
+    most = measured["width"]
+    if _peak(measured, most) > room:
+        fitting = [k for k in throughput if _peak(measured, k) * MARGIN <= room]
+        most = best_width({k: rate / throughput[1] for k, rate in throughput.items()}, max(fitting, default=1))
+    return widths_from(throughput, most)
 
 
 def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
@@ -139,77 +154,65 @@ class _Surrogates(Sequence[nn.Module]):
         return self._built[at]
 
 
-def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, cores: int) -> Measured | None:
-    """The trials as they will train; None where one of them cannot, which its own training will say."""
+def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, room: float, cores: int) -> Measured | None:
+    """The trials as they will train; None where one of them cannot, which its own training will say.
+
+    Where a single one does not fit a core's part of the room, it is measured with all of it.
+    """
 
     def loss(model: nn.Module, part: Batch) -> Tensor:
         return problem.objective(model, part)["loss"]
 
     surrogates = _Surrogates(problem, trials)
+
+    def plan(most: int, memory: float, further: Mapping[str, Any]) -> FusionPlan:
+        return plan_fusion(
+            surrogates,
+            [trial.config for trial in trials],
+            loss,
+            batch,
+            memory=max(1, int(memory / MARGIN)) if memory < math.inf else None,
+            max_width=most,
+            seconds=SECONDS_PER_WIDTH,
+            multipliers=further,
+        )
+
     try:
         with warnings.catch_warnings(), matrix_products(problem.settings.precision):
             # It is said by who asked, also where what was measured is only remembered.
             warnings.simplefilter("ignore", FusionWarning)
             settings = optimizer_settings(problem.objective, surrogates[0], trials[0].config)
-            plan = plan_fusion(
-                surrogates,
-                [trial.config for trial in trials],
-                loss,
-                batch,
-                memory=usable_memory(problem.device, cores),
-                seconds=SECONDS_PER_WIDTH,
-                multipliers=multipliers(settings, surrogates[0], problem.settings.surrogate),
-            )
+            further = multipliers(settings, surrogates[0], problem.settings.surrogate)
+            try:
+                found = plan(len(trials), room / cores, further)
+                fits = found.micro_batches == 1
+            except (RuntimeError, MemoryError) as error:
+                fits = not is_out_of_memory(error)
+                if fits:
+                    raise
+            if not fits and cores > 1:
+                found = plan(1, room, further)
     except (Exception, SystemExit):
         return None
-    throughput = {str(width): rate for width, rate in plan.throughput.items()}
-    return {"width": plan.width, "throughput": throughput, "obstacle": plan.obstacle}
+    throughput = {str(width): rate for width, rate in found.throughput.items()}
+    sizes = {"fixed": found.fixed_bytes, "each": found.bytes_per_trial}
+    return {"width": found.width, "throughput": throughput, "obstacle": found.obstacle, **sizes}
 
 
 def recall(key: str) -> Measured | None:
     """What was measured under a key in the last weeks; None where it is not there, or is odd."""
-    try:
-        measured = json.loads(_file(key).read_text())
-        return measured if _is_sound(measured, key) else None
-    except (OSError, ValueError, OverflowError, RuntimeError):
-        return None
+    measured = cache.recall(key)
+    return measured if measured is not None and _is_sound(measured) else None
 
 
-def _is_sound(measured: Any, key: str) -> bool:
-    if not isinstance(measured, dict) or measured.get("key") != key or not isinstance(measured.get("obstacle"), str):
-        return False
+def _is_sound(measured: Measured) -> bool:
     throughput: Any = measured.get("throughput")
-    at: Any = measured.get("at")
-    if not isinstance(throughput, dict) or not _is_positive(at):
+    if not isinstance(throughput, dict) or not isinstance(measured.get("obstacle"), str):
         return False
-    widths = [int(width) for width in throughput if width.isdecimal()]
+    widths = [int(width) for width in throughput if is_count(width)]
     sound = len(widths) == len(throughput) and min(widths, default=0) == 1 and type(measured.get("width")) is int
-    fresh = 0 <= time.time() - at < WEEKS * 7 * 24 * 3600
-    return sound and fresh and measured["width"] in widths and all(map(_is_positive, throughput.values()))
-
-
-def _is_positive(number: Any) -> bool:
-    return type(number) in (int, float) and math.isfinite(number) and number > 0
-
-
-def remember(key: str, measured: Measured) -> None:
-    """Keep what was measured, if that can be written at all."""
-    try:
-        file = _file(key)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"key": key, "at": time.time(), **measured}, indent=1).encode())
-    except (OSError, RuntimeError) as error:
-        _say_it_is_not_kept(f"{type(error).__name__}: {error}")
-
-
-@functools.cache
-def _say_it_is_not_kept(why: str) -> None:
-    """Once in a process."""
-    warnings.warn(f"what is measured on this machine cannot be kept for later runs ({why})", stacklevel=3)
-
-
-def _file(key: str) -> Path:
-    return cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    sound = sound and all(measured.get(size) == 0 or is_positive(measured.get(size)) for size in ("fixed", "each"))
+    return sound and measured["width"] in widths and all(map(is_positive, throughput.values()))
 
 
 def machine(device: torch.device) -> str:

@@ -15,7 +15,7 @@ import torch
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
 from hydro_rasda.data import move
 from hydro_rasda.problem import Problem, Trial
-from hydro_rasda.training.device import Device, Work
+from hydro_rasda.training.device import WHOLE, Device, Share, Work
 from hydro_rasda.training.forks import Notify
 from hydro_rasda.training.fused import Load
 from hydro_rasda.training.places import Place, train_target_on_ranks
@@ -47,6 +47,7 @@ class Trainer:
         threads: Of torch.
         notify: See `Work.notify`.
         should_leave: Whether to end after the epoch that is under way, whatever time there is.
+        share: What it has of the device.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class Trainer:
         threads: int,
         notify: Notify = lambda *reported: None,
         should_leave: Callable[[], bool] = lambda: False,
+        share: Share = WHOLE,
     ) -> None:
         torch.set_num_threads(threads)
         self._where, self._notify, self._should_leave = where, notify, should_leave
         self._problem = problem.on(where)
-        self._device = Device(self._problem, may_die=True)
+        self._device = Device(self._problem, may_die=True, share=share)
 
     def describe(self) -> tuple[str, int]:
         """`Device.machine` and `Device.cores`."""

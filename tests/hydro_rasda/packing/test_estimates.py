@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hydro_rasda.packing import Estimate, Task
-from hydro_rasda.packing.estimates import GUESS, MARGIN, Estimates
+from hydro_rasda.packing.estimates import Estimates
 from hydro_rasda.schedulers import Job
+from hydro_rasda.schedulers.packing import GUESS, MARGIN
 
 
 def task(name: str, memory: float | None = None, share: float | None = None, seconds: float | None = None) -> Task:

@@ -103,6 +103,23 @@ def test_seconds_of_a_step_lie_between_what_was_measured() -> None:
     assert widths.seconds(16) == pytest.approx(0.05)
 
 
+def test_kinds_that_do_not_fit_memory_together_train_in_other_rounds() -> None:
+    large, small = Widths(1, share=0.6), Widths(1, share=0.1)
+    widths = {"a": large, "b": large, "c": small, "d": small}
+    found = rounds(dict.fromkeys(widths, 1), widths, cores=2)
+    assert [{group.kind for group in groups} for groups in found] == [{"a", "c"}, {"b", "d"}]
+    assert len(rounds({"a": 1, "b": 1}, widths, cores=2)) == 2
+    assert sizes(rounds({"a": 4}, {"a": Widths(1, share=0.4)}, cores=4)) == [[("a", 1)] * 2] * 2
+
+
+def test_memory_that_fits_changes_nothing() -> None:
+    counts = {"a": 7, "b": 12, "c": 1, "d": 3}
+    for cores in (1, 2, 3):
+        plain = {"a": FREE, "b": BOUND, "c": Widths(1), "d": Widths(3)}
+        shared = {kind: replace(of, share=1 / cores) for kind, of in plain.items()}
+        assert rounds(counts, plain, cores) == rounds(counts, shared, cores)
+
+
 class Replayed:
     """The same choice by playing all rounds through, trial by trial: slow, and plainly right."""
 

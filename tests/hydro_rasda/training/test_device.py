@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
 from hydro_rasda.problem import Problem, Trial, dry_run
-from hydro_rasda.training.device import Device, Work
+from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.training.forks import ONE_PROCESS
 from tests.hydro_rasda.models import Config, mlp
 
@@ -152,6 +156,116 @@ def test_only_the_trial_that_kills_its_process_fails(problem: Problem, tmp_path:
     assert {n: len(history) for n, history in outcome.history.items()} == {0: 2, 1: 2, 2: 2, 3: 0, 4: 2, 5: 2}
     trained = sorted(n for part in outcome.checkpoint for n in part["members"])
     assert trained == [0, 1, 2, 4, 5]
+
+
+BALLAST = 120 * 2**20
+ROOM = 200 * 2**20
+"""Bytes: for one trial with its ballast, not for two."""
+
+
+def heavy(problem: Problem, folder: Path, together: bool = False) -> Problem:
+    """Each process takes `BALLAST` while it first builds a model; the first two wait for each other.
+
+    Args:
+        problem: What is tuned.
+        folder: Gets the number of each process, in "began".
+        together: Whether two go on beside each other; otherwise one of them is waited for to die.
+    """
+    here = os.getpid()
+    built: list[int] = []
+
+    def pids() -> list[int]:
+        return [int(pid) for pid in (folder / "began").read_text().split()]
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        if os.getpid() not in (here, *built):
+            built.append(os.getpid())
+            with (folder / "began").open("a") as began:
+                began.write(f"{os.getpid()} ")
+            ballast = torch.ones(BALLAST, dtype=torch.uint8)
+            while len(pids()) < 2:
+                time.sleep(0.01)
+            while not together and any(psutil.pid_exists(pid) for pid in pids() if pid != os.getpid()):
+                time.sleep(0.01)
+            del ballast
+        return mlp(config, width_ratio)
+
+    folder.mkdir()
+    return replace(problem, model_fn=model_fn)
+
+
+@contextmanager
+def out_of_memory_killer(room: int) -> Iterator[list[int]]:
+    """Does what the kernel does where memory runs out: kills the largest of this process's children; their numbers."""
+    over, killed = threading.Event(), list[int]()
+
+    def own(process: psutil.Process) -> int:
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            return 0
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty"))
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            children = {child.pid: own(child) for child in psutil.Process().children()}
+            if sum(children.values()) > room:
+                killed.append(max(children, key=lambda pid: children[pid]))
+                os.kill(killed[-1], signal.SIGKILL)
+                while psutil.pid_exists(killed[-1]) and not over.is_set():
+                    time.sleep(0.01)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("stage", ["surrogate", "target"])
+def test_what_is_killed_for_memory_trains_alone_from_then_on(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Nobody knew what either takes. Then that is kept: a later call trains one after the other, and none is killed."""
+    monkeypatch.setenv("HYDRO_RASDA_CACHE", str(tmp_path / "cache"))
+    even, odd = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
+    folder = tmp_path / "heavy"
+    asked = heavy(problem, folder)
+
+    def train(problem: Problem) -> dict[int, Any]:
+        device = Device(problem, share=Share(memory=ROOM))
+        if stage == "surrogate":
+            outcome = device.train_groups(groups(even, odd), work())
+            assert not outcome.failures
+            return outcome.history
+        outcomes = list(device.train_targets(tasks(0, 1), work()))
+        assert not any(outcome.error for outcome in outcomes)
+        return {outcome.task.number: outcome.history for outcome in outcomes}
+
+    def began() -> int:
+        return len((folder / "began").read_text().split())
+
+    unbroken = train(problem)
+    with out_of_memory_killer(ROOM) as killed:
+        first = train(asked)
+        assert (len(killed), began()) == (1, 3)
+        second = train(asked)
+    assert (len(killed), began()) == (1, 5)
+    assert first.keys() == second.keys() == {0, 1}
+    assert first == unbroken  # on as many threads
+    assert all(len(history) == 2 for history in second.values())
+
+
+def test_what_fits_memory_trains_at_the_same_time(problem: Problem, tmp_path: Path) -> None:
+    asked = heavy(problem, tmp_path / "heavy", together=True)
+    device = Device(asked, share=Share(memory=3 * BALLAST))
+    even, odd = Group("even", (0,), fused=True), Group("odd", (1,), fused=True)
+    device._peaks["surrogate"].learn("even+adamw", 1, 1.2 * BALLAST)
+    device._peaks["surrogate"].learn("odd+adamw", 1, 1.2 * BALLAST)
+    outcome = device.train_groups(groups(even, odd), work())  # would wait for ever for each other
+    assert not outcome.failures
 
 
 def tasks(*numbers: int) -> list[TargetTask]:

@@ -25,8 +25,10 @@ from fusion.width import probe
 from hydro_rasda import TuneResult, loguniform
 from hydro_rasda.contracts import Widths
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.run import cache
+from hydro_rasda.run.cache import WEEKS, cache_folder, remember
 from hydro_rasda.training import planning
-from hydro_rasda.training.planning import WEEKS, cache_folder, planned_widths, recall, remember, widths_from
+from hydro_rasda.training.planning import planned_widths, recall, widths_from
 from tests.hydro_rasda.models import Config, mlp
 
 Pair = tuple[Tensor, Tensor]
@@ -95,7 +97,8 @@ def test_a_single_trial_is_not_measured(problem: Problem) -> None:
     assert not cache_folder().exists()
 
 
-SOUND = {"key": "k", "at": 1e9, "width": 2, "throughput": {"1": 1.0, "2": 2.0}, "obstacle": ""}
+SIZES = {"fixed": 0, "each": 10}
+SOUND = {"key": "k", "at": 1e9, "width": 2, "throughput": {"1": 1.0, "2": 2.0}, "obstacle": "", **SIZES}
 ODD: list[Any] = [
     [],
     None,
@@ -120,6 +123,8 @@ ODD: list[Any] = [
     {**SOUND, "throughput": {"1": 1.0, "two": 2.0}},
     {**SOUND, "throughput": {"1": 1.0, "9" * 9999: 2.0}},
     {**SOUND, "obstacle": None},
+    {**SOUND, "each": -1},
+    {**SOUND, "fixed": None},
 ]
 
 
@@ -144,11 +149,11 @@ def test_what_cannot_be_kept_is_measured_again_and_said_once(
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    planning._say_it_is_not_kept.cache_clear()
+    cache._say_it_is_not_kept.cache_clear()
     if how == "a file in its place":
         (tmp_path / "cache").write_text("")
     elif how == "full disk":
-        monkeypatch.setattr(planning, "write_atomically", full)
+        monkeypatch.setattr(cache, "write_atomically", full)
     else:
         monkeypatch.delenv("HYDRO_RASDA_CACHE")
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -160,10 +165,11 @@ def test_what_cannot_be_kept_is_measured_again_and_said_once(
 
 WRITE = """
 import sys
-from hydro_rasda.training.planning import recall, remember
+from hydro_rasda.run.cache import remember
+from hydro_rasda.training.planning import recall
 for i in range(20):
-    remember("one", {"width": 1, "throughput": {"1": 1.0}, "obstacle": "x" * 5000})
-    remember(f"{sys.argv[1]}-{i}", {"width": 1, "throughput": {"1": 1.0}, "obstacle": ""})
+    remember("one", {"width": 1, "throughput": {"1": 1.0}, "obstacle": "x" * 5000, "fixed": 0, "each": 1})
+    remember(f"{sys.argv[1]}-{i}", {"width": 1, "throughput": {"1": 1.0}, "obstacle": "", "fixed": 0, "each": 1})
     assert recall("one") is not None
 """
 
