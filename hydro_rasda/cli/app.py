@@ -143,7 +143,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a run as one HTML page that works offline: figures, failures, and the call that made it."""
+    """Write a run as an HTML page that works offline."""
     from hydro_rasda.cli.report import write_report
 
     write_report(path, out, json)
@@ -167,7 +167,11 @@ def dashboard(
 
 
 @app.command()
-def compare(a: Run, b: Run, json: Json = False) -> None:
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="Folder of a run: storage_path/name.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Of another.")],
+    json: Json = False,
+) -> None:
     """Say what two runs were asked, found and cost, where they differ."""
     from hydro_rasda.cli.compare import compare_runs
 
