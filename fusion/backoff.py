@@ -16,9 +16,10 @@ _SIGNS = (
     *("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory"),
     *("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED"),
     *("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
-    *("Unable to find a valid cuDNN algorithm", "failed to allocate memory"),
+    *("CUSOLVER_STATUS_ALLOC_FAILED", "CUSPARSE_STATUS_ALLOC_FAILED", "failed to allocate memory"),
+    *("Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute this computation"),
 )
-"""What the allocators of the system, of CUDA and of its libraries say; those of cuDNN find no algorithm that fits."""
+"""What the allocators of the system, of CUDA and of its libraries say; cuDNN finds no algorithm that fits."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

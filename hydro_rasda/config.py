@@ -115,6 +115,7 @@ class TuneConfig:
     stop_at: float | None = None
     ema: float = 0.03
     precision: Precision = "fp32"
+    graph: bool | Literal["auto"] = "auto"
     checkpoint_every: int | None = None
     loader_workers: int | None = None
     time_budget_s: float | None = None
@@ -149,6 +150,9 @@ class TuneConfig:
         require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
         rule = f"one of {PRECISIONS} (float16 would need its losses scaled)"
         require(self.precision in PRECISIONS, "precision", self.precision, rule)
+        graph = self.graph
+        known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
+        require(known, "graph", graph, "'auto', True or False")
         check_int("checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
         check_int("loader_workers", self.loader_workers, at_least=0, optional=True, at_most=MOST_WORKERS)
         budget = self.time_budget_s
@@ -175,6 +179,7 @@ class TuneConfig:
     def determining(self) -> dict[str, Any]:
         """The settings on which a run's decisions depend, as plain values."""
         values = asdict(self)
-        # What a run may cost, or must find, how often it is saved, and who loads its data.
-        del values["time_budget_s"], values["stop_at"], values["checkpoint_every"], values["loader_workers"]
+        # What a run may cost, or must find, how often it is saved, who loads its data, and how its steps are launched.
+        for name in ("time_budget_s", "stop_at", "checkpoint_every", "loader_workers", "graph"):
+            del values[name]
         return values

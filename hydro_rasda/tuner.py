@@ -70,6 +70,7 @@ def tune(
     stop_at: float | None = None,
     ema: float = 0.03,
     precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+    graph: bool | Literal["auto"] = "auto",
     searcher: Searcher | None = None,
     sweep_rule: SweepRule | None = None,
     backend: Literal["local", "ray"] | Backend = "local",
@@ -163,6 +164,11 @@ def tune(
         precision: What models compute in, in the sweep and at full size. "bf16": matrix products and convolutions in
             bfloat16 (`torch.autocast`), on a CPU, too; "tf32": those in TF32, on CUDA; "fp32" leaves torch as you have
             set it. Weights, gradients, optimizer state and metrics stay in float32.
+        graph: Whether training steps are recorded as CUDA graphs and replayed, one launch for each batch (see
+            `fusion.GraphedStep`): of fused groups, and of full-size models that train on one worker. "auto": on CUDA;
+            True: likewise, and refused where there is no GPU; False: never. Where a step cannot be recorded, a
+            `fusion.GraphWarning` names the line, and it runs as it is written. Results are the same up to rounding, and
+            a run may go on under another value.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`; None samples at random.
         sweep_rule: Decides who goes on in the sweep: an object of your own subclass of `SweepRule`. None is successive
             halving by `grace_period` and `reduction_factor`, which other rules do not look at.
@@ -223,12 +229,15 @@ def tune(
         stop_at=stop_at,
         ema=ema,
         precision=precision,
+        graph=graph,
         checkpoint_every=checkpoint_every,
         loader_workers=loader_workers,
         time_budget_s=time_budget_s,
         seed=seed,
     )
     trains_on = _backend(backend, device, address, resources_per_worker, scheduler)
+    if settings.graph is True and isinstance(trains_on, LocalBackend):
+        require(torch.cuda.device_count() > 0, "graph", True, "'auto' or False where there is no CUDA device")
     folder = check_folder("storage_path", storage_path)
     _check(model_fn, loss_fn, objective, space, num_samples, searcher, sweep_rule, resume, name, progress, callbacks)
     own_loop = _own_loop(full_size, (train_data, val_data))

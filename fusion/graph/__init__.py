@@ -1,5 +1,5 @@
 """A whole training step as one launch."""
 
-from fusion.graph.step import GraphedStep, GraphWarning
+from fusion.graph.step import GraphedStep, GraphWarning, can_record
 
-__all__ = ["GraphWarning", "GraphedStep"]
+__all__ = ["GraphWarning", "GraphedStep", "can_record"]

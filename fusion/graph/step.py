@@ -29,6 +29,11 @@ _MOST_FORMS = 4
 _PLAIN = (bool, int, float, str, type(None))
 
 
+def can_record(device: torch.device) -> bool:
+    """Whether steps on a device can be recorded at all."""
+    return capture_on(device) is not None
+
+
 class GraphWarning(UserWarning):
     """A step runs as it is written: right, but each of its kernels waits for the host."""
 

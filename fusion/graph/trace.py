@@ -45,6 +45,8 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "profiler":  # torch's optimizers tell profilers where they are
+            return func(*args, **kwargs)
         given = tree_leaves((args, kwargs))
         literal = func is _LITERAL
         call: Call = (func, *(self._value(leaf) if literal else self._noted(leaf) for leaf in given))
@@ -73,6 +75,8 @@ class Trace(TorchDispatchMode):
         if isinstance(leaf, torch.Generator):
             self.generators.add(leaf)
             return id(leaf)
+        if isinstance(leaf, torch.ScriptObject):
+            return type(leaf)
         if not isinstance(leaf, Tensor):
             return leaf if leaf == leaf else repr(leaf)  # NaN differs from itself
         form = (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.storage_offset())

@@ -49,6 +49,31 @@ def optimizer(
     return torch_optimizer(module, hp, {**lr, **{name: f * lr.get(name, 1.0) for name, f in own.items()}}, decay)
 
 
+def made_recordable(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer of `optimizer` take its learning rates from tensors, in place, so that steps can be recorded.
+
+    Write to `group["lr"]` with `fill_`: what is read when a recorded step is replayed is the tensor.
+    """
+    for group in optimizer.param_groups:
+        device = group["params"][0].device
+        group.update(lr=torch.tensor(group["lr"], dtype=torch.float32, device=device), fused=True)
+        if "capturable" in group:
+            group["capturable"] = True
+    # Torch would warn of steps that are not recorded, such as the first.
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
+def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of such an optimizer as that of an ordinary one."""
+    groups = []
+    for group in state_dict["param_groups"]:
+        if isinstance(group["lr"], torch.Tensor):
+            own = {"capturable": False} if "capturable" in group else {"fused": None}
+            group = {**group, "lr": float(group["lr"]), **own}
+        groups.append(group)
+    return {**state_dict, "param_groups": groups}
+
+
 def torch_optimizer(
     module: nn.Module, hp: Hyperparameters, lr: Mapping[str, float], decay: Mapping[str, float]
 ) -> torch.optim.Optimizer:

@@ -29,18 +29,22 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measure a peak in bytes: of the resident set on the CPU (Linux; else 0), of allocated memory on CUDA.
+    """Measure a peak in bytes: of the resident set on the CPU (Linux; else 0), of the allocator's memory on CUDA.
 
-    The resident set counts what the heap holds but does not use, so it is larger than the tensors alive. Pages of
-    files, such as a library's code that is run for the first time, do not count: processes share them.
+    The latter is what the allocator took from the device, fragments and the pools of recorded steps included, if that
+    is more than what tensors took of it. The resident set counts what the heap holds but does not use, so it is larger
+    than the tensors alive. Pages of files, such as a library's code that is run for the first time, do not count:
+    processes share them.
     """
     peak = Peak()
     gc.collect()
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        held, taken = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         yield peak
-        peak.bytes = torch.cuda.max_memory_allocated(device) - before
+        allocated = torch.cuda.max_memory_allocated(device) - held
+        peak.bytes = max(allocated, torch.cuda.max_memory_reserved(device) - taken)
         return
     _return_freed_memory()
     _reset_resident_peak()

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch import nn
 
 from fusion.assemble import fuse
 from fusion.backoff import is_out_of_memory
-from fusion.checks import check_each, check_function, check_int, check_mapping, is_number, require
+from fusion.checks import check_each, check_flag, check_function, check_int, check_mapping, is_number, require
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import Obstacle, dry_run
+from fusion.graph import GraphedStep
 from fusion.keys import read
 from fusion.model import FusedModel
 from fusion.optim import fused_optimizer
@@ -29,7 +31,9 @@ from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, me
 Objective = Callable[[Any, Any], Any]
 Step = Callable[[], None]
 
+# By then a step is recorded, where it is at all.
 _WARM_UP_STEPS = 2
+_WARM_UP_STEPS_OF_GRAPHS = 4
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
 # How much of the free memory a plan may use: the rest is for what other code allocates meanwhile.
 _SHARE_OF_FREE_MEMORY = 0.9
@@ -45,6 +49,7 @@ def plan_fusion(
     max_width: int | None = None,
     seconds: float = 2.0,
     multipliers: Mapping[str, Any] | None = None,
+    graph: bool = False,
 ) -> FusionPlan:
     """Measure steps one after another and fused at growing width; pick the fastest width that fits memory.
 
@@ -64,6 +69,7 @@ def plan_fusion(
         max_width: The widest group to consider; all trials if None.
         seconds: Time to measure each width; less is taken where a width is clearly faster or slower than those before.
         multipliers: Further arguments of `fused_optimizer`: `lr_multipliers`, `weight_decay_multipliers`.
+        graph: Whether steps are recorded where they can be (see `GraphedStep`), and what a recording holds is counted.
 
     Returns:
         The plan. If a single trial does not fit, `micro_batches` is the least power of 2 with which it does.
@@ -75,6 +81,7 @@ def plan_fusion(
     check_each("modules", modules, nn.Module)
     check_each("configs", configs, Mapping, len(modules))
     check_function("objective", objective, 2)
+    check_flag("graph", graph)
     for name, bound in (("memory", memory), ("max_width", max_width)):
         if bound is not None:
             check_int(name, bound, at_least=1)
@@ -90,7 +97,7 @@ def plan_fusion(
     if memory is None:
         memory = usable_memory(device)
     devices = [device] if device.type == "cuda" else []
-    trials = _Trials(modules, configs, objective, batch, multipliers or {})
+    trials = _Trials(modules, configs, objective, batch, multipliers or {}, graph)
     with torch.random.fork_rng(devices), objects_so_far_set_aside(device):
         parts, alone, peak_1 = _fit_one(trials, device, memory)
         if parts > 1:
@@ -108,6 +115,7 @@ class _Trials:
     objective: Objective
     batch: Any
     multipliers: Mapping[str, Any]
+    graph: bool
 
     def step(self, width: int, parts: int = 1) -> tuple[FusedModel, Step]:
         """The first `width` trials as one model, and its training step; a width of 1 trains as one does alone."""
@@ -115,14 +123,14 @@ class _Trials:
         update = fused_optimizer(fused, configs, **self.multipliers)
         norms = [read(config, "grad_clip") or math.inf for config in configs]
 
-        def step() -> None:
+        def step(batch: Any) -> None:
             update.zero_grad()
-            backward(lambda part: {"loss": fused.map(self.objective, part)}, self.batch, parts)
+            backward(lambda part: {"loss": fused.map(self.objective, part)}, batch, parts)
             if min(norms) < math.inf:
                 clip_grad_norm_(fused, norms)
             update.step()
 
-        return fused, step
+        return fused, partial(GraphedStep(step, fused, update) if self.graph else step, self.batch)
 
 
 def usable_memory(device: torch.device, groups: int = 1) -> int | None:
@@ -145,7 +153,7 @@ def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone
                 obstacle = obstacle if speedup else _obstacle(fused, trials)
                 if obstacle is not None:
                     break
-                _warm_up(step, device)
+                _warm_up(step, device, trials.graph)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -182,7 +190,7 @@ def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple
         try:
             with peak_memory(device) as peak:
                 _, step = trials.step(1, parts)
-                _warm_up(step, device)
+                _warm_up(step, device, trials.graph)
             if memory is None or peak.bytes <= memory:
                 return parts, step, peak.bytes
         except (RuntimeError, MemoryError) as error:
@@ -218,6 +226,6 @@ def _seconds(step: Step, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _warm_up(step: Step, device: torch.device) -> None:
-    for _ in range(_WARM_UP_STEPS):
+def _warm_up(step: Step, device: torch.device, graph: bool) -> None:
+    for _ in range(_WARM_UP_STEPS_OF_GRAPHS if graph else _WARM_UP_STEPS):
         _seconds(step, device)

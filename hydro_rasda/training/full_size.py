@@ -10,6 +10,7 @@ from typing import Any
 from hydro_rasda.contracts import EpochMetrics, History, Span, TargetOutcome, TargetTask
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.graph import records
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.loop import good_enough, out_of_patience, settle_epoch, train_epochs
 from hydro_rasda.training.own_loop import train_own
@@ -19,7 +20,8 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
     """A trial's full-size model, to be trained on one rank or several."""
     settings, model = problem.settings, problem.target(trial)
     ema = settings.ema if settings.keep == "best" else 0.0
-    return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema)
+    graph = records(problem)
+    return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema, graph=graph)
 
 
 def train_target(

@@ -32,6 +32,7 @@ from hydro_rasda.data import Batch
 from hydro_rasda.objective import scalars
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.training.graph import recorded, records
 from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
@@ -62,6 +63,7 @@ class FusedLearner:
         self._objective = problem.objective
         self._max_t = problem.settings.max_t
         self._scheduled: tuple[int, float] | None = None
+        self._graph = recorded(self._update, self.fused, self.optimizer) if records(problem) else None
 
     def seed(self, seeds: Sequence[int]) -> None:
         if self.fused.K == 1:
@@ -75,6 +77,9 @@ class FusedLearner:
 
     def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
         self._schedule(epoch, steps)
+        return self._update(batch) if self._graph is None else self._graph(batch)
+
+    def _update(self, batch: Batch) -> Mapping[str, Tensor]:
         self.optimizer.zero_grad()
         metrics = backward(self._metrics, batch, self.micro_batches)
         norms = [read(config, "grad_clip") for config in self._configs]

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fusion import lr_factor, optimizer
+from fusion import GraphedStep, lr_factor, optimizer
 from fusion.keys import read
+from fusion.optim.single import as_written, made_recordable
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import Mode
@@ -21,6 +22,7 @@ from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.training.average import Average, trained_tensors
 from hydro_rasda.training.best import bettered
+from hydro_rasda.training.graph import recorded
 from hydro_rasda.training.noise import GradientNoise
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
@@ -58,6 +60,7 @@ class SingleLearner:
         max_t: Epochs of a full training, the horizon of schedules.
         shard: Which rank this is; the default process group holds as many as there are.
         ema: Share of a full training's steps over which weights are averaged besides; 0 for none.
+        graph: Whether steps are recorded, which the device must be able to; on several ranks they are not.
 
     Attributes:
         noise: Of `joint`, where it is measured.
@@ -71,11 +74,17 @@ class SingleLearner:
         max_t: int,
         shard: Shard = ALONE,
         ema: float = 0.0,
+        *,
+        graph: bool = False,
     ) -> None:
         self.model, self.shard = model, shard
         settings = optimizer_settings(objective, model, config)
         self.optimizer = optimizer(model, settings.config, **multipliers(settings, model, 1))
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self._graph: GraphedStep | None = None
+        if graph and shard.world == 1 and _is_dense(model):
+            made_recordable(self.optimizer)
+            self._graph = recorded(self._update, model)
         self._config, self._objective, self._max_t = settings.config, objective, max_t
         self._best: dict[str, Any] | None = None
         self._ema = ema
@@ -117,7 +126,16 @@ class SingleLearner:
         """
         factor = lr_factor(self._config, epoch, self._max_t, steps)
         for group, base in zip(self.optimizer.param_groups, self._base_lrs):
-            group["lr"] = base * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(base * factor)
+            else:
+                group["lr"] = base * factor
+        metrics = self._update(batch, weight) if self._graph is None else self._graph(batch)
+        if self._average is not None:
+            self._average.update(self._ema * steps * self._max_t)
+        return metrics
+
+    def _update(self, batch: Batch, weight: float = 1.0) -> dict[str, Tensor]:
         self.optimizer.zero_grad(set_to_none=True)
         if self._joint is None:
             metrics = backward(self._metrics, batch, self._parts)
@@ -129,8 +147,6 @@ class SingleLearner:
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         self.optimizer.step()
-        if self._average is not None:
-            self._average.update(self._ema * steps * self._max_t)
         return _as_vectors(metrics)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -175,7 +191,7 @@ class SingleLearner:
         more: dict[str, Any] = {} if self._best is None else {"best": self._best}
         if self._average is not None:
             more["average"] = self._average.state()
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **more}
+        return {"model": self.model.state_dict(), "optimizer": as_written(self.optimizer.state_dict()), **more}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
@@ -185,6 +201,8 @@ class SingleLearner:
             self._average.load(state["average"])
         own = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
+        if self._graph is not None:
+            self._graph.reset()
 
 
 def evaluate_parts(
@@ -222,6 +240,12 @@ class _Joint(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         return scalars(self._objective(self.model, batch))  # in other mappings, DDP sees no tensors
+
+
+def _is_dense(model: nn.Module) -> bool:
+    """Whether optimizers that can be recorded take its parameters and their gradients."""
+    floats = all(parameter.is_floating_point() for parameter in model.parameters())
+    return floats and not any(getattr(module, "sparse", False) for module in model.modules())
 
 
 def _as_vectors(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:

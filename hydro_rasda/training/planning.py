@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import fusion
-from fusion import OPTIMIZERS, FusionWarning
+from fusion import OPTIMIZERS, FusionWarning, GraphWarning
 from fusion.backoff import is_out_of_memory
 from fusion.keys import read
 from fusion.width.plan import FusionPlan, best_width
@@ -35,6 +35,7 @@ from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.content import content, digest
 from hydro_rasda.schedulers.packing import MARGIN
 from hydro_rasda.training.forks import Died, map_forked
+from hydro_rasda.training.graph import records
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.training.peaks import Peaks, kind_of_group
 
@@ -74,6 +75,7 @@ def planned_widths(
         batch = next(problem.train_data.epoch(part[0].batch_size, 0))
         where = f"{machine(problem.device)} of {cores}"
         own = [kind, functions, outline(batch), _updates(part), f"{len(part)} trials", problem.settings.precision]
+        own += ["graph"] if records(problem) else []
         keys[kind] = "/".join([*own, where, _code()])
         asked = singles or len(part) > 1
         found[kind] = recall(keys[kind]) if asked else None
@@ -175,12 +177,14 @@ def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, room: floa
             max_width=most,
             seconds=SECONDS_PER_WIDTH,
             multipliers=further,
+            graph=records(problem),
         )
 
     try:
         with warnings.catch_warnings(), matrix_products(problem.settings.precision):
             # It is said by who asked, also where what was measured is only remembered.
             warnings.simplefilter("ignore", FusionWarning)
+            warnings.simplefilter("ignore", GraphWarning)
             settings = optimizer_settings(problem.objective, surrogates[0], trials[0].config)
             further = multipliers(settings, surrogates[0], problem.settings.surrogate)
             try:

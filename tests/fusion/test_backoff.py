@@ -75,6 +75,8 @@ def test_what_counts_as_out_of_memory() -> None:
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "CUDA error: out of memory",
+        "GET was unable to find an engine to execute this computation",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
         "Unable to find a valid cuDNN algorithm to run convolution",
     ):
         assert is_out_of_memory(RuntimeError(said))

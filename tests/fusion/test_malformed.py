@@ -18,6 +18,7 @@ from fusion import (
     FusedModel,
     FusedOptimizer,
     FusedSGD,
+    GraphedStep,
     OutOfMemoryGuard,
     clip_grad_norm_,
     dry_run,
@@ -59,6 +60,11 @@ def sgd() -> FusedSGD:
 def plan(**arguments: Any) -> object:
     defaults = {"modules": [nn.Linear(2, 3)] * 2, "configs": [CONFIG] * 2, "objective": begin, "batch": BATCH}
     return plan_fusion(**{**defaults, **arguments})
+
+
+def graphed(**arguments: Any) -> GraphedStep:
+    defaults: dict[str, Any] = {"step": len, "model": nn.Linear(1, 1), "optimizer": None}
+    return GraphedStep(**{**defaults, **arguments})
 
 
 def guard() -> OutOfMemoryGuard:
@@ -147,6 +153,10 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
     (lambda v: plan(max_width=v), "max_width", either(one_of(None), integer(1))),
     (lambda v: plan(seconds=v), "seconds", positive),
     (lambda v: plan(multipliers=v), "multipliers", no_name),
+    (lambda v: plan(graph=v), "graph", flag),
+    (lambda v: graphed(step=v), "step", nothing),
+    (lambda v: graphed(model=v), "model", nothing),
+    (lambda v: graphed(optimizer=v), "optimizer", one_of(None)),
     (lambda v: lr_factor(v, 0, 1), "config", either(empty_mapping, lambda v: isinstance(v, dict) and "a" in v)),
     (lambda v: lr_factor({}, v, 1), "epoch", at_least_0),
     (lambda v: lr_factor({}, 0, v), "max_epochs", integer(1)),

@@ -38,6 +38,8 @@ from hydro_rasda.config import TuneConfig
         ("rasda", {"grace_period": 1}),
         ("rasda", RASDAConfig(grace_period=28)),
         ("checkpoint_every", 0),
+        ("graph", "always"),
+        ("graph", 1),
         ("loader_workers", -1),
         ("loader_workers", True),
         ("time_budget_s", 0),
@@ -92,10 +94,12 @@ def test_full_size_stage_begins_with_a_ninth_and_on_ray_with_a_quarter() -> None
 
 def test_limits_on_cost_do_not_make_another_run() -> None:
     asked = TuneConfig().determining()
-    assert TuneConfig(time_budget_s=5.0, checkpoint_every=2, loader_workers=1, stop_at=0.5).determining() == asked
+    other = TuneConfig(time_budget_s=5.0, checkpoint_every=2, loader_workers=1, stop_at=0.5, graph=False)
+    assert other.determining() == asked
     assert set(asked) == {f.name for f in dataclasses.fields(TuneConfig)} - {
         "time_budget_s",
         "checkpoint_every",
+        "graph",
         "loader_workers",
         "stop_at",
     }

@@ -145,6 +145,7 @@ TUNE: dict[str, Right] = {
     "patience": count_or_none,
     "stop_at": either(none_only, number()),
     "keep": nothing,
+    "graph": flag if torch.cuda.device_count() else one_of(False),
     "ema": either(number(0, 1, open_=True), one_of(0)),
     "searcher": none_only,
     "sweep_rule": none_only,

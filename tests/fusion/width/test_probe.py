@@ -66,7 +66,7 @@ def test_a_width_is_measured_until_it_is_clear_how_it_compares(
         return next(alone_and_fused)
 
     monkeypatch.setattr(probe, "_seconds", seconds)
-    monkeypatch.setattr(probe, "_warm_up", lambda step, device: None)
+    monkeypatch.setattr(probe, "_warm_up", lambda step, device, graph: None)
     plan_fusion(*trials(8), loss, BATCH, memory=2**33, seconds=60.0)
     fused = [step for step in timed if step is not timed[0]]
     assert list(collections.Counter(fused).values()) == rounds

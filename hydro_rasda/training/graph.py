@@ -1,0 +1,35 @@
+"""Learners' steps as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from weakref import WeakMethod
+
+from torch import Tensor, nn
+
+from fusion import FusedOptimizer, GraphedStep
+from fusion.graph import can_record
+from hydro_rasda.data import Batch
+from hydro_rasda.problem import Problem
+
+
+def records(problem: Problem) -> bool:
+    """Whether training steps are recorded, where nothing is found to stand in the way."""
+    return problem.settings.graph is not False and can_record(problem.device)
+
+
+def recorded(
+    method: Callable[[Batch], Mapping[str, Tensor]], model: nn.Module, optimizer: FusedOptimizer | None = None
+) -> GraphedStep:
+    """A learner's method as a step that is recorded, see `GraphedStep`.
+
+    The learner is not kept by it: what it has of a GPU's memory is free as soon as nobody trains it any more.
+    """
+    weak = WeakMethod(method)
+
+    def step(batch: Batch) -> Mapping[str, Tensor]:
+        own = weak()
+        assert own is not None
+        return own(batch)
+
+    return GraphedStep(step, model, optimizer)
