@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusion.checks import check_each
+from fusion.checks import check_each, check_int
 from fusion.structure import check_module
 
 
-def pad_lora(modules: Sequence[nn.Module]) -> list[nn.Module]:
+def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
     """Copies of models with LoRA adapters (as `peft` makes them) that differ in rank and dropout, ready to fuse.
 
     Every adapter is padded with zeros to the largest rank that its place has in any of the modules, and one without
@@ -26,21 +26,23 @@ def pad_lora(modules: Sequence[nn.Module]) -> list[nn.Module]:
 
     Args:
         modules: Models of one architecture, adapted in the same places.
+        rank: The least that any adapter is padded to: so modules that are padded one by one fuse, too.
 
     Returns:
         As many modules; `trim_lora` takes the padding off again.
 
     Raises:
-        ValueError: where a module has no adapters, or has them in other places than the first.
+        ValueError: where a module has no adapters, or has them in other places than the first; or for a rank below 1.
     """
     check_each("modules", modules, nn.Module)
+    check_int("rank", rank, at_least=1)
     places = [dict(_adapters(module)) for module in modules]
     for k, own in enumerate(places):
         if not own or own.keys() != places[0].keys():
             differing = sorted(own.keys() ^ places[0].keys())
             elsewhere = f"in other places than `modules[0]`, or none: {differing}"
             raise ValueError(f"`modules[{k}]` has LoRA adapters {elsewhere}")
-    ranks = {place: max(own[place].shape[0] for own in places) for place in places[0]}
+    ranks = {place: max(rank, *(own[place].shape[0] for own in places)) for place in places[0]}
     padded = [_copy(module) for module in modules]
     for module in padded:
         for place, rank in ranks.items():

@@ -391,8 +391,9 @@ def _survey(problem: Problem, trial: Trial, model: nn.Module, data: Batches, arg
 
 
 def _addresses(model: nn.Module) -> set[int]:
-    """Where its tensors lie in memory."""
-    tensors = (*model.parameters(), *model.buffers())
+    """Where those of its tensors lie in memory that training changes."""
+    # What is frozen can be shared: training writes to none of it.
+    tensors = (*(p for p in model.parameters() if p.requires_grad), *model.buffers())
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
 

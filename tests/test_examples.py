@@ -84,3 +84,14 @@ def test_training_arguments_of_transformers(tmp_path: Path) -> None:
     best = re.search(r"^best learning rate \S+: validation loss ([\d.]+)$", done.stdout, re.MULTILINE)
     assert best, done.stdout
     assert float(best[1]) < 2.5
+
+
+@pytest.mark.slow
+def test_adapters_over_one_base(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "adapters.py"), "--runs", str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"^best rank (\d), (\d+) parameters: validation loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert best, done.stdout
+    assert int(best[2]) == int(best[1]) * 2 * (2 * (64 + 64) + 2 * (64 + 128))
+    assert float(best[3]) < 1

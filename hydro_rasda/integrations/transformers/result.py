@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +26,12 @@ class TrainerResult:
     tuned: TuneResult
     args: TrainingArguments
     _inputs: dict[str, Any] = field(default_factory=dict, repr=False)
+    _finish: Callable[[nn.Module], nn.Module] | None = field(default=None, repr=False)
 
     def model(self) -> nn.Module:
         """The trained model, in evaluation mode, on the device that it was trained on."""
-        return self.tuned.best_model()
+        model = self.tuned.best_model()
+        return model if self._finish is None else self._finish(model)
 
     def trainer(self, **arguments: Any) -> Trainer:
         """A `Trainer` with the trained model, the best arguments, and the data, collator and metrics that were given.
@@ -41,9 +44,14 @@ class TrainerResult:
         return Trainer(**{"model": self.model(), "args": self.args, **self._inputs, **arguments})
 
 
-def make_trainer_result(tuned: TuneResult, args: TrainingArguments, inputs: dict[str, Any]) -> TrainerResult:
+def make_trainer_result(
+    tuned: TuneResult,
+    args: TrainingArguments,
+    inputs: dict[str, Any],
+    finish: Callable[[nn.Module], nn.Module] | None,
+) -> TrainerResult:
     """Put the best configuration into a copy of the arguments."""
     best = copy.copy(args)
     for name, value in with_values(args, tuned.best_config).items():
         setattr(best, name, value)
-    return TrainerResult(tuned, best, inputs)
+    return TrainerResult(tuned, best, inputs, finish)

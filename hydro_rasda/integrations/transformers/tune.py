@@ -56,8 +56,8 @@ def tune_trainer(
 
     Args:
         model: `Trainer`'s `model_init`, which takes nothing or the trial's hyperparameters (a dict, with the keys of
-            `space` that are no training arguments among them); or a `PretrainedConfig`, some of whose attributes may be
-            in `space`.
+            `space` that are no training arguments among them), such as `hydro_rasda.integrations.peft.adapters`; or a
+            `PretrainedConfig`, some of whose attributes may be in `space`.
         args: The training arguments of all trials, but for those in `space`.
         space: Ray Tune domains by the name of a training argument: `learning_rate`, `per_device_train_batch_size`,
             `weight_decay`, `adam_beta1`, `adam_beta2`, `adam_epsilon`, `max_grad_norm`, `optim`, `lr_scheduler_type`,
@@ -128,7 +128,7 @@ def tune_trainer(
         "processing_class": processing_class,
         "compute_metrics": compute_metrics,
     }
-    return make_trainer_result(tuned, args, given)
+    return make_trainer_result(tuned, args, given, getattr(model, "trimmed", None))
 
 
 _DECIDED = "the training arguments and data sets decide it"

@@ -1,0 +1,125 @@
+"""LoRA adapters of `peft`, tuned over one frozen base: rank, alpha, dropout and all that `tune` searches.
+
+The base is held once, however many trials train beside each other. Adapters of different ranks train as one model, each
+padded with zeros to the largest rank, which changes nothing (see `fusion.pad_lora`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from peft import LoraConfig, get_peft_model
+from ray.tune.search.sample import Categorical, Integer
+from torch import nn
+
+from fusion import pad_lora, trim_lora
+from hydro_rasda.checks import check_int, check_is, require
+from hydro_rasda.run.result import TuneResult
+from hydro_rasda.space import check_space
+from hydro_rasda.tuner import tune
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """`model_fn(config)`, from `adapters`: also a `model_init` for `tune_trainer`.
+
+    Attributes:
+        base: The model, frozen; every model that is built shares its parameters.
+        lora: Of the adapters, but for fields that a trial's configuration has.
+        rank: What adapters of lower rank are padded to.
+    """
+
+    base: nn.Module
+    lora: LoraConfig
+    rank: int
+
+    def __call__(self, config: Mapping[str, Any]) -> nn.Module:
+        own = copy.deepcopy(self.lora)
+        for name in (field.name for field in dataclasses.fields(self.lora)):
+            if name in config:
+                setattr(own, name, config[name])
+        require(own.r <= self.rank, "r", own.r, f"at most `max_rank`, {self.rank}")
+        shared = copy.deepcopy(self.base, {id(p): p for p in self.base.parameters()})
+        (padded,) = pad_lora([get_peft_model(shared, own)], self.rank)
+        return padded
+
+    def trimmed(self, model: nn.Module) -> nn.Module:
+        """A `PeftModel` whose adapters have their own ranks, from a trained model."""
+        return trim_lora(model)
+
+
+def adapters(base: nn.Module, lora: LoraConfig, max_rank: int | None = None) -> Adapters:
+    """A model function for `tune`, or `tune_trainer`, that adapts one base.
+
+    Args:
+        base: The model to adapt. From now on it is frozen, and shared by all that is built.
+        lora: Adapters; fields that a configuration has (`r`, `lora_alpha`, `lora_dropout`, ...) take its values.
+        max_rank: The largest rank of any trial; None: `lora.r`.
+
+    Raises:
+        ValueError: where one of them is none of these.
+    """
+    check_is("base", base, nn.Module)
+    require(not hasattr(base, "peft_config"), "base", type(base).__name__, "a model without adapters")
+    check_is("lora", lora, LoraConfig)
+    check_int("max_rank", max_rank, at_least=1, optional=True)
+    return Adapters(base.requires_grad_(False), lora, lora.r if max_rank is None else max_rank)
+
+
+@dataclass(frozen=True)
+class AdapterResult:
+    """The outcome of `tune_adapters`.
+
+    Attributes:
+        tuned: The run: all trials, their curves, the report.
+        lora: The adapters' configuration, with the best values put in.
+    """
+
+    tuned: TuneResult
+    lora: LoraConfig
+
+    def model(self) -> nn.Module:
+        """The base with the trained adapters, at their own rank: a `PeftModel`, to save, merge or train on."""
+        return trim_lora(self.tuned.best_model())
+
+
+def tune_adapters(base: nn.Module, lora: LoraConfig, space: Mapping[str, Any], **arguments: Any) -> AdapterResult:
+    """Find good adapters of one base, and good settings to train them with.
+
+    Args:
+        base: The model to adapt; it is frozen, and held once.
+        lora: As `peft` takes it.
+        space: As for `tune`; fields of `lora`, such as `r`, `lora_alpha` and `lora_dropout`, are the adapters'.
+        arguments: Others of `tune`: `train_data`, `val_data`, `objective`, `num_samples`, ... `surrogate` is 1: a
+            narrow base would know nothing.
+
+    Raises:
+        ValueError: before any work, for bad input; and as `tune`.
+    """
+    check_space(space)
+    require(arguments.get("surrogate", 1) == 1, "surrogate", arguments.get("surrogate"), "1: the base is trained")
+    model_fn = adapters(base, lora, _most(space["r"]) if "r" in space else None)
+    tuned = tune(model_fn, space, **{**arguments, "surrogate": 1})
+    best = copy.deepcopy(lora)
+    for name in {field.name for field in dataclasses.fields(lora)} & tuned.best_config.keys():
+        setattr(best, name, tuned.best_config[name])
+    return AdapterResult(tuned, best)
+
+
+def _most(ranks: Any) -> int:
+    """The largest rank of a domain."""
+    if isinstance(ranks, Integer):
+        ranks = [ranks.upper - 1]
+    elif isinstance(ranks, Categorical):
+        ranks = ranks.categories
+    elif isinstance(ranks, Mapping) and set(ranks) == {"grid_search"}:
+        ranks = ranks["grid_search"]
+    listed = ranks if isinstance(ranks, list | tuple) else [ranks]
+    holds = bool(listed) and all(isinstance(rank, int) and rank >= 1 for rank in listed)
+    require(holds, "space['r']", ranks, "a choice() or randint() of ranks >= 1, or one rank")
+    most: int = max(listed)
+    return most
