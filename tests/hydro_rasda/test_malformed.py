@@ -270,6 +270,8 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
 ]
 
 
+# The values end the process that tries them, where that is one of its own.
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("call", "argument", "right"), CASES)
 def test_no_argument_is_taken_for_what_it_is_not(call: Callable[[Any], object], argument: str, right: Right) -> None:
     assert "\n".join(faults(call, argument, right)) == ""

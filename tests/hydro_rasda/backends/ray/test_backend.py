@@ -80,6 +80,17 @@ def test_a_function_of_the_users_trains_the_finalists(ray8: None, quick: Quick, 
     assert {line["workers"] for line in lines} == {1, 2, 4}
 
 
+@pytest.mark.slow
+def test_a_score_that_is_good_enough_ends_the_full_size_stage(ray8: None, quick: Quick) -> None:
+    settings: dict[str, Any] = {"max_t": 16, "top_k": 4, "rasda": RASDAConfig(grace_period=2)}
+    result = quick(stop_at=2.3, **settings, **on_devices(4))
+    assert not result.finished
+    assert result.ended
+    assert result.best_metric <= 2.3
+    assert max(record.epochs for record in result.trials) < 16
+    assert quick(**settings, **on_devices(4)).finished
+
+
 def test_no_cluster_at_the_address(quick: Quick) -> None:
     with pytest.raises(ConnectionError, match=r"`address` is '127\.0\.0\.1:1', but no Ray cluster answers there"):
         quick(backend="ray", address="127.0.0.1:1")
