@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion import fusion_key
-from fusion.keys import lr_factors
+from fusion.keys import lr_factors, read
 from fusion.streams import seed_generators
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
+from fusion.width.microbatch import split
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, unlike
@@ -313,13 +314,13 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         train = next(batches)
         _warn_of_other_sizes(trial, batch_length(train), lambda: next(batches, None) is None)
     with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
-        trained = _run_batch(problem, target.train(), train, "train_data")
+        trained = _run_batch(problem, target.train(), _parts(trial, train, "train_data")[0], "train_data")
     weights = sum(tensor.nbytes for tensor in (*target.parameters(), *target.buffers()))
     peak = step.bytes + _BESIDE_A_STEP * weights
     with naming_batch("val_data", "its first batch", trial.batch_size):
         validation = next(problem.val_data.in_order(trial.batch_size))
     with torch.no_grad():
-        validated = _run_batch(problem, target.eval(), validation, "val_data")
+        validated = _run_batch(problem, target.eval(), _parts(trial, validation, "val_data")[0], "val_data")
     handle.remove()
     whole = _whole_names(problem, trial, target, validated)
     available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in (*validated, *whole)])
@@ -344,8 +345,9 @@ def _whole_names(problem: Problem, trial: Trial, model: nn.Module, known: Mappin
     collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
     with torch.no_grad():
         for batch in problem.val_data.in_order(batch_size):
-            found = problem.objective(model, batch)
-            collected.take({name: value[None] for name, value in found.items()}, batch_length(batch))
+            for part in _parts(trial, batch, "val_data"):
+                found = problem.objective(model, part)
+                collected.take({name: value[None] for name, value in found.items()}, batch_length(part))
     (outputs,), (targets,) = collected.whole()
     try:
         names = tuple(measured(problem.metrics, outputs, targets))
@@ -382,12 +384,13 @@ def _survey(problem: Problem, trial: Trial, model: nn.Module, data: Batches, arg
     with torch.no_grad():
         for name, batch in islice(unlike(data, trial.batch_size, argument), MISFITS):
             try:
-                metrics = _run_batch(problem, model, batch, argument)
+                losses = [_run_batch(problem, model, p, argument)["loss"] for p in _parts(trial, batch, argument)]
             except _Misfit as misfit:
                 raise ValueError(f"{name} of `{argument}`: {misfit.args[0]}") from misfit
             wrong = non_finite(batch)
-            if wrong and not bool(metrics["loss"].isfinite()):
-                raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {metrics['loss'].item()}")
+            lost = [loss.item() for loss in losses if not bool(loss.isfinite())]
+            if wrong and lost:
+                raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {lost[0]}")
 
 
 def _addresses(model: nn.Module) -> set[int]:
@@ -420,6 +423,17 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
             f"`surrogate` is {problem.settings.surrogate:g}, but the model cannot be made narrower by itself "
             f"({error}); give `model_fn` an argument `width_ratio`, or set `surrogate=1`",
             error,
+        ) from error
+
+
+def _parts(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
+    """A batch in the parts that training takes it in, for which alone there may be memory."""
+    parts = read(trial.config, "accumulate")
+    try:
+        return split(batch, parts)
+    except ValueError as error:
+        raise _misfit(
+            f"`accumulate` is {parts}, but a batch {outline(batch)} of `{argument}`: {error}", error
         ) from error
 
 

@@ -291,3 +291,16 @@ def test_an_output_that_depends_on_width_is_refused() -> None:
 def test_a_target_that_torch_would_broadcast_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`loss_fn` \(or `objective`\) cannot take the model's output \[\(4, 1\)"):
         dry_run(problem(regressor, (X, LABELS), supervised(F.mse_loss)), trials())
+
+
+def test_a_batch_is_tried_in_the_parts_that_training_takes() -> None:
+    """As there may be no memory for more; and what cannot be split is told before any training."""
+    seen: list[int] = []
+
+    def noting(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        model = mlp(config, width_ratio)
+        model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+        return model
+
+    dry_run(problem(noting), trials({"accumulate": 5, "batch_size": 10}))
+    assert max(seen) == 2
