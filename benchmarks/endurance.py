@@ -1,11 +1,12 @@
 """What a long night brings: many searches in one process, many trials in one search, kills at random moments.
 
-    python -m benchmarks.endurance [searches] [trials] [kills] [--count N] [--seconds S]
+    python -m benchmarks.endurance [searches] [trials] [kills] ["kills on Ray"] [--count N] [--seconds S]
 
 `searches` runs one small search after another in one process, `trials` one search of many trials, and both say what the
 process holds as they go: memory, open files, threads, processes, files in the temporary folder. `kills` has a search
 with dropout killed at random moments, its driver or one of the processes forked of it, until it ends, and compares
-what it found, journal and weights, with what an unbroken one found. Result files: `results/endurance.json` and `.md`.
+what it found, journal and weights, with what an unbroken one found; `kills on Ray` likewise, there also an actor, a
+rank or the fork server. Result files: `results/endurance.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -31,7 +33,7 @@ from torch import nn
 
 from benchmarks.rasda_report import RESULTS
 from benchmarks.scale import environment
-from hydro_rasda import TuneResult, choice, load, loguniform, tune, uniform
+from hydro_rasda import RASDAConfig, TuneResult, choice, load, loguniform, tune, uniform
 
 FILE = "endurance.json"
 GROWTH = 0.05
@@ -110,52 +112,103 @@ def trials(count: int, seconds: float) -> dict[str, Any]:
     return {"trials": begun, "checkpoints at most": most, "checkpoints left": left, **told}
 
 
-def kills(count: int, seconds: float) -> dict[str, Any]:
+def kills(count: int, seconds: float, on_ray: bool = False) -> dict[str, Any]:
     """Runs that are killed at random moments until they end, and whether they found what an unbroken one did."""
     rng, until = random.Random(0), time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        _started(folder, "whole").wait()
-        usual, whole = time.monotonic() - started, _found(Path(folder, "whole"))
-        done = runs = equal = orphans = 0
-        while done < count and time.monotonic() < until:
-            name, over = f"broken-{runs}", False
+    killed, orphans = Counter[str](), 0
+    with tempfile.TemporaryDirectory(prefix="e-") as name:  # Ray's sockets lie in it, whose paths may not be long
+        folder = Path(name)
+        (folder / "tmp").mkdir()
+        for run in ("warm", "whole"):  # the first measures how wide groups are best, and reads torch from the disk
+            started = time.monotonic()
+            _started(folder, run, on_ray).wait()
+        usual, whole = time.monotonic() - started, _found(folder / "whole")
+        runs = equal = 0
+        unequal: list[str] = []
+        while killed.total() < count and time.monotonic() < until:
+            run, over = f"broken-{runs}", False
             while not over:
-                process = _started(folder, name)
+                process = _started(folder, run, on_ray)
+                group = _Group(psutil.Process(process.pid))
                 try:
-                    over = process.wait(rng.uniform(0.3, 1.0) * usual if done < count else None) == 0
+                    over = process.wait(rng.uniform(0.3, 1.0) * usual if killed.total() < count else None) == 0
                 except subprocess.TimeoutExpired:
-                    done += _killed(psutil.Process(process.pid), rng)
+                    killed[group.kill_one(rng)] += 1
+                    group.note()
                     over = process.wait() == 0
-                orphans += _left(folder, name)
+                orphans += group.left()
             runs += 1
-            equal += _found(Path(folder, name)) == whole
-    return {"kills": done, "runs": runs, "equal": equal, "processes left behind": orphans}
+            same = _found(folder / run) == whole
+            equal += same
+            unequal += [] if same else [run]
+        files = [path.name for path in (folder / "tmp").glob("hydro_rasda*") if "checkpoint" in path.name]
+    told = {"kills": dict(killed), "runs": runs, "equal": equal, "processes left behind": orphans}
+    return told | {"checkpoints left in the temporary folder": len(files)}
 
 
-def _started(folder: str, name: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "benchmarks.endurance", "one", "--folder", folder, "--name", name]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def kills_on_ray(count: int, seconds: float) -> dict[str, Any]:
+    """The same on a Ray cluster of two workers: its actors, and the ranks of the finalist that has both at the end."""
+    return kills(count, seconds, on_ray=True)
 
 
-def _killed(driver: psutil.Process, rng: random.Random) -> int:
-    """Kill the driver, or one of the processes that it has forked; how many that were."""
-    try:
-        rng.choice([driver, *driver.children()]).send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-        return 0
-    return 1
+ON_RAY: dict[str, Any] = {
+    "backend": "ray",
+    "resources_per_worker": {"CPU": 1},
+    # With one finalist and trials that train each by itself, nothing depends on who is first.
+    "surrogate": 1,
+    "top_k": 1,
+    "fusion": 1,
+    "rasda": RASDAConfig(grace_period=3, max_workers=2),
+}
 
 
-def _left(folder: str, name: str) -> int:
-    """Processes of a run that still live seconds after its driver has ended."""
-    until = time.monotonic() + 5
-    while True:
-        lines = [" ".join(other.info["cmdline"] or ()) for other in psutil.process_iter(["cmdline"])]
-        alive = sum(folder in line and line.endswith(f"--name {name}") for line in lines)
-        if not alive or time.monotonic() > until:
-            return alive
-        time.sleep(0.1)
+def _started(folder: Path, name: str, on_ray: bool) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "benchmarks.endurance", "one", "--folder", str(folder), "--name", name]
+    environ = {**os.environ, "TMPDIR": str(folder / "tmp"), "RAY_USAGE_STATS_ENABLED": "0"}
+    with (folder / "said").open("ab") as said:
+        return subprocess.Popen([*command, *["--ray"] * on_ray], stdout=said, stderr=said, env=environ)
+
+
+class _Group:
+    """The processes of a run: its driver, those that it forked, and on Ray actors, fork servers and ranks."""
+
+    def __init__(self, driver: psutil.Process) -> None:
+        self._driver = driver
+        self._seen: set[psutil.Process] = set()
+
+    def note(self) -> dict[str, list[psutil.Process]]:
+        """Those that there are now, by what they are."""
+        found: dict[str, list[psutil.Process]] = {"driver": [self._driver], "child": [], "actor": [], "rank": []}
+        others = self._driver.children(recursive=True) if self._driver.is_running() else []
+        pids = {str(other.pid) for other in others}
+        for other in psutil.process_iter(["cmdline"]):
+            words = other.info["cmdline"] or [""]
+            if "hydro_rasda.backends.ray.fork_server" in words and words[-1] in pids:
+                found["rank"].append(other)  # forked of the fork server, or that itself
+        for other in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = other.cmdline() or [""]
+                if words[0].startswith("ray::") and "IDLE" not in words[0]:
+                    found["actor"].append(other)
+                elif words == self._driver.cmdline():
+                    found["child"].append(other)
+        self._seen |= {self._driver, *others, *found["rank"]}
+        return found
+
+    def kill_one(self, rng: random.Random) -> str:
+        """Kill one of them; what it was."""
+        found = {kind: those for kind, those in self.note().items() if those}
+        kind = rng.choice(sorted(found))
+        try:
+            rng.choice(found[kind]).send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return "none, as it had ended"
+        return kind
+
+    def left(self) -> int:
+        """How many of all that were seen still live long after the driver has ended."""
+        _, alive = psutil.wait_procs(self._seen, timeout=15)
+        return len([other for other in alive if other.is_running() and other.status() != psutil.STATUS_ZOMBIE])
 
 
 def _found(folder: Path) -> tuple[Any, ...]:
@@ -176,7 +229,12 @@ def temporary(folder: Path) -> Any:
         tempfile.tempdir = before
 
 
-MEASURES = {"searches": (searches, 100), "trials": (trials, 10_000), "kills": (kills, 100)}
+MEASURES = {
+    "searches": (searches, 100),
+    "trials": (trials, 10_000),
+    "kills": (kills, 50),
+    "kills on Ray": (kills_on_ray, 50),
+}
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -184,7 +242,8 @@ def markdown(result: dict[str, Any]) -> str:
     about = result["environment"]
     where = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['versions']['torch']}."
     told = (
-        "The aims are 100 searches, 10,000 trials and 100 kills; a row with less than it was asked for ran out of time."
+        "The aims are 100 searches, 10,000 trials and 100 kills over both backends; a row with less than it was asked "
+        "for ran out of time."
     )
     lines = ["# Endurance", "", f"{where} {told}", ""]
     for name, row in result["rows"].items():
@@ -201,9 +260,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--name", help=argparse.SUPPRESS)
+    parser.add_argument("--ray", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.rows == ["one"]:
-        search(Path(given.folder), given.name)
+        search(Path(given.folder), given.name, **(ON_RAY if given.ray else {}))
         return
     path = given.out / FILE
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": {}}

@@ -146,7 +146,7 @@ def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[st
             continue
         kind, content = receive(head)
         if kind == "hello":
-            pid = content
+            pid, heard = content, time.monotonic()
         elif kind == "store":
             actors.start(content, *order)
         elif kind == "report":

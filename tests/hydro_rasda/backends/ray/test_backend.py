@@ -116,6 +116,24 @@ def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) ->
     assert again.cost.target_epochs == result.cost.target_epochs
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_finished_runs_winner_whose_weights_are_damaged_trains_again(
+    ray8: None, quick: Quick, tmp_path: Path, gone: bool
+) -> None:
+    """The others stay as they are, and stopped; on as many workers as before, it comes to the same."""
+    settings: dict[str, Any] = {"num_samples": 6, "max_t": 4, "fusion": 1, "rasda": RASDAConfig(max_workers=1)}
+    whole = quick(**on_devices(4), **settings)
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"target.trial-{whole.best_trial}.*")
+    weights = whole.best_model().state_dict()
+    checkpoint.unlink() if gone else checkpoint.write_bytes(b"?" * 1000)
+    again = quick(**on_devices(4), **settings)
+    assert (again.best_trial, again.best_metric, again.finished) == (whole.best_trial, whole.best_metric, True)
+    assert [trial.epochs for trial in again.trials] == [trial.epochs for trial in whole.trials]
+    for name, value in again.best_model().state_dict().items():
+        assert torch.equal(value, weights[name])
+
+
 class Straggler(nn.Module):
     """An MLP that, after some steps, waits for a unit of the journal, but not for ever."""
 

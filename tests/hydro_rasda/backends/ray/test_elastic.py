@@ -15,6 +15,7 @@ from ray import tune
 from ray.tune.result_grid import ResultGrid
 
 from hydro_rasda import JournalEntry, RASDAScheduler, elastic, read_journal
+from hydro_rasda.training import pace
 from tests.hydro_rasda.backends.ray import trainables
 from tests.hydro_rasda.backends.ray.trainables import linear
 
@@ -111,6 +112,25 @@ def test_the_message_names_trial_rank_and_host(trials: ResultGrid, fault: str, w
     text = Path(result.path, "error.txt").read_text()
     for word in [f"trial {result.metrics['trial_id']}: rank 1 of 2 on {socket.gethostname()}", *words]:
         assert word in text
+
+
+@pytest.mark.slow
+def test_a_rank_that_nobody_waits_for_is_ended_where_it_hangs(
+    ray8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "PATIENCE", 2)  # before it is pickled for the trial
+    tuner = tune.Tuner(
+        elastic(linear, data=trainables.data(), timeout_s=1, checkpoint_every=1),
+        param_space={"fault": "hangs", "folder": str(tmp_path)},
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path), name="run", verbose=0, failure_config=tune.FailureConfig(max_failures=1)
+        ),
+    )
+    (result,) = tuner.fit()
+    assert result.metrics is not None
+    assert result.metrics["training_iteration"] == 4
+    assert "rank 0 of 1" in (text := Path(result.path, "error.txt").read_text())
+    assert "it was ended as it hung: no iteration was over for" in text
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def linear(worker: Worker) -> None:
 def _fault(worker: Worker) -> None:
     fault = worker.config.get("fault")
     marker = Path(worker.config["folder"], f"{worker.trial}-faulted")
-    if fault is None or worker.rank != 1 or worker.iteration != 1 or marker.exists():
+    if fault is None or worker.rank != min(1, worker.world_size - 1) or worker.iteration != 1 or marker.exists():
         return
     marker.touch()
     if fault == "dies":
