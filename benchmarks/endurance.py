@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -101,7 +101,7 @@ def trials(count: int, seconds: float) -> dict[str, Any]:
             if type(event).__name__ == "CheckpointSaved":
                 readings.append({**held(files), "checkpoints": len(list(checkpoints.glob("*.pt")))})
 
-        settings = {"num_samples": count, "max_t": 9, "fusion": 32, "checkpoint_every": None}
+        settings = {"num_samples": count, "max_t": 3, "fusion": 32, "checkpoint_every": None}
         result = search(Path(folder), "run", **settings, callbacks=[look], time_budget_s=seconds)
         left = len(list(checkpoints.glob("*.pt")))
     begun = sum(trial.status != "not begun" for trial in result.trials)
@@ -115,7 +115,7 @@ def trials(count: int, seconds: float) -> dict[str, Any]:
 def kills(count: int, seconds: float, on_ray: bool = False) -> dict[str, Any]:
     """Runs that are killed at random moments until they end, and whether they found what an unbroken one did."""
     rng, until = random.Random(0), time.monotonic() + seconds
-    killed, orphans = Counter[str](), 0
+    killed, orphans, agents = Counter[str](), 0, set[psutil.Process]()
     with tempfile.TemporaryDirectory(prefix="e-") as name:  # Ray's sockets lie in it, whose paths may not be long
         folder = Path(name)
         (folder / "tmp").mkdir()
@@ -137,10 +137,12 @@ def kills(count: int, seconds: float, on_ray: bool = False) -> dict[str, Any]:
                     group.note()
                     over = process.wait() == 0
                 orphans += group.left()
+                agents |= group.agents
             runs += 1
             same = _found(folder / run) == whole
             equal += same
             unequal += [] if same else [run]
+        orphans += _alive(agents, 120)
         files = [path.name for path in (folder / "tmp").glob("hydro_rasda*") if "checkpoint" in path.name]
     told = {"kills": dict(killed), "runs": runs, "equal": equal, "processes left behind": orphans}
     return told | {"checkpoints left in the temporary folder": len(files)}
@@ -175,6 +177,8 @@ class _Group:
     def __init__(self, driver: psutil.Process) -> None:
         self._driver = driver
         self._seen: set[psutil.Process] = set()
+        self.agents: set[psutil.Process] = set()
+        """Of Ray's own, which look for the processes that they serve now and then, and end half a minute after them."""
 
     def note(self) -> dict[str, list[psutil.Process]]:
         """Those that there are now, by what they are."""
@@ -188,7 +192,9 @@ class _Group:
         for other in others:
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = other.cmdline() or [""]
-                if words[0].startswith("ray::") and "IDLE" not in words[0]:
+                if words[0].strip() in ("ray::DashboardAgent", "ray::RuntimeEnvAgent"):
+                    self.agents.add(other)
+                elif words[0].startswith("ray::") and "IDLE" not in words[0]:
                     found["actor"].append(other)
                 elif words == self._driver.cmdline():
                     found["child"].append(other)
@@ -206,9 +212,14 @@ class _Group:
         return kind
 
     def left(self) -> int:
-        """How many of all that were seen still live long after the driver has ended."""
-        _, alive = psutil.wait_procs(self._seen, timeout=15)
-        return len([other for other in alive if other.is_running() and other.status() != psutil.STATUS_ZOMBIE])
+        """How many of those that were seen still live seconds after the driver has ended."""
+        return _alive(self._seen - self.agents, 15)
+
+
+def _alive(processes: Iterable[psutil.Process], seconds: float) -> int:
+    """How many of these there are after so long."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return len([other for other in alive if other.is_running() and other.status() != psutil.STATUS_ZOMBIE])
 
 
 def _found(folder: Path) -> tuple[Any, ...]:

@@ -23,7 +23,8 @@ from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import failure_line
 from hydro_rasda.stages.unread import Unread, build_noting, unread_of
 from hydro_rasda.training.deaths import Deaths, failure
-from hydro_rasda.training.forks import Died, map_forked
+from hydro_rasda.training.forks import Died, Notify, imap_forked
+from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 
 
@@ -41,9 +42,9 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
         digest can train as one model. Its lines say which keys of each configuration nothing reads.
     """
     if children:
-        found = _found(problem, evenly(trials, children), children, Deaths())
+        found = _found(problem, evenly(trials, children), Pace(), Deaths())
     else:
-        found, _ = _kinds_of(problem, trials, doing)
+        found, _ = _kinds_of(problem, trials, doing or Doing())
     lines: list[JournalLine] = []
     for trial in trials:
         unread = found[trial.number].unread
@@ -53,21 +54,34 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
     return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
 
 
-def _found(problem: Problem, parts: Sequence[Sequence[Trial]], children: int, deaths: Deaths) -> dict[int, _Kind]:
-    """By trial, its kind. A part whose process dies is built once more, then in halves: so the culprit fails alone."""
+def _found(problem: Problem, parts: Sequence[Sequence[Trial]], pace: Pace, deaths: Deaths) -> dict[int, _Kind]:
+    """By trial, its kind; of parts that are built beside each other, in a process each.
+
+    A part whose process dies, or hangs, is built again, in the end without the trial that it was at.
+    """
     found: dict[int, _Kind] = {}
-    for part, given in zip(parts, map_forked([partial(_kinds_of, problem, part) for part in parts], children)):
-        if not isinstance(given, Died):
+    reached = {at: part[0].number for at, part in enumerate(parts)}
+    died: dict[int, str] = {}
+    pieces = [partial(_built, problem, part, at) for at, part in enumerate(parts)]
+    for at, given in imap_forked(pieces, 1, reached.__setitem__, pace):
+        if isinstance(given, Died):
+            died[at] = given.how
+        else:
             kinds, plans = given
             found |= kinds
             problem.plans.update(plans)
-        elif deaths.again(tuple(trial.number for trial in part)):
-            found |= _found(problem, [part], children, deaths)
-        elif len(part) > 1:
-            found |= _found(problem, evenly(part, 2), children, deaths)
-        else:
-            found[part[0].number] = _Kind(error=failure(given.how, "built"))
+    for at, how in died.items():
+        again = parts[at]
+        if not deaths.again(reached[at]):
+            found[reached[at]] = _Kind(error=failure(how, "built"))
+            again = [trial for trial in again if trial.number != reached[at]]
+        if again:
+            found |= _found(problem, [again], pace, deaths)
     return found
+
+
+def _built(problem: Problem, trials: Sequence[Trial], part: int, notify: Notify) -> tuple[dict[int, _Kind], Plans]:
+    return _kinds_of(problem, trials, Doing(), partial(notify, part))
 
 
 ALIKE = 4
@@ -102,12 +116,14 @@ class _Seen:
     times: int = 1
 
 
-def _kinds_of(problem: Problem, trials: Sequence[Trial], doing: Doing | None = None) -> tuple[dict[int, _Kind], Plans]:
+def _kinds_of(
+    problem: Problem, trials: Sequence[Trial], doing: Doing, notify: Notify = lambda number: None
+) -> tuple[dict[int, _Kind], Plans]:
     """By trial, its kind; and how models were made narrower, which another process would not know."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
-    doing = doing or Doing()
     for trial in trials:
+        notify(trial.number)
         what = f"building trial {trial.number}"
         if how := doing.blamed(what):
             found[trial.number] = _Kind(error=failure(how, "built"))

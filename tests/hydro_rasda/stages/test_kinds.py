@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.stages.kinds import ALIKE, find_kinds
+from hydro_rasda.training import pace
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp, refuses_some
 
 
@@ -166,3 +168,23 @@ def test_what_an_objective_reads_splits_kinds_unless_it_is_a_float(problem: Prob
     assert len(set(kinds[:-1])) == 1
     assert kinds[-1] != kinds[0]
     assert len(set(find_kinds(problem, trials(*configs), 1).value.values())) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked on Linux alone")
+def test_a_trial_whose_model_is_built_without_end_fails_alone(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "PATIENCE", 1)
+    monkeypatch.setattr(pace, "LEAST_PATIENCE_S", 1.0)
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        if "hangs" in config:
+            threading.Event().wait()
+        return mlp(config, width_ratio)
+
+    given = trials({}, {}, {"hangs": True}, {}, {})
+    unit = find_kinds(replace(problem, model_fn=model_fn), given, children=2)
+    assert set(unit.value) == {0, 1, 3, 4}
+    (failed,) = [line for line in unit.lines if line["event"] == "failed"]
+    assert failed["trial"] == 2
+    assert "the process that built it died 2 times: it was ended as it hung" in failed["error"]
