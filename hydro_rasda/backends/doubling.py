@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
+from hydro_rasda.backends.temporary import make_folder, owner, remove_left
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import TargetOutcome, TargetTask
 from hydro_rasda.data import Shard
@@ -72,6 +73,7 @@ class DoublingPool(DevicePool):
         each_its_own = len({*where}) == len(where) and all(device.type == "cuda" for device in where)
         self._through: Literal["gloo", "nccl"] = "nccl" if each_its_own else "gloo"
         self._ranks: list[_Ranks] = []
+        remove_left()
 
     def idle(self) -> Sequence[int]:
         held = {number for ranks in self._ranks for number in ranks.devices}
@@ -118,7 +120,7 @@ class DoublingPool(DevicePool):
 
     def _begin(self, task: TargetTask, devices: Sequence[int]) -> None:
         run, number, world = self._run, task.number, len(devices)
-        ranks = _Ranks(task, devices, Path(tempfile.mkdtemp(prefix="hydro_rasda-")))
+        ranks = _Ranks(task, devices, Path(make_folder(owner(os.getpid()))))
         self._ranks.append(ranks)
         sources = [task.source] if task.source is not None else []
         given = Given({number: run.trials[number]}, self._load(sources), run.seconds_left("target"), self._count)

@@ -28,7 +28,7 @@ from ray.tune.schedulers import TrialScheduler
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
 from hydro_rasda.backends.ray.ranks import Ending, RankActors, blame
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
-from hydro_rasda.backends.ray.temporary import owner
+from hydro_rasda.backends.temporary import owner
 from hydro_rasda.checks import check_choice, check_function, check_int, is_number, require
 from hydro_rasda.training.pace import Pace
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hydro_rasda.backends.ray.temporary import make_folder
+from hydro_rasda.backends.temporary import make_folder
 from hydro_rasda.training.worker import Saving, State, Worker
 
 CHECKPOINT_FILE = "worker.pt"

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import RASDAScheduler, RescaledLR, elastic
 from hydro_rasda.backends.ray.rank_worker import RankWorker
-from hydro_rasda.backends.ray.temporary import owner
+from hydro_rasda.backends.temporary import owner
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hydro_rasda.backends.ray.temporary import make_folder, owner, remove_left
+from hydro_rasda.backends.temporary import make_folder, owner, remove_left
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
@@ -27,7 +27,7 @@ def test_only_what_the_dead_left_is_removed(temporary: Path) -> None:
         left = Path(make_folder(owner(actor.pid)))
         (left / "worker.pt").touch()
         (mine := Path(make_folder(owner(os.getpid())))).joinpath("worker.pt").touch()
-        others = [temporary / name for name in ("hydro_rasda-0-abc", "hydro_rasda-checkpoint-x", "checkpoint-1-1-a")]
+        others = [temporary / name for name in ("hydro_rasda-0-abc", "hydro_rasda-of-x", "checkpoint-1-1-a")]
         for other in others:
             other.mkdir()
         remove_left()
@@ -49,6 +49,6 @@ def test_a_link_is_not_followed(temporary: Path) -> None:
     target = temporary / "kept"
     target.mkdir()
     (target / "precious").touch()
-    (temporary / "hydro_rasda-checkpoint-999999999-1-x").symlink_to(target)
+    (temporary / "hydro_rasda-of-999999999-1-x").symlink_to(target)
     remove_left()
     assert (target / "precious").exists()

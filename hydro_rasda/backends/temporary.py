@@ -1,6 +1,6 @@
-"""Folders for checkpoints on their way to Ray, each named for the process that removes it when they have arrived.
+"""Temporary folders for checkpoints on their way and for ranks that meet, each named for the process that removes it.
 
-What is killed removes nothing: whichever fork server starts or ends on the node next does so in its place.
+What is killed removes nothing: whatever next uses such folders on the machine does so in its place.
 Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic` gives.
 """
 
@@ -15,7 +15,7 @@ from ray import cloudpickle
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-_PREFIX = "hydro_rasda-checkpoint-"
+_PREFIX = "hydro_rasda-of-"
 
 
 def owner(pid: int) -> str:
