@@ -24,7 +24,8 @@ check: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Strictly: a link that leads nowhere, or a name that is gone, is an error. The site is build/site/index.html.
+# Strictly: a link that leads nowhere, or a name that is gone, is an error. The site is
+# build/site/index.html; to search it, serve it: python -m http.server -d build/site.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

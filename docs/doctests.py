@@ -10,6 +10,8 @@ class DoctestsAsExamples(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         docstring = obj.docstring
+        if docstring is not None:
+            docstring.value = docstring.value.replace("\nExample:\n", "\nExamples:\n")
         if docstring is None or "\n>>> " not in f"\n{docstring.value}":
             return
         before, _, doctests = f"\n{docstring.value}".partition("\n>>> ")
