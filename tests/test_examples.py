@@ -95,3 +95,13 @@ def test_adapters_over_one_base(tmp_path: Path) -> None:
     assert best, done.stdout
     assert int(best[2]) == int(best[1]) * 2 * (2 * (64 + 64) + 2 * (64 + 128))
     assert float(best[3]) < 1
+
+
+@pytest.mark.slow
+def test_a_lightning_module_as_it_is(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "lightning_digits.py"), "--runs", str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"^best learning rate \S+: validation accuracy ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert best, done.stdout
+    assert float(best[1]) > 0.9

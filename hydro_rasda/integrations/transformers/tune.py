@@ -14,8 +14,9 @@ from transformers import PretrainedConfig, TrainingArguments
 
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_is, require
+from hydro_rasda.integrations.loaders import Collator
 from hydro_rasda.integrations.transformers.arguments import metric_of, unfollowed, warmup_of
-from hydro_rasda.integrations.transformers.data import Collator, collator, loaders
+from hydro_rasda.integrations.transformers.data import collator, loaders
 from hydro_rasda.integrations.transformers.models import model_function
 from hydro_rasda.integrations.transformers.objective import trainer_objective
 from hydro_rasda.integrations.transformers.result import TrainerResult, make_trainer_result

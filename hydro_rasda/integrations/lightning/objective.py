@@ -1,0 +1,77 @@
+"""A module's steps as an objective: what it logs are the metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from hydro_rasda.data import Batch
+from hydro_rasda.integrations.lightning import optimizers
+from hydro_rasda.objective import OptimizerSettings
+
+
+def metric_name(logged: str, part: str) -> str:
+    """A logged name without the part of the data that it begins with: "val_acc", "val/acc" and "acc" are "acc"."""
+    for separator in "_/":
+        logged = logged.removeprefix(f"{part}{separator}")
+    return logged.replace("/", "_")
+
+
+@dataclass(frozen=True)
+class StepObjective:
+    """`training_step` while the module trains, else `validation_step`; and its own optimizer.
+
+    Attributes:
+        examples: To train on.
+        epochs: `trainer.max_epochs`.
+        drop_last: Whether a smaller last batch is left out.
+    """
+
+    examples: int
+    epochs: int
+    drop_last: bool
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        assert isinstance(model, LightningModule)
+        part = "train" if model.training else "val"
+        with _recorded(model, part) as metrics:
+            returned = model.training_step(batch, 0) if model.training else model.validation_step(batch, 0)
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        if isinstance(loss, Tensor):
+            metrics["loss"] = loss
+        if "loss" not in metrics:
+            step = "training_step" if model.training else "validation_step"
+            got = f"{step}() returns {type(returned).__name__} and logs {sorted(metrics)}"
+            raise ValueError(f"{got}, but must return the loss, or log it as '{part}_loss'")
+        return metrics
+
+    def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
+        """See `optimizers.optimizer_settings`."""
+        assert isinstance(model, LightningModule)
+        batches = self.examples / config["batch_size"]
+        steps = self.epochs * (math.floor(batches) if self.drop_last else math.ceil(batches))
+        return optimizers.optimizer_settings(model, config, self.epochs, steps)
+
+
+@contextmanager
+def _recorded(model: LightningModule, part: str) -> Iterator[dict[str, Tensor]]:
+    """What a module logs meanwhile."""
+    found: dict[str, Tensor] = {}
+
+    def log(name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
+        if reduce_fx not in ("mean", torch.mean):
+            raise ValueError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): metrics are averaged over the examples")
+        found[metric_name(name, part)] = torch.as_tensor(value)
+
+    vars(model)["log"] = log
+    try:
+        yield found
+    finally:
+        del vars(model)["log"]

@@ -1,0 +1,166 @@
+"""`tune_module()`: what Lightning's `Trainer` trains, tuned."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+from fusion.streams import preserved_generators
+from hydro_rasda.checks import check_is, require
+from hydro_rasda.integrations.lightning.modules import (
+    PRECISIONS,
+    eval_loader,
+    train_loader,
+    unfollowed,
+    unfollowed_by,
+    unfollowed_loader,
+)
+from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
+from hydro_rasda.integrations.lightning.optimizers import Unfollowed
+from hydro_rasda.problem import takes_width_ratio
+from hydro_rasda.run.result import TuneResult
+from hydro_rasda.space import check_space, sample
+from hydro_rasda.tuner import tune
+from surrogate import shrink
+
+DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "max_t", "precision")
+
+
+@dataclass(frozen=True)
+class LightningResult:
+    """The outcome of `tune_module`.
+
+    Attributes:
+        tuned: The run: all trials, their curves, the report.
+        config: The best configuration, with the keys of the space.
+    """
+
+    tuned: TuneResult
+    config: dict[str, Any]
+
+    def module(self) -> LightningModule:
+        """The trained module, in evaluation mode, for a `Trainer` to validate, test or train on."""
+        module = self.tuned.best_model()
+        assert isinstance(module, LightningModule)
+        return module
+
+
+def tune_module(
+    module_fn: Callable[..., LightningModule],
+    space: Mapping[str, Any],
+    *,
+    trainer: Trainer,
+    train_dataloaders: Any = None,
+    val_dataloaders: Any = None,
+    datamodule: LightningDataModule | None = None,
+    monitor: str = "val_loss",
+    **options: Any,
+) -> LightningResult:
+    """Find good hyperparameters for a `LightningModule`, and train it with them.
+
+    `training_step`, `validation_step` and `configure_optimizers` are the module's own: a batch goes through them as it
+    is, several models at once (`torch.func.vmap`), so that no step can branch on a tensor's values or call `.item()`.
+    What `self.log` is given is averaged over the examples of an epoch. Optimizers may be SGD, Adam or AdamW, with
+    groups of different learning rates and weight decays, and a scheduler that is a function of the step. `batch_idx` is
+    0, and so are `current_epoch` and `global_step`; in `configure_optimizers`, `trainer.estimated_stepping_batches` and
+    `trainer.max_epochs` are what they are for `Trainer`.
+
+    Args:
+        module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made
+            narrower by `surrogate.shrink`, or, where that fails, swept at its full width, which is said.
+        space: Ray Tune domains; all reach `module_fn`. `batch_size` is the loaders', which keep theirs without it.
+        trainer: Its `max_epochs`, `gradient_clip_val` and `precision` hold; it trains nothing.
+        train_dataloaders: A DataLoader.
+        val_dataloaders: Likewise.
+        datamodule: In place of both.
+        monitor: What trials are compared by: a name that `validation_step` logs.
+        options: Other arguments of `tune`, such as `num_samples`, `mode`, `surrogate`, `backend` or `name`. `ema` is 0
+            where it is left out, as `Trainer` averages no weights.
+
+    Raises:
+        ValueError: before any work, for what cannot be followed, all of it listed: callbacks, hooks that are
+            overridden, manual optimization, optimizers, schedulers and settings of the trainer; and as `tune`.
+    """
+    check_is("trainer", trainer, Trainer)
+    check_space(space)
+    given = [name for name in DECIDED if name in options]
+    require(not given, given[0] if given else "", "given", "left out: trainer, module and loaders decide it")
+    if datamodule is not None:
+        both = train_dataloaders is None and val_dataloaders is None
+        require(both, "datamodule", type(datamodule).__name__, "the only data: leave the loaders out")
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        train_dataloaders, val_dataloaders = datamodule.train_dataloader(), datamodule.val_dataloader()
+    refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
+    refused += unfollowed_loader("val_dataloaders", val_dataloaders)
+    refused += unfollowed_by(trainer)
+    made = {**_constants(trainer, train_dataloaders), **space}
+    with preserved_generators():
+        config = sample(made, 1, 0)[0]
+        module = _first(module_fn, config)
+        refused += unfollowed(module)
+        if not refused:
+            train, validation = train_loader(train_dataloaders), eval_loader(val_dataloaders)
+            objective = StepObjective(len(train.dataset), trainer.max_epochs or 1, train.drop_last)
+            try:
+                objective.optimizer_settings(module, config)
+            except Unfollowed as error:
+                refused.append(f"{type(module).__name__}.configure_optimizers(): {error}")
+        if refused:
+            raise ValueError("tune_module() cannot follow:\n- " + "\n- ".join(refused))
+        width = options.pop("surrogate", 1 / 8)
+        if not takes_width_ratio(module_fn):
+            width = _width(module, width, objective, next(iter(validation(1))))
+    chosen: dict[str, Any] = {"ema": 0.0, "precision": PRECISIONS[str(trainer.precision)], "surrogate": width}
+    tuned = tune(
+        module_fn,
+        made,
+        train_data=train,
+        val_data=validation,
+        objective=objective,
+        metric=f"val_{metric_name(monitor, 'val')}",
+        max_t=trainer.max_epochs or 1,
+        **{**chosen, **options},
+    )
+    return LightningResult(tuned, {name: tuned.best_config[name] for name in space})
+
+
+def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
+    """Keys that the library reads, where the space has none of them; the module's own optimizer replaces the rate."""
+    clip = trainer.gradient_clip_val or None
+    return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
+
+
+def _first(module_fn: Callable[..., LightningModule], config: dict[str, Any]) -> LightningModule:
+    wide = {} if not takes_width_ratio(module_fn) else {"width_ratio": 1.0}
+    try:
+        named = "width_ratio" in inspect.signature(module_fn).parameters
+        module = module_fn(config, **wide) if named else module_fn(config, *wide.values())
+    except Exception as error:
+        raise ValueError(f"`module_fn` fails for {config!r} with {type(error).__name__}: {error}") from error
+    require(isinstance(module, LightningModule), "module_fn", type(module).__name__, "one that makes a LightningModule")
+    return module
+
+
+def _width(module: LightningModule, width: Any, objective: StepObjective, batch: Any) -> Any:
+    """The width ratio that was asked for; 1, which is said, where the module cannot be made so narrow."""
+    if not isinstance(width, float) or not 0 < width < 1:
+        return width
+    calls: list[Any] = []
+    handle = module.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
+    try:
+        with torch.no_grad():
+            objective(module.eval(), batch)
+        handle.remove()
+        shrink(module, width, calls[0])
+    except Exception as error:
+        told = "its steps do not call it" if not calls else str(error).splitlines()[0]
+        warnings.warn(f"the module is swept at its full width (`surrogate=1`), not at {width:g}: {told}", stacklevel=3)
+        return 1
+    return width

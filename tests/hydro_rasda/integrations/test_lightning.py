@@ -1,0 +1,232 @@
+"""`tune_module` against `lightning.Trainer` alone: the same weights from the same module."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from hydro_rasda import choice, loguniform
+from hydro_rasda.integrations.lightning import LightningResult, tune_module
+
+pytestmark = [
+    pytest.mark.usefixtures("one_process"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(52, 8, generator=GENERATOR, dtype=torch.float64)
+Y = (X[:, :3] * X[:, 3:6]).argmax(1)
+TRAIN = DataLoader(TensorDataset(X, Y), 8)
+VALIDATION = DataLoader(TensorDataset(X[:21], Y[:21]), 9)
+
+Configure = Callable[["Classifier"], Any]
+
+
+class Classifier(pl.LightningModule):
+    """Two layers, or as many units as a width leaves."""
+
+    def __init__(self, config: dict[str, Any], configure: Configure, width: int = 16) -> None:
+        super().__init__()
+        self.save_hyperparameters({"config": config})
+        self.body = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.head = nn.Linear(width, 3)
+        self.rate: float = config["rate"]
+        self.configure = configure
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x))
+        return logits
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        logits = self(batch[0])
+        accuracy = (logits.argmax(1) == batch[1]).float().mean()
+        self.log_dict({"val_loss": F.cross_entropy(logits, batch[1]), "val_acc": accuracy}, prog_bar=True)
+
+    def configure_optimizers(self) -> Any:
+        return self.configure(self)
+
+
+def adam(module: Classifier) -> Any:
+    return torch.optim.Adam(module.parameters(), module.rate)
+
+
+def by_epoch(module: Classifier) -> Any:
+    optimizer = torch.optim.SGD(module.parameters(), 10 * module.rate, momentum=0.9, nesterov=True, weight_decay=0.01)
+    return [optimizer], [StepLR(optimizer, 2, 0.1)]
+
+
+def by_step(module: Classifier) -> Any:
+    """One cycle over all steps; the head learns faster, and biases do not decay."""
+    weights = [p for p in module.body.parameters() if p.ndim > 1]
+    biases = [p for p in module.body.parameters() if p.ndim == 1]
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": 0.3, "lr": module.rate},
+        {"params": biases, "weight_decay": 0.0, "lr": module.rate},
+        {"params": [*module.head.parameters()], "weight_decay": 0.3, "lr": 5 * module.rate},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.95))
+    most = [float(group["lr"]) for group in groups]
+    steps = int(module.trainer.estimated_stepping_batches)
+    scheduler = OneCycleLR(optimizer, most, total_steps=steps, cycle_momentum=False)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def seeded(configure: Configure) -> Callable[[dict[str, Any]], Classifier]:
+    def module_fn(config: dict[str, Any]) -> Classifier:
+        torch.manual_seed(0)
+        return Classifier(config, configure).double()
+
+    return module_fn
+
+
+def trainer(**changes: Any) -> pl.Trainer:
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    arguments: dict[str, Any] = {"max_epochs": 3, "accelerator": "cpu", **dict.fromkeys(off, False), **changes}
+    return pl.Trainer(**arguments)
+
+
+def tuned(module_fn: Any, folder: Path, space: dict[str, Any] | None = None, **changes: Any) -> LightningResult:
+    defaults: dict[str, Any] = {"num_samples": 3, "top_k": 1, "keep": "last", "progress": False, "surrogate": 1}
+    defaults |= {"train_dataloaders": TRAIN, "val_dataloaders": VALIDATION, "trainer": trainer()}
+    space = {"rate": loguniform(1e-3, 1e-1)} if space is None else space
+    return tune_module(module_fn, space, **{**defaults, "storage_path": folder, "name": "run", **changes})
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("configure", [adam, by_epoch, by_step])
+def test_equal_to_trainer_alone(configure: Configure, clip: float | None, tmp_path: Path) -> None:
+    """The winner's sweep, fused with two others, and its full-size training after that."""
+    module_fn = seeded(configure)
+    result = tuned(module_fn, tmp_path, fusion=3, trainer=trainer(gradient_clip_val=clip))
+    alone = module_fn(result.config)
+    by_itself = trainer(gradient_clip_val=clip)
+    by_itself.fit(alone, TRAIN, VALIDATION)
+    ours, start = dict(result.module().named_parameters()), dict(module_fn(result.config).named_parameters())
+    for name, value in alone.named_parameters():
+        assert (value - ours[name]).norm() <= 1e-6 * (value - start[name]).norm(), name
+    (measured,) = by_itself.validate(result.module(), VALIDATION, verbose=False)
+    assert measured["val_loss"] == pytest.approx(result.tuned.best_metric, rel=1e-5)
+    last = result.tuned.trials[result.tuned.best_trial].history[-1]
+    assert last["val_acc"] == pytest.approx(measured["val_acc"])
+
+
+class Data(pl.LightningDataModule):
+    """The same data."""
+
+    def setup(self, stage: str) -> None:
+        self.train = TensorDataset(X.float(), Y)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.train, 8, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return VALIDATION_FLOAT
+
+
+VALIDATION_FLOAT = DataLoader(TensorDataset(X[:21].float(), Y[:21]), 9)
+
+
+def test_a_module_is_made_narrower_and_compared_by_what_it_logs(tmp_path: Path) -> None:
+    def module_fn(config: dict[str, Any]) -> Classifier:
+        return Classifier(config, by_step)
+
+    space = {"rate": loguniform(1e-3, 1e-1), "batch_size": choice([4, 8])}
+    more: dict[str, Any] = {"datamodule": Data(), "train_dataloaders": None, "val_dataloaders": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = tuned(module_fn, tmp_path, space, **more, monitor="val_acc", mode="max", surrogate=1 / 2, keep="best")
+    assert result.config.keys() == space.keys()
+    module: Any = result.module()
+    assert module.body[0].out_features == 16
+    assert {trial.config["batch_size"] for trial in result.tuned.trials} <= {4, 8}
+
+
+class Peculiar(Classifier):
+    """Much that no fused group can follow."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config, adam)
+        self.automatic_optimization = False
+
+    def on_train_epoch_end(self) -> None: ...
+
+    def optimizer_step(self, *arguments: Any, **more: Any) -> None: ...
+
+
+def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: Path) -> None:
+    stops = EarlyStopping("val_loss")
+    unlike = trainer(limit_train_batches=0.5, precision="64-true", callbacks=[stops], accumulate_grad_batches=2)
+    with pytest.raises(ValueError, match=r"^tune_module\(\) cannot follow:\n") as raised:
+        tuned(Peculiar, tmp_path, trainer=unlike, val_dataloaders=[VALIDATION, VALIDATION])
+    assert str(raised.value).splitlines()[1:] == [
+        "- val_dataloaders: a list, but must be one DataLoader",
+        "- Trainer(limit_train_batches=0.5)",
+        "- Trainer(accumulate_grad_batches=2): use the key `accumulate` of the space",
+        "- Trainer(precision='64-true'): one of 32-true, 32, bf16-mixed",
+        "- EarlyStopping: a callback",
+        "- Peculiar.on_train_epoch_end(): it is overridden",
+        "- Peculiar.optimizer_step(): it is overridden",
+        "- Peculiar: its optimization is manual (`automatic_optimization=False`)",
+    ]
+    assert [*tmp_path.iterdir()] == []
+
+
+def rmsprop(module: Classifier) -> Any:
+    return torch.optim.RMSprop(module.parameters())
+
+
+def two(module: Classifier) -> Any:
+    return [adam(module), adam(module)]
+
+
+def plateau(module: Classifier) -> Any:
+    optimizer = adam(module)
+    return {"optimizer": optimizer, "lr_scheduler": ReduceLROnPlateau(optimizer), "monitor": "val_loss"}
+
+
+def cycling(module: Classifier) -> Any:
+    optimizer = adam(module)
+    return [optimizer], [{"scheduler": OneCycleLR(optimizer, 0.1, total_steps=21), "interval": "step"}]
+
+
+def uneven(module: Classifier) -> Any:
+    groups = [{"params": module.head.parameters(), "lr": 0.1}, {"params": module.body.parameters(), "lr": 1.0}]
+    optimizer = torch.optim.SGD(groups)
+    return [optimizer], [CosineAnnealingLR(optimizer, 3, eta_min=0.05)]
+
+
+def partial(module: Classifier) -> Any:
+    return torch.optim.SGD(module.head.parameters(), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("configure", "match"),
+    [
+        (rmsprop, "RMSprop: SGD, Adam and AdamW are followed"),
+        (two, "returns 2 optimizers: one is followed"),
+        (plateau, "ReduceLROnPlateau: it is no function of the step"),
+        (cycling, "OneCycleLR: it changes momenta, too"),
+        (uneven, "CosineAnnealingLR: groups change by different factors"),
+        (partial, "no group has the parameter 'body.0.bias': freeze it"),
+    ],
+)
+def test_optimizers_that_cannot_be_followed(configure: Configure, match: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=match):
+        tuned(seeded(configure), tmp_path)
