@@ -7,6 +7,7 @@ from fusion.dry_run import FusionWarning, Obstacle, dry_run
 from fusion.graph import GraphedStep, GraphWarning
 from fusion.guard import OutOfMemoryGuard
 from fusion.lora import pad_lora, trim_lora
+from fusion.loss_scale import LossScale
 from fusion.model import FusedModel
 from fusion.optim import OPTIMIZERS, FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
 from fusion.schedules import SCHEDULES, lr_factor
@@ -26,6 +27,7 @@ __all__ = [
     "FusionWarning",
     "GraphWarning",
     "GraphedStep",
+    "LossScale",
     "Obstacle",
     "OutOfMemoryGuard",
     "clip_grad_norm_",

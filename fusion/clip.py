@@ -12,6 +12,7 @@ from fusion.checks import require
 from fusion.members import member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim import native
+from fusion.rows import FlatParameters
 
 
 @torch.no_grad()
@@ -31,19 +32,14 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
     """
     check_fused(fused)
     limits = _limits(max_norm, fused.K)
-    parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
-    grads = [p.grad for p in parameters.values() if p.grad is not None]
+    grads, flat = gradients(fused)
     if not grads:
         return torch.zeros(fused.K)
-    if native.can_update(list(parameters.values()), fused.K):
-        norm_K1 = _norms(grads)
+    norm_K1 = _norms(grads)
+    if flat is None:
         limit_K1 = torch.tensor(limits, dtype=norm_K1.dtype)[:, None]
         unlimited_K1 = torch.isinf(limit_K1)
     else:
-        flat = fused.flat(parameters)
-        flat.gather(parameters)
-        grads = list(flat.gradients.by_dtype.values())
-        norm_K1 = _norms(grads)
         limit_K1 = flat.on_device(limits, norm_K1.dtype)
         unlimited_K1 = flat.on_device(tuple(map(math.isinf, limits)), torch.bool)
     # torch divides by norm + 1e-6 too; where nothing is to be clipped, inf / inf must not make a NaN.
@@ -52,6 +48,17 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
         scale = scale_K1.to(grad.dtype)
         grad.mul_(scale if grad.ndim == 2 else scale.view(-1, *(1,) * (grad.ndim - 1)))
     return norm_K1[:, 0]
+
+
+def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
+    """Where an update will read the gradients: as [K, ...] each, or in the rows of all parameters, as [K, N]."""
+    parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
+    grads = [p.grad for p in parameters.values() if p.grad is not None]
+    if not grads or native.can_update(list(parameters.values()), fused.K):
+        return grads, None
+    flat = fused.flat(parameters)
+    flat.gather(parameters)
+    return list(flat.gradients.by_dtype.values()), flat
 
 
 def _limits(max_norm: float | Sequence[float] | Tensor, K: int) -> tuple[float, ...]:

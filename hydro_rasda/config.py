@@ -21,11 +21,11 @@ from hydro_rasda.checks import (
 
 Mode = Literal["min", "max"]
 Keep = Literal["last", "best"]
-Precision = Literal["fp32", "tf32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Grow = Literal["due", "efficient"]
 
 KEEP: tuple[str, ...] = ("last", "best")
-PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16")
+PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16")
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
 GROW: tuple[str, ...] = ("due", "efficient")
@@ -148,8 +148,7 @@ class TuneConfig:
         rule = "None where `keep` is 'last': one that trained longer would win"
         require(self.stop_at is None or self.keep == "best", "stop_at", self.stop_at, rule)
         require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
-        rule = f"one of {PRECISIONS} (float16 would need its losses scaled)"
-        require(self.precision in PRECISIONS, "precision", self.precision, rule)
+        check_choice("precision", self.precision, PRECISIONS)
         graph = self.graph
         known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
         require(known, "graph", graph, "'auto', True or False")

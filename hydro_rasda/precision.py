@@ -10,27 +10,32 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from fusion import LossScale
 from hydro_rasda.config import Precision
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import Objective
 
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass(frozen=True)
 class Autocast:
-    """An objective whose matrix products and convolutions compute in bfloat16 (`torch.autocast`).
+    """An objective whose matrix products and convolutions compute in bfloat16 or float16 (`torch.autocast`).
 
-    What it returns is in float32, so that means and losses are summed there. bfloat16 has float32's range: no loss has
-    to be scaled, as float16's must.
+    What it returns is in float32, so that means and losses are summed there. bfloat16 has float32's range; of float16,
+    whoever trains has to scale the losses (`fusion.LossScale`).
 
     Attributes:
         objective: The user's.
+        dtype: What it computes in.
     """
 
     objective: Objective
+    dtype: torch.dtype = torch.bfloat16
 
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         tensor = next(chain(model.parameters(), model.buffers()), None)
-        with torch.autocast("cpu" if tensor is None else tensor.device.type, torch.bfloat16):
+        with torch.autocast("cpu" if tensor is None else tensor.device.type, self.dtype):
             metrics = self.objective(model, batch)
         if not isinstance(metrics, Mapping):
             return metrics  # refused by whoever checks what the user's objective returns
@@ -39,7 +44,12 @@ class Autocast:
 
 def in_precision(objective: Objective, precision: Precision) -> Objective:
     """The objective as it is to be computed."""
-    return Autocast(objective) if precision == "bf16" else objective
+    return Autocast(objective, _HALF[precision]) if precision in _HALF else objective
+
+
+def loss_scale(precision: Precision, K: int, device: torch.device) -> LossScale | None:
+    """A scale for the losses of each of K models, where gradients would else vanish."""
+    return LossScale(K, device) if precision == "fp16" else None
 
 
 def as_given(objective: Objective) -> Objective:

@@ -69,7 +69,7 @@ def tune(
     patience: int | None = None,
     stop_at: float | None = None,
     ema: float = 0.03,
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32",
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     graph: bool | Literal["auto"] = "auto",
     searcher: Searcher | None = None,
     sweep_rule: SweepRule | None = None,
@@ -162,8 +162,10 @@ def tune(
             step's weights and the averaged ones, which costs a second validation and memory for another copy of the
             weights; with `keep="last"`, or 0, nothing is averaged.
         precision: What models compute in, in the sweep and at full size. "bf16": matrix products and convolutions in
-            bfloat16 (`torch.autocast`), on a CPU, too; "tf32": those in TF32, on CUDA; "fp32" leaves torch as you have
-            set it. Weights, gradients, optimizer state and metrics stay in float32.
+            bfloat16 (`torch.autocast`), on a CPU, too; "fp16": those in float16, each trial with a loss scale of its
+            own, which grows and shrinks as in `torch.amp.GradScaler`: where gradients overflow, that trial alone leaves
+            the step out; "tf32": those in TF32, on CUDA; "fp32" leaves torch as you have set it. Weights, gradients,
+            optimizer state and metrics stay in float32.
         graph: Whether training steps are recorded as CUDA graphs and replayed, one launch for each batch (see
             `fusion.GraphedStep`): of fused groups, and of full-size models that train on one worker. "auto": on CUDA;
             True: likewise, and refused where there is no GPU; False: never. Where a step cannot be recorded, a

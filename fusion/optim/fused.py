@@ -128,8 +128,14 @@ class FusedOptimizer:
         self.fused.zero_grad()
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Update every parameter that has a gradient; like torch's, the others are left alone."""
+    def step(self, takes: Tensor | None = None) -> None:
+        """Update every parameter that has a gradient; like torch's, the others are left alone.
+
+        Args:
+            takes: [K] of booleans, on the members' device: who takes the step, as `LossScale.unscale` says; all if
+                None. Of the others nothing changes, their steps are not counted either, and their gradients must be
+                finite.
+        """
         if self.fused.K != self.K:
             raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
         stacked = self.fused.stacked
@@ -138,12 +144,12 @@ class FusedOptimizer:
         present = [name for name in self.names if stacked[name].grad is not None]
         if not present:
             return
-        self._count(present)
-        with self._left_alone(stacked):
+        self._count(present, takes)
+        with self._left_alone(stacked, takes):
             if native.can_update([stacked[name] for name in self.names], self.K):
-                self._step_members(stacked, present)
+                self._step_members(stacked, present, takes)
             else:
-                self._step_rows(stacked, present)
+                self._step_rows(stacked, present, takes)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
@@ -286,21 +292,22 @@ class FusedOptimizer:
         """Note which parameters have taken as many steps as each other."""
         self._history = numbered(map(tuple, self.steps_KP.T.tolist()))
 
-    def _count(self, present: Sequence[str]) -> None:
-        """Count a step for parameters that have a gradient."""
+    def _count(self, present: Sequence[str], takes: Tensor | None) -> None:
+        """Count a step for parameters that have a gradient, of members that take it."""
+        taken: Tensor | int = 1 if takes is None else takes[:, None].to(self.steps_KP.dtype)
         if len(present) == len(self.names):
-            self.steps_KP += 1
+            self.steps_KP += taken
             return
         taking = set(present)
 
         def increment_P() -> Tensor:  # noqa: N802
             return torch.tensor([float(name in taking) for name in self.names]).to(self.steps_KP)
 
-        self.steps_KP += kept(self._increments, tuple(present), increment_P)
+        self.steps_KP += kept(self._increments, tuple(present), increment_P) * taken
         self._history = numbered((h, name in taking) for h, name in zip(self._history, self.names))
 
     @contextmanager
-    def _left_alone(self, stacked: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    def _left_alone(self, stacked: Mapping[str, nn.Parameter], takes: Tensor | None) -> Iterator[None]:
         """Undo a step for members that have no gradient of a parameter where others have one."""
         without = {name: ks for name, ks in self.fused.unreached().items() if name in self._index}
         saved = {n: [t[ks] for t in (stacked[n], *self._moments_of(n))] for n, ks in without.items()}
@@ -308,11 +315,12 @@ class FusedOptimizer:
         for name, ks in without.items():
             for tensor, before in zip_longest((stacked[name], *self._moments_of(name)), saved[name]):
                 tensor[ks] = 0 if before is None else before
-            self.steps_KP[ks, self._index[name]] -= 1
+            self.steps_KP[ks, self._index[name]] -= 1 if takes is None else takes[ks].to(self.steps_KP.dtype)
         if without:
             self._compare_histories()
 
-    def _step_members(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str]) -> None:
+    def _step_members(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
+        stay = set() if takes is None else {k for k, taken in enumerate(takes.tolist()) if not taken}
         factors = self.lr_factor_K.tolist()
         lr_KP = (self._lr_KP * self.lr_factor_K[:, None]).tolist()
         decay_KP, steps_KP = self._decay_KP.tolist(), self.steps_KP.tolist()
@@ -325,7 +333,8 @@ class FusedOptimizer:
                     k = run.start + r
                     slots[r].append(native.Slot(p, g.contiguous(), own, lr_KP[k][i], decay_KP[k][i], steps_KP[k][i]))
             for r, hp in enumerate(run.members):
-                native.update(hp, slots[r], factors[run.start + r])
+                if run.start + r not in stay:
+                    native.update(hp, slots[r], factors[run.start + r])
 
     def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """A parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
@@ -333,14 +342,15 @@ class FusedOptimizer:
         assert parameter.grad is not None
         return [parameter, parameter.grad, *(self._moment(key).parts[name] for key in run.moments)]
 
-    def _step_rows(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str]) -> None:
+    def _step_rows(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
         flat = self.fused.flat(self.names)
         flat.gather({name: stacked[name] for name in self.names})
         factor_K1 = self.lr_factor_K[:, None]
         for tile in self._tiles_of(present, flat.values.layout):
             moments = [self._moment(key) for key in tile.run.moments]
             stored = [rows.by_dtype[tile.segment.dtype] for rows in (flat.values, flat.gradients, *moments)]
-            tile.update(stored, self.steps_KP.narrow(1, self._index[tile.segment.names[0]], 1), factor_K1)
+            steps_K1 = self.steps_KP.narrow(1, self._index[tile.segment.names[0]], 1)
+            tile.update(stored, steps_K1, factor_K1, None if takes is None else takes[:, None])
         for name in present:
             # What autograd has kept for a backward pass is no longer what it was.
             increment_version(stacked[name])

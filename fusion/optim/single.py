@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusion.checks import check_mapping, is_number, require
 from fusion.keys import lr_factors
@@ -72,6 +72,33 @@ def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
             group = {**group, "lr": float(group["lr"]), **own}
         groups.append(group)
     return {**state_dict, "param_groups": groups}
+
+
+def let_skip(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer that `optimizer` made update by torch's one-pass kernels, where `step_if` need not wait."""
+    for group in optimizer.param_groups:
+        group["fused"] = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
+        if group.get("momentum") and not group["dampening"]:
+            # A first step that is left out would leave momentum without a value; from 0 it comes to the same.
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def step_if(takes: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()` where `takes` holds, a boolean on its device; else nothing changes, nor counts of steps.
+
+    The one-pass kernels read it on the device, by the protocol of `torch.amp.GradScaler`. Where there are none, and for
+    the first step of SGD with dampening, the host reads it.
+    """
+    first = not optimizer.state and any(group.get("dampening") for group in optimizer.param_groups)
+    if not first and all(group["fused"] for group in optimizer.param_groups):
+        optimizer.found_inf = (~takes).float().reshape(())  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+    elif bool(takes):
+        optimizer.step()
 
 
 def torch_optimizer(

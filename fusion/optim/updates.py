@@ -7,8 +7,30 @@ torch.optim's single-tensor code, with constants folded to save passes over memo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
+
+_NEUTRAL = {
+    "lr": 0.0,
+    "momentum": 1.0,
+    "gain": 0.0,
+    "step_size": 0.0,
+    "eps": 1.0,
+    "one_minus_beta1": 0.0,
+    "one_minus_beta2": 0.0,
+    "shrink": 1.0,
+}
+"""Coefficients with which parameters and moments stay as they are, if the gradient is finite."""
+
+
+def for_those(takes_B1: Tensor, coefficients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """The coefficients with which only those members change for whom `takes_B1` holds."""
+    return {
+        name: c if c is None or name not in _NEUTRAL else torch.where(takes_B1, c, _NEUTRAL[name])
+        for name, c in coefficients.items()
+    }
 
 
 def sgd(

@@ -43,18 +43,23 @@ class Tile:
         self._constants = self._rounded(run.constants(decay_RG))
 
     @torch.no_grad()
-    def update(self, stored: Sequence[Tensor], steps_K1: Tensor, factor_K1: Tensor) -> None:
+    def update(
+        self, stored: Sequence[Tensor], steps_K1: Tensor, factor_K1: Tensor, takes_K1: Tensor | None = None
+    ) -> None:
         """Apply the rule of the run, in place.
 
         Args:
             stored: Parameter, gradient and moments, [K, N] each.
             steps_K1: Steps so far, the coming one included.
             factor_K1: The schedule's factor.
+            takes_K1: Who takes the step; all if None.
         """
         run, segment = self.run, self.segment
         own = [_rows(t, run.start, run.stop) for t in (steps_K1, factor_K1)]
         changing = run.coefficients(self._lr_RG, self._decoupled_RG, *own)
         coefficients = {**self._constants, **self._rounded(changing)}
+        if takes_K1 is not None:
+            coefficients = updates.for_those(_rows(takes_K1, run.start, run.stop), coefficients)
         tensors = [_columns(_rows(t, run.start, run.stop), segment.start, segment.stop) for t in stored]
         R, n = tensors[0].shape
         step = max(1, block(tensors[0].device) // max(1, n))

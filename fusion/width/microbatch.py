@@ -57,6 +57,7 @@ def backward(
     parts: int = 1,
     weight: float = 1.0,
     apart: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    scaled: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Gradients of the mean loss over a batch, added up part by part; activations are those of one part.
 
@@ -69,6 +70,7 @@ def backward(
         parts: How many parts to split the batch into.
         weight: What the loss is multiplied by besides.
         apart: Entered for each part but the last, such as DDP's `no_sync`: gradients are averaged once.
+        scaled: What is done to the losses before, such as `LossScale.apply`.
 
     Returns:
         The means over the whole batch, detached.
@@ -78,7 +80,7 @@ def backward(
         with nullcontext() if last else apart():
             means = objective(part)
             loss = means["loss"] if share * weight == 1 else means["loss"] * (share * weight)
-            loss.sum().backward()
+            (loss if scaled is None else scaled(loss)).sum().backward()
         return means
 
     return _over_parts(learn, batch, parts)

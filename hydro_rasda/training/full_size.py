@@ -9,6 +9,7 @@ from typing import Any
 
 from hydro_rasda.contracts import EpochMetrics, History, Span, TargetOutcome, TargetTask
 from hydro_rasda.data import ALONE, Shard
+from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.graph import records
 from hydro_rasda.training.learners import SingleLearner
@@ -20,8 +21,9 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
     """A trial's full-size model, to be trained on one rank or several."""
     settings, model = problem.settings, problem.target(trial)
     ema = settings.ema if settings.keep == "best" else 0.0
+    scale = loss_scale(settings.precision, 1, problem.device)
     graph = records(problem)
-    return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema, graph=graph)
+    return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema, graph=graph, scale=scale)
 
 
 def train_target(

@@ -30,6 +30,7 @@ from fusion.width.microbatch import backward, can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import scalars
+from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.training.graph import recorded, records
@@ -61,6 +62,7 @@ class FusedLearner:
         factors = multipliers(settings[0], modules[0], problem.settings.surrogate)
         self.optimizer = fused_optimizer(self.fused, self._configs, **factors)
         self._objective = problem.objective
+        self._scale = loss_scale(problem.settings.precision, self.fused.K, problem.device)
         self._max_t = problem.settings.max_t
         self._scheduled: tuple[int, float] | None = None
         self._graph = recorded(self._update, self.fused, self.optimizer) if records(problem) else None
@@ -81,11 +83,16 @@ class FusedLearner:
 
     def _update(self, batch: Batch) -> Mapping[str, Tensor]:
         self.optimizer.zero_grad()
-        metrics = backward(self._metrics, batch, self.micro_batches)
+        scale = self._scale
+        scaled = None if scale is None else scale.apply
+        metrics = backward(self._metrics, batch, self.micro_batches, scaled=scaled)
+        takes = None if scale is None else scale.unscale(self.fused)
         norms = [read(config, "grad_clip") for config in self._configs]
         if any(norms):
             clip_grad_norm_(self.fused, [norm or math.inf for norm in norms])
-        self.optimizer.step()
+        self.optimizer.step(takes)
+        if scale is not None and takes is not None:
+            scale.update(takes)
         return metrics
 
     def _schedule(self, epoch: float, steps: float) -> None:
@@ -107,13 +114,16 @@ class FusedLearner:
         return scalars(self.fused.map(self._objective, batch))
 
     def state(self) -> State:
-        """Weights, buffers and optimizer state of all members."""
-        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Weights, buffers and optimizer state of all members; in float16, their loss scales."""
+        scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
+        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict(), **scale}
 
     def load(self, state: Mapping[str, Any], positions: Sequence[int] | None = None) -> None:
         """Go on from what `state` gave: from its members at these positions, by default from all of them."""
         self.fused.load_state_dict(state["model"], members=positions)
         self.optimizer.load_state_dict(state["optimizer"], members=positions)
+        if self._scale is not None:
+            self._scale.load_state_dict(state["loss_scale"], members=positions)
         self._scheduled = None
 
     def load_copies(self, state: Mapping[str, Any], positions: Sequence[int]) -> None:
@@ -125,19 +135,26 @@ class FusedLearner:
     def member_state(self, position: int) -> State:
         """One member's weights, buffers and optimizer state, as `SingleLearner` loads them."""
         module = self.fused.unfuse(position)
-        return {"model": module.state_dict(), "optimizer": self.optimizer.unfuse(position, module).state_dict()}
+        state = {"model": module.state_dict(), "optimizer": self.optimizer.unfuse(position, module).state_dict()}
+        if self._scale is not None:
+            state["loss_scale"] = {name: of_K[[position]] for name, of_K in self._scale.state_dict().items()}
+        return state
 
     def keep(self, positions: Sequence[int]) -> None:
         """Drop all members but these."""
         if list(positions) != list(range(len(self._configs))):
             self.fused.keep(positions)
             self.optimizer.keep(positions)
+            if self._scale is not None:
+                self._scale.keep(positions)
             self._configs = [self._configs[p] for p in positions]
 
     def concat(self, other: FusedLearner) -> None:
         """Take in another learner's members, after its own."""
         self.fused.concat(other.fused)
         self.optimizer.concat(other.optimizer)
+        if self._scale is not None and other._scale is not None:
+            self._scale.concat(other._scale)
         self._scheduled = None
         self._configs += other._configs
 

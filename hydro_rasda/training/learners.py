@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fusion import GraphedStep, lr_factor, optimizer
+from fusion import GraphedStep, LossScale, lr_factor, optimizer
 from fusion.keys import read
-from fusion.optim.single import as_written, made_recordable
+from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.config import Mode
@@ -61,6 +61,7 @@ class SingleLearner:
         shard: Which rank this is; the default process group holds as many as there are.
         ema: Share of a full training's steps over which weights are averaged besides; 0 for none.
         graph: Whether steps are recorded, which the device must be able to; on several ranks they are not.
+        scale: Of the loss, where the objective computes in float16.
 
     Attributes:
         noise: Of `joint`, where it is measured.
@@ -76,10 +77,13 @@ class SingleLearner:
         ema: float = 0.0,
         *,
         graph: bool = False,
+        scale: LossScale | None = None,
     ) -> None:
-        self.model, self.shard = model, shard
+        self.model, self.shard, self._scale = model, shard, scale
         settings = optimizer_settings(objective, model, config)
         self.optimizer = optimizer(model, settings.config, **multipliers(settings, model, 1))
+        if scale is not None:
+            let_skip(self.optimizer)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._graph: GraphedStep | None = None
         if graph and shard.world == 1 and _is_dense(model):
@@ -136,17 +140,24 @@ class SingleLearner:
         return metrics
 
     def _update(self, batch: Batch, weight: float = 1.0) -> dict[str, Tensor]:
+        scale = self._scale
         self.optimizer.zero_grad(set_to_none=True)
+        scaled = None if scale is None else scale.apply
         if self._joint is None:
-            metrics = backward(self._metrics, batch, self._parts)
+            metrics = backward(self._metrics, batch, self._parts, scaled=scaled)
         else:
             if self.noise is not None:
-                self.noise.expect(batch_length(batch), weight)
-            metrics = backward(self._joint, batch, self._parts, weight, self._joint.no_sync)
+                self.noise.expect(batch_length(batch), weight, None if scale is None else scale.scale_K)
+            metrics = backward(self._joint, batch, self._parts, weight, self._joint.no_sync, scaled)
+        takes = None if scale is None else scale.unscale_module(self.model)
         max_norm = read(self._config, "grad_clip")
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-        self.optimizer.step()
+        if scale is None or takes is None:
+            self.optimizer.step()
+        else:
+            step_if(takes, self.optimizer)
+            scale.update(takes)
         return _as_vectors(metrics)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -191,6 +202,8 @@ class SingleLearner:
         more: dict[str, Any] = {} if self._best is None else {"best": self._best}
         if self._average is not None:
             more["average"] = self._average.state()
+        if self._scale is not None:
+            more["loss_scale"] = self._scale.state_dict()
         return {"model": self.model.state_dict(), "optimizer": as_written(self.optimizer.state_dict()), **more}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -199,6 +212,8 @@ class SingleLearner:
         self._best = state.get("best")
         if self._average is not None and "average" in state:
             self._average.load(state["average"])
+        if self._scale is not None:
+            self._scale.load_state_dict(state["loss_scale"])
         own = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
         if self._graph is not None:

@@ -57,6 +57,7 @@ class GradientNoise:
         self._signal = self._noise = 0.0
         self._measured = False
         self._share: tuple[float, float] | None = None
+        self._scale: Tensor | None = None
         self.unsized = False
         self._steps: list[_Step] = []
         self._seen = 0.0
@@ -77,14 +78,15 @@ class GradientNoise:
             return math.nan
         return max(0.0, self._noise) / self._signal if self._signal > 0 else math.inf
 
-    def expect(self, examples: int, weight: float = 1.0) -> None:
+    def expect(self, examples: int, weight: float = 1.0, scale: Tensor | None = None) -> None:
         """Says what this rank's next gradients are of; under DDP, before each backward pass where it changes.
 
         Args:
             examples: Whose mean loss is differentiated.
             weight: What that is multiplied by: the rank's share of all examples, times the ranks. 0 for a filler.
+            scale: What all ranks multiply it by besides, a number on the device; None for 1.
         """
-        self._share = float(examples), weight
+        self._share, self._scale = (float(examples), weight), scale
 
     def add(self, small: float, of: float, big: float, out_of: float) -> None:
         """Takes in a step.
@@ -153,11 +155,12 @@ class GradientNoise:
             examples, weight = self._share
             self._keep(_Step(examples, examples * self._world / weight if weight else math.inf, weight))
         step = self._steps[-1]
-        step.own.append(_squared_norm(own))
+        scale = self._scale
+        step.own.append(_squared_norm(own, scale))
 
         def averaged(future: torch.futures.Future[list[Tensor]]) -> Tensor:
             (mean,) = future.value()
-            step.averaged.append(_squared_norm(mean))
+            step.averaged.append(_squared_norm(mean, scale))
             return mean
 
         # As `allreduce_hook`, with one call back into Python instead of two.
@@ -185,8 +188,8 @@ class GradientNoise:
         return torch.nn.utils.get_total_norm(gradients).square()
 
 
-def _squared_norm(tensor: Tensor) -> Tensor:
-    """Summed in 32 bits at least."""
+def _squared_norm(tensor: Tensor, scale: Tensor | None) -> Tensor:
+    """Of what was multiplied by `scale`; summed in 32 bits at least."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
-    squared: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype).square()
-    return squared
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
+    return (norm if scale is None else norm / scale.squeeze()).square()

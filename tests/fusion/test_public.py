@@ -17,6 +17,7 @@ def test_public_names() -> None:
         "FusionWarning",
         "GraphWarning",
         "GraphedStep",
+        "LossScale",
         "Obstacle",
         "OutOfMemoryGuard",
         "clip_grad_norm_",

@@ -69,7 +69,7 @@ _WITHOUT_EFFECT_PREFIXES = ("logging_", "save_", "hub_", "push_to_hub_", "tracki
 """They change what is printed, saved, sent or compiled, or how fast a step is, not what it computes."""
 
 _REASONS = {
-    "fp16": "each trial would need a loss scale of its own: use `bf16`",
+    "fp16": "use `bf16`; float16 is `tune`'s own `precision='fp16'`",
     "max_steps": "a training has whole epochs: use `num_train_epochs`",
     "optim_args": "optimizers have torch's defaults",
     "auto_find_batch_size": "the batch size is a hyperparameter",

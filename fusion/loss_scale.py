@@ -1,0 +1,130 @@
+"""Losses scaled so that float16 gradients do not vanish: a scale for each member, which none shares.
+
+Micikevicius et al., "Mixed precision training" (2018), section 3.2, with the dynamic scale of `torch.amp.GradScaler`.
+One scale for all would have each member's overflow skip everyone's step, and follow the worst of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion.checks import check_mapping, require
+from fusion.clip import gradients
+from fusion.members import member_indices, member_rows
+from fusion.model import FusedModel
+
+INITIAL, INTERVAL = 2.0**16, 2000
+"""`GradScaler`'s: the first scale, and after how many steps without an overflow it doubles."""
+
+LARGEST = 2.0**24
+"""A scale stays within this and its inverse: of a member that has diverged it would else become 0, or inf."""
+
+
+class LossScale:
+    """A dynamic loss scale for each of K members; all stays on the device, and no step waits for it.
+
+        scale = LossScale(K, device)
+        scale.apply(loss_K).sum().backward()
+        takes_K = scale.unscale(fused)              # gradients are the loss's own again: clip them now
+        optimizer.step(takes_K)                     # members whose gradients are not finite stay as they are
+        scale.update(takes_K)
+
+    Args:
+        K: Number of members.
+        device: Where they are.
+
+    Attributes:
+        scale_K: [K], powers of two, in float32.
+        steps_K: [K], steps since the last overflow or growth.
+    """
+
+    def __init__(self, K: int, device: torch.device | str = "cpu") -> None:
+        require(isinstance(K, int) and K >= 1, "K", K, "an integer >= 1")
+        self.scale_K = torch.full((K,), INITIAL, device=device)
+        self.steps_K = torch.zeros(K, dtype=torch.int32, device=device)
+
+    @property
+    def K(self) -> int:  # noqa: N802
+        """The number of members."""
+        return len(self.scale_K)
+
+    def apply(self, loss_K: Tensor) -> Tensor:
+        """Losses [K], or that of a single member, times their scales."""
+        return loss_K * self.scale_K.view(loss_K.shape).to(loss_K.dtype)
+
+    @torch.no_grad()
+    def unscale(self, fused: FusedModel) -> Tensor:
+        """Divide the members' gradients by their scales.
+
+        Args:
+            fused: After `backward`.
+
+        Returns:
+            [K] of booleans: whose gradients are finite. Those of the others are set to 0.
+        """
+        grads = [grad for grad in gradients(fused)[0] if grad.numel()]
+        takes_K = torch.ones_like(self.scale_K, dtype=torch.bool)
+        for grad in grads:
+            takes_K &= torch.linalg.vector_norm(grad.reshape(len(grad), -1), math.inf, dim=1).isfinite()
+        for grad in grads:
+            along = (-1, *(1,) * (grad.ndim - 1))
+            grad.mul_(self.scale_K.reciprocal().to(grad.dtype).view(along)).masked_fill_(~takes_K.view(along), 0.0)
+        return takes_K
+
+    @torch.no_grad()
+    def unscale_module(self, module: nn.Module) -> Tensor:
+        """The same for a module by itself (K = 1), whose gradients are left as they are where one is not finite.
+
+        Under DDP all ranks have one gradient, and come to the same.
+        """
+        overflow = torch.zeros_like(self.scale_K)
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        if grads:
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, overflow, self.scale_K.reciprocal())
+        return overflow == 0
+
+    @torch.no_grad()
+    def update(self, takes_K: Tensor) -> None:
+        """Halve the scales of members that overflowed; double those that have not for `INTERVAL` steps.
+
+        Args:
+            takes_K: What `unscale` returned.
+        """
+        self.steps_K += 1
+        grows_K = self.steps_K >= INTERVAL
+        self.scale_K *= torch.where(takes_K, torch.where(grows_K, 2.0, 1.0), 0.5)
+        self.scale_K.clamp_(1 / LARGEST, LARGEST)
+        self.steps_K.masked_fill_(grows_K | ~takes_K, 0)
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
+        chosen = member_indices(indices, self.K)
+        self.scale_K, self.steps_K = member_rows(self.scale_K, chosen), member_rows(self.steps_K, chosen)
+
+    def concat(self, other: LossScale) -> None:
+        """Append the members of `other`, as `FusedModel.concat` does."""
+        require(isinstance(other, LossScale), "other", other, "a LossScale")
+        self.scale_K = torch.cat([self.scale_K, other.scale_K.to(self.scale_K.device)])
+        self.steps_K = torch.cat([self.steps_K, other.steps_K.to(self.steps_K.device)])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What `load_state_dict` restores."""
+        return {"scale": self.scale_K.clone(), "steps": self.steps_K.clone()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None) -> None:
+        """Restore what `state_dict` returned; of `members` alone, in that order, if given.
+
+        Raises:
+            ValueError: where that is another number of members.
+        """
+        check_mapping("state_dict", state_dict, "scale", "steps")
+        K = len(state_dict["scale"])
+        chosen = list(range(K)) if members is None else member_indices(members, K, "members")
+        require(len(chosen) == self.K, "state_dict", f"of {len(chosen)} members", f"of {self.K}")
+        self.scale_K.copy_(member_rows(state_dict["scale"], chosen))
+        self.steps_K.copy_(member_rows(state_dict["steps"], chosen))
