@@ -29,6 +29,7 @@ PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16")
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
 GROW: tuple[str, ...] = ("due", "efficient")
+STRATEGIES: tuple[str, ...] = ("ddp", "fsdp")
 MOST_TRIALS = 1_000_000
 """More configurations than that are a mistake: they would not fit memory."""
 MOST_WORKERS = 1024
@@ -62,6 +63,10 @@ class RASDAConfig:
             above this; 0 for any. It is its history's `scaling_efficiency`, of step times.
         batch_over_noise: With "efficient", a survivor's batch is at most so many times its gradient noise scale (its
             history's `gradient_noise_scale`, measured on two or more workers); inf for any.
+        strategy: What several workers hold of a model: "ddp", all of it, each; "fsdp", each a part of every parameter,
+            gradient and optimizer state, for models that fit no single one (FSDP2). Entries of an `nn.ModuleList` are
+            put together one at a time, as they compute; they must compute by their `forward`. Checkpoints are the
+            same. With float16, "ddp" alone.
     """
 
     grace_period: int | None = None
@@ -74,6 +79,7 @@ class RASDAConfig:
     grow: Grow = "due"
     least_efficiency: float = 0.5
     batch_over_noise: float = 1.0
+    strategy: Literal["ddp", "fsdp"] = "ddp"
 
     def __post_init__(self) -> None:
         check_int("rasda.grace_period", self.grace_period, at_least=1, optional=True)
@@ -89,6 +95,7 @@ class RASDAConfig:
             check_choice("rasda.lr_rule", rule, LR_RULES)
         require(is_number(self.wait) and 0 <= self.wait < math.inf, "rasda.wait", self.wait, "a finite number >= 0")
         check_choice("rasda.grow", self.grow, GROW)
+        check_choice("rasda.strategy", self.strategy, STRATEGIES)
         least, most = self.least_efficiency, self.batch_over_noise
         require(is_number(least) and 0 <= least < 1, "rasda.least_efficiency", least, "a number in [0, 1)")
         check_number("rasda.batch_over_noise", most, above=0)
@@ -149,6 +156,8 @@ class TuneConfig:
         require(self.stop_at is None or self.keep == "best", "stop_at", self.stop_at, rule)
         require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
         check_choice("precision", self.precision, PRECISIONS)
+        scaled_apart = self.precision == "fp16" and self.rasda.strategy == "fsdp"
+        require(not scaled_apart, "precision", self.precision, "another one with rasda.strategy 'fsdp'")
         graph = self.graph
         known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
         require(known, "graph", graph, "'auto', True or False")

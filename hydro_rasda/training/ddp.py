@@ -48,6 +48,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     steps = problem.train_data.steps(global_batch_size) or 0
     warmup_epochs = read(trial.config, "rescale_warmup_epochs")
     worker.rescale(learner.optimizer, rule, round(warmup_epochs * steps))
+    worker.gathers = learner.sharded
     learner.noise = worker.measure(learner.joint, learner.optimizer)
     span = Span(worker.iteration, problem.settings.max_t)
     began = time.perf_counter()

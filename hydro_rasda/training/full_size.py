@@ -22,8 +22,8 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
     settings, model = problem.settings, problem.target(trial)
     ema = settings.ema if settings.keep == "best" else 0.0
     scale = loss_scale(settings.precision, 1, problem.device)
-    graph = records(problem)
-    return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema, graph=graph, scale=scale)
+    how: dict[str, Any] = {"graph": records(problem), "scale": scale, "sharded": settings.rasda.strategy == "fsdp"}
+    return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema, **how)
 
 
 def train_target(

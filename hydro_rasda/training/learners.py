@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from hydro_rasda.training.best import bettered
 from hydro_rasda.training.graph import recorded
 from hydro_rasda.training.noise import GradientNoise
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.sharding import apart, split, split_like, whole
 
 
 class Learner(Protocol):
@@ -62,6 +63,7 @@ class SingleLearner:
         ema: Share of a full training's steps over which weights are averaged besides; 0 for none.
         graph: Whether steps are recorded, which the device must be able to; on several ranks they are not.
         scale: Of the loss, where the objective computes in float16.
+        sharded: Whether several ranks split the model between them, see `sharding`; else each has all of it (DDP).
 
     Attributes:
         noise: Of `joint`, where it is measured.
@@ -78,9 +80,18 @@ class SingleLearner:
         *,
         graph: bool = False,
         scale: LossScale | None = None,
+        sharded: bool = False,
     ) -> None:
         self.model, self.shard, self._scale = model, shard, scale
         settings = optimizer_settings(objective, model, config)
+        self.sharded = sharded and shard.world > 1
+        self._joint: DistributedDataParallel | _Joint | None = None
+        if self.sharded:
+            self._joint = _Joint(model, objective)
+            split(self._joint, shard.world, next(model.parameters()).device)
+        elif shard.world > 1:
+            # Which parameters a step uses may differ from step to step, as with stochastic depth.
+            self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
         self.optimizer = optimizer(model, settings.config, **multipliers(settings, model, 1))
         if scale is not None:
             let_skip(self.optimizer)
@@ -95,10 +106,6 @@ class SingleLearner:
         self._average = Average(partial(trained_tensors, model)) if ema else None
         self.noise: GradientNoise | None = None
         self._parts: int = read(self._config, "accumulate")
-        self._joint: DistributedDataParallel | None = None
-        if shard.world > 1:
-            # Which parameters a step uses may differ from step to step, as with stochastic depth.
-            self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
 
     @property
     def joint(self) -> nn.Module:
@@ -148,7 +155,7 @@ class SingleLearner:
         else:
             if self.noise is not None:
                 self.noise.expect(batch_length(batch), weight, None if scale is None else scale.scale_K)
-            metrics = backward(self._joint, batch, self._parts, weight, self._joint.no_sync, scaled)
+            metrics = backward(self._joint, batch, self._parts, weight, self._apart, scaled)
         takes = None if scale is None else scale.unscale_module(self.model)
         max_norm = read(self._config, "grad_clip")
         if max_norm is not None:
@@ -161,7 +168,14 @@ class SingleLearner:
         return _as_vectors(metrics)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
-        return _as_vectors(evaluate_parts(partial(self._objective, self.model), batch, self._parts, 0))
+        joint = self._joint
+        objective = partial(joint, whole=True) if isinstance(joint, _Joint) else partial(self._objective, self.model)
+        return _as_vectors(evaluate_parts(objective, batch, self._parts, 0))
+
+    def _apart(self) -> AbstractContextManager[None]:
+        """Within it, gradients of several ranks are not averaged yet."""
+        assert self._joint is not None
+        return apart(self._joint) if isinstance(self._joint, _Joint) else self._joint.no_sync()
 
     def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
         return scalars(self._objective(self.model, batch))
@@ -191,31 +205,41 @@ class SingleLearner:
             score: The metric after them; one that is not finite is never the best.
             mode: Whether less or more of it is better.
         """
-        self._best = bettered(self._best, epoch, score, mode, self.model.state_dict)
+        self._best = bettered(self._best, epoch, score, mode, lambda: self._whole(self.model.state_dict()))
 
     def state(self) -> dict[str, Any]:
         """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`.
 
         Where epochs are remembered, "best" is the best of them: "epoch", "score", "model". Where weights are averaged,
         "average" is what to go on averaging from.
+
+        Of a split model, all ranks call it together; rank 0 gets it, whole.
         """
         more: dict[str, Any] = {} if self._best is None else {"best": self._best}
         if self._average is not None:
-            more["average"] = self._average.state()
+            more["average"] = self._whole(self._average.state())
         if self._scale is not None:
             more["loss_scale"] = self._scale.state_dict()
-        return {"model": self.model.state_dict(), "optimizer": as_written(self.optimizer.state_dict()), **more}
+        model, optimizer = self._whole(self.model.state_dict()), self._whole(as_written(self.optimizer.state_dict()))
+        return {"model": model, "optimizer": optimizer, **more}
+
+    def _whole(self, state: Any) -> Any:
+        return whole(state, self.shard.rank == 0) if self.sharded else state
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
-        self.model.load_state_dict(state["model"])
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self.model.load_state_dict(split_like(state["model"], named))
         self._best = state.get("best")
         if self._average is not None and "average" in state:
-            self._average.load(state["average"])
+            average = state["average"]
+            self._average.load({**average, "means": split_like(average["means"], named)})
         if self._scale is not None:
             self._scale.load_state_dict(state["loss_scale"])
         own = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": own})
+        updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        moments = {i: split_like(of, dict.fromkeys(of, updated[i])) for i, of in state["optimizer"]["state"].items()}
+        self.optimizer.load_state_dict({"state": moments, "param_groups": own})
         if self._graph is not None:
             self._graph.reset()
 
@@ -251,10 +275,12 @@ class _Joint(nn.Module):
         self._objective = objective
         some = next(p for p in model.parameters() if p.requires_grad)
         # DDP looks for unused parameters, and prints that it looked in vain where it finds none.
-        self.unused = nn.Parameter(torch.zeros((), dtype=some.dtype, device=some.device))
+        self.unused = nn.Parameter(torch.zeros(1, dtype=some.dtype, device=some.device))
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return scalars(self._objective(self.model, batch))  # in other mappings, DDP sees no tensors
+    def forward(self, batch: Batch, whole: bool = False) -> dict[str, Tensor]:
+        """The objective's metrics, by default without outputs and targets."""
+        metrics = self._objective(self.model, batch)
+        return dict(metrics) if whole else scalars(metrics)  # in other mappings, DDP sees no tensors
 
 
 def _is_dense(model: nn.Module) -> bool:

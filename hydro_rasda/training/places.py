@@ -119,6 +119,9 @@ class PlacedWorker(Worker):
         if self.left:
             raise Over
 
+    def _attend(self, saving: Saving, final: bool) -> None:
+        self.saving = saving
+
     def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
         self.saving = saving
         kept = {name: value for name, value in results.items() if name.startswith(METRICS) or name in HISTORY}
@@ -158,16 +161,18 @@ def train_target_on_ranks(
     try:
         problem = problem.with_settings(seed=task.seed)
         worker = PlacedWorker(problem, trial, task, state, place, should_stop, on_epoch)
-        with place.joined(), contextlib.suppress(Over):
-            if own_loop:
-                seed = derive_seed(task.seed, "full size", trial.number, task.span.start)
-                seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)
-                train_own_on_rank(worker)
-            else:
-                train_full_size(worker, problem.settings.rasda.lr_rule)
-        if worker.rank == 0 and worker.saving is None and state is None:
-            raise ValueError("`full_size` returned without a report, but must end each epoch with `worker.report(...)`")
-        reached = worker.saving() if callable(worker.saving) else worker.saving or state
+        with place.joined():
+            with contextlib.suppress(Over):
+                if own_loop:
+                    seed = derive_seed(task.seed, "full size", trial.number, task.span.start)
+                    seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)
+                    train_own_on_rank(worker)
+                else:
+                    train_full_size(worker, problem.settings.rasda.lr_rule)
+            if worker.rank == 0 and worker.saving is None and state is None:
+                rule = "must end each epoch with `worker.report(...)`"
+                raise ValueError(f"`full_size` returned without a report, but {rule}")
+            reached = worker.saving() if callable(worker.saving) else worker.saving or state
     except (Exception, SystemExit):
         return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
     more = {name: value for name, value in worker.saved(None).items() if name in ("rescaled", "measured") and value}

@@ -69,6 +69,8 @@ class Worker:
         self._noise: GradientNoise | None = None
         self.through: Callable[[int, Mapping[str, Any], Saving], tuple[dict[str, Any], Saving]] | None = None
         """Makes of a report what `tune` keeps."""
+        self.gathers = False
+        """Whether what gives the state has to be called by all ranks together."""
         self.last: int | None = None
         """The iteration that is `tune`'s last."""
         self._times: StepTimes | None = None
@@ -187,11 +189,17 @@ class Worker:
                 raise ValueError("`batch_size` is None, but must be given to `measure` where `batches` is not used")
             self._noise.settle(self.device)
         if self.rank > 0:
+            if self.gathers:
+                self._attend(state, final)
             return
         results = self._with_history(metrics)
         if self.through is not None:
             results, state = self.through(self.iteration, results, state)
         self._deliver(results, state, final or self.iteration == self.last)
+
+    def _attend(self, saving: Saving, final: bool) -> None:
+        """On the other ranks, where what rank 0 saves is gathered from all."""
+        raise NotImplementedError
 
     def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
         """Hand over what rank 0 reports."""

@@ -40,6 +40,10 @@ class RankWorker(Worker):
         self._connection.send(("report", (results, folder)))
         self._connection.recv()
 
+    def _attend(self, saving: Saving, final: bool) -> None:
+        if callable(saving) and (final or _due(self._job, self.iteration)):
+            saving()
+
     def _save(self, state: State | None) -> str:
         folder = make_folder(self._job["owner"])
         torch.save(self.saved(state), os.path.join(folder, CHECKPOINT_FILE))

@@ -1,0 +1,77 @@
+"""A full-size model split over its ranks: each holds a part of every parameter, its gradient and its optimizer state.
+
+FSDP2 (`torch.distributed.fsdp.fully_shard`), which puts the parameters of a part together while that computes. What is
+saved is whole, so that it can be split over any number of ranks, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
+
+
+def split(module: nn.Module, world: int, device: torch.device) -> None:
+    """Split a module over the ranks of the default process group, in place; each calls it.
+
+    The entries of its `nn.ModuleList`s, such as a transformer's layers, are put together one at a time, all else for as
+    long as the module computes.
+
+    Args:
+        module: On its device, with the same weights on all ranks; what computes with them is its `forward`.
+        world: Number of ranks.
+        device: Where it is.
+    """
+    mesh = init_device_mesh(device.type, (world,))
+    for lists in [part for part in reversed([*module.modules()]) if isinstance(part, nn.ModuleList)]:
+        for block in lists:
+            if next(block.parameters(), None) is not None:
+                fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+@contextmanager
+def apart(module: nn.Module) -> Iterator[None]:
+    """Within it, gradients of a split module add up on each rank, and are averaged later, as in DDP's `no_sync`."""
+    assert isinstance(module, FSDPModule)
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
+
+
+def whole(state: Any, keep: bool) -> Any:
+    """A state with its split tensors whole, on the CPU; each rank calls it.
+
+    Args:
+        state: Tensors and plain values in any nesting, the same on all ranks.
+        keep: Whether this rank is to have it; elsewhere None stands for each tensor. One at a time is put together.
+    """
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tensor = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
+        return tensor.detach().cpu() if keep else None
+
+    return tree_map(of, state)
+
+
+def split_like(values: Mapping[Any, Any], tensors: Mapping[Any, Tensor]) -> dict[Any, Any]:
+    """Whole tensors, split as those of the same names are; what has no such namesake, or another shape, stays whole."""
+
+    def of(name: Any, value: Any) -> Any:
+        like = tensors.get(name)
+        if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
+            return value
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+    return {name: of(name, value) for name, value in values.items()}

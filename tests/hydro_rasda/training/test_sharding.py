@@ -1,0 +1,111 @@
+"""Full-size models split over ranks (FSDP2) against one process with the same global batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hydro_rasda import RASDAConfig
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import Span
+from hydro_rasda.data import Shard
+from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.training.full_size import full_size_learner
+from tests.hydro_rasda.backends.ray.test_ddp import (
+    CONFIGS,
+    MAX_T,
+    assert_same,
+    one_process,
+    problem,
+    rank_reports,
+)
+from tests.hydro_rasda.ranks import on_ranks
+
+NAMES = ("sgd", "adamw", "clipped", "accumulated")
+CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}}
+
+
+class Layers(nn.Module):
+    """Doubles; two layers in a list, a buffer, and a parameter that no step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
+        self.out, self.unused = nn.Linear(5, 3), nn.Linear(2, 2)
+        self.register_buffer("mask", torch.tensor([True, True, False]))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        y: Tensor = self.out(x) * self.mask
+        return y
+
+
+def layers(config: dict[str, Any]) -> nn.Module:
+    return Layers()
+
+
+def split_problem() -> Problem:
+    return replace(problem(), model_fn=layers).with_settings(rasda=RASDAConfig(strategy="fsdp"))
+
+
+def trained(rank: int, world: int, max_t: int, name: str, checkpoint: str | None, workers: int) -> Any:
+    job = {"workers": workers, "checkpoint": checkpoint}
+    return rank_reports(rank, world, split_problem().with_settings(max_t=max_t), CASES[name], job)
+
+
+def parts(rank: int, world: int) -> Any:
+    """Of one learner, how large its own and the whole parameters are, and whether its state is whole."""
+    learner = full_size_learner(split_problem(), Trial(0, CASES["adamw"]), Shard(rank, world))
+    parameters = [p for p in learner.model.parameters() if isinstance(p, DTensor)]
+    sizes = sum(p.to_local().numel() for p in parameters), sum(p.numel() for p in parameters)
+    state = learner.state()["model"]
+    return sizes, {name: None if value is None else value.shape for name, value in state.items()}
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_that_split_a_model_train_as_one_process(world: int, name: str) -> None:
+    (reports, (saved,)), *others = on_ranks(world, trained, MAX_T, name, None, world)
+    history, weights = one_process(split_problem(), CASES[name], [(Span(0, MAX_T), 1)])
+    assert_same(reports, history)
+    assert saved["state"]["model"].keys() == weights.keys()
+    for parameter, value in weights.items():
+        torch.testing.assert_close(saved["state"]["model"][parameter], value, rtol=1e-11, atol=1e-13)
+    assert others == [([], [])] * (world - 1)
+
+
+def test_a_split_model_is_resized_at_a_checkpoint_and_by_either_strategy(tmp_path: Path) -> None:
+    """From two ranks to four with twice the batch; its checkpoint is that of a model that is not split."""
+    first, saved = on_ranks(2, trained, 1, "adamw", None, 2)[0]
+    torch.save(saved[-1], tmp_path / "worker.pt")
+    second, (last,) = on_ranks(4, trained, MAX_T, "adamw", str(tmp_path), 2)[0]
+    history, weights = one_process(split_problem(), CASES["adamw"], [(Span(0, 1), 1), (Span(1, MAX_T), 2)])
+    assert_same(first + second, history)
+    alone = full_size_learner(split_problem(), Trial(5, CASES["adamw"]))
+    alone.load(last["state"])
+    for name, value in alone.model.state_dict().items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-11, atol=1e-13)
+
+
+def test_each_rank_holds_its_part_alone_and_rank_0_saves_the_whole() -> None:
+    (sizes, whole), (others, none) = on_ranks(2, parts)
+    assert sizes[1] == others[1] == sum(p.numel() for p in Layers().parameters())
+    assert sizes[0] + others[0] == sizes[1]
+    assert 0.3 < sizes[0] / sizes[1] < 0.8
+    assert whole == {name: value.shape for name, value in Layers().state_dict().items()}
+    assert set(none.values()) == {None}
+
+
+def test_float16_is_refused_with_it() -> None:
+    with pytest.raises(ValueError, match=r"`precision` is 'fp16', but must be another one with rasda.strategy 'fsdp'"):
+        TuneConfig(precision="fp16", rasda=RASDAConfig(strategy="fsdp"))
+    with pytest.raises(ValueError, match=r"`rasda.strategy` is 'zero', but must be .*ddp.*fsdp"):
+        RASDAConfig(strategy="zero")  # type: ignore[arg-type]
