@@ -65,6 +65,9 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     if later != settings:
         rungs = f"at epoch {later.grace_period} of the sweep and {later.first_look} at full size"
         messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
+    if settings.surrogate < 1 and settings.num_samples <= settings.top_k:
+        few = f"all {settings.num_samples} configurations can become finalists, whatever their surrogates say"
+        messages.append(f"{few}: `surrogate=1` trains them at full size from the start")
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names, peak=found.peak)
     return Ready(problem, settings, found.parameters, messages)

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -77,6 +78,18 @@ def test_the_check_is_a_part_of_the_run(quick: Quick) -> None:
     assert first.transfer == again.transfer
     assert first.transfer is not None
     assert not math.isnan(first.transfer.rho)
+
+
+def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
+    def told(**settings: Any) -> list[str]:
+        said: list[str] = []
+        quick(callbacks=[lambda event: said.append(getattr(event, "text", ""))], max_t=1, **settings)
+        return [text for text in said if "`surrogate=1`" in text]
+
+    (few,) = told(num_samples=2, top_k=2, name="few")
+    assert few.startswith("all 2 configurations can become finalists, whatever their surrogates say: `surrogate=1`")
+    assert not told(num_samples=2, top_k=2, surrogate=1, name="wide")
+    assert not told(num_samples=3, top_k=2, name="more")
 
 
 def test_regularizers_tuned_on_a_narrow_surrogate_are_warned_of(quick: Quick) -> None:
