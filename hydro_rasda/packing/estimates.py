@@ -1,18 +1,27 @@
 """Estimates, corrected by what jobs of a kind were measured to take. Pure: plain values in, plain values out.
 
 A correction is a ratio of what was measured to what was given, so that estimates that differ within a kind, by batch
-size, say, keep their proportions. Where nothing was given, jobs of a kind are taken to be alike.
+size, say, keep their proportions. Where nothing was given, jobs of a kind are taken to be alike. What was learnt in one
+call of `pack` is where the next one begins.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Mapping
 
 from hydro_rasda.packing.tasks import Estimate, Task
-from hydro_rasda.schedulers import Job
+from hydro_rasda.schedulers import Interference, Job
 from hydro_rasda.schedulers.packing import GUESS, MARGIN
 
 _FIELDS = ("memory", "share", "seconds")
+
+_STEP, _SEEN = 0.3, 5.0
+"""Of a residual, the part that corrects what was believed; so many neighbours make a pair known."""
+
+MOST_SLOWER = 4.0
+"""A neighbour is not believed to slow others by more."""
 
 
 class _Ratios:
@@ -40,11 +49,21 @@ class _Ratios:
 
 
 class Estimates:
-    """What is known of jobs; corrected as they run."""
+    """What is known of jobs; corrected as they run.
 
-    def __init__(self) -> None:
+    Args:
+        before: What `learnt` gave in an earlier call; it holds until a job of the kind is measured again.
+    """
+
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self._measured: defaultdict[tuple[str, str, bool], _Ratios] = defaultdict(_Ratios)
         self._largest: dict[str, float] = {}
+        self._before = dict(before or {})
+
+    def learnt(self) -> dict[str, float]:
+        """By kind and field, what measured values were over given ones, or the values themselves."""
+        own = {_key(*key): _of(ratios, key[1]) for key, ratios in self._measured.items()}
+        return {**self._before, **{key: ratio for key, ratio in own.items() if ratio is not None}}
 
     def learn(self, task: Task, measured: Estimate) -> None:
         """Take in what a job took; where it was measured before, this takes the place of that."""
@@ -64,9 +83,9 @@ class Estimates:
 
     def _expected(self, task: Task, name: str) -> float | None:
         given: float | None = getattr(task.estimate, name)
-        ratios = self._of(task, name)
-        # Beside too many others, a job gets less of the device than it would take: the highest share is its own.
-        ratio = ratios.mean if name == "seconds" else ratios.highest
+        ratio = _of(self._of(task, name), name)
+        if ratio is None:
+            ratio = self._before.get(_key(task.kind, name, given is None))
         if ratio is not None:
             return ratio * (given or 1.0) * (1.0 if name == "seconds" else MARGIN)
         if given is not None or name not in self._largest:
@@ -75,3 +94,60 @@ class Estimates:
 
     def _of(self, task: Task, name: str) -> _Ratios:
         return self._measured[task.kind, name, getattr(task.estimate, name) is None]
+
+
+def _of(ratios: _Ratios, name: str) -> float | None:
+    # Beside too many others, a job gets less of the device than it would take: the highest share is its own.
+    return ratios.mean if name == "seconds" else ratios.highest
+
+
+def _key(kind: str, name: str, alone: bool) -> str:
+    return f"{name} {'' if alone else 'over given '}of {kind}"
+
+
+class Slowdowns:
+    """By how much jobs of a kind slow those of another, beyond what their shares explain; learnt from whole jobs.
+
+    The logarithm of a job's seconds is taken for the sum of its kind's own, and of one for each kind that ran beside
+    it, times how many of those did on average. Each job corrects all of them by what it took more or less (normalized
+    least mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
+
+    Args:
+        before: What `learnt` gave in an earlier call.
+    """
+
+    def __init__(self, before: Mapping[str, Mapping[str, tuple[float, float]]] | None = None) -> None:
+        self._own: dict[str, float] = {}
+        self._of: dict[str, dict[str, tuple[float, float]]] = {a: dict(of) for a, of in (before or {}).items()}
+
+    def learn(self, kind: str, seconds: float, beside: Mapping[str, float]) -> None:
+        """A job is done.
+
+        Args:
+            kind: Its own.
+            seconds: That it took, over those that it was given, and without what its neighbours' shares explain.
+            beside: By kind, how many jobs ran beside it on average.
+        """
+        of = self._of.setdefault(kind, {})
+        slower = sum(count * of.get(other, (0.0, 0.0))[0] for other, count in beside.items())
+        own = self._own.setdefault(kind, math.log(seconds) - slower)
+        step = _STEP * (math.log(seconds) - own - slower) / (1 + sum(count**2 for count in beside.values()))
+        self._own[kind] = own + step
+        for other, count in beside.items():
+            factor, seen = of.get(other, (0.0, 0.0))
+            of[other] = factor + step * count, seen + count
+
+    def learnt(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """By kind, and by that of a neighbour, the logarithm of the factor, and how many such neighbours it is by."""
+        return self._of
+
+    def interference(self) -> Interference:
+        """Of pairs that were seen often enough."""
+        return Interference(
+            {
+                (kind, other): min(max(1.0, math.exp(factor)), MOST_SLOWER)
+                for kind, of in self._of.items()
+                for other, (factor, seen) in of.items()
+                if seen >= _SEEN
+            }
+        )

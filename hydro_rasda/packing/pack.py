@@ -16,7 +16,7 @@ from hydro_rasda.packing.records import PackResult
 from hydro_rasda.packing.table import Progress
 from hydro_rasda.packing.tasks import Run, Task, tasks_of
 from hydro_rasda.run.store import Store
-from hydro_rasda.schedulers import FastestTogether, Policy
+from hydro_rasda.schedulers import Policy
 
 Devices = Sequence[Device] | Callable[[], Sequence[Device]]
 """Those that there are; or a function that says which there are now, asked again and again."""
@@ -37,14 +37,15 @@ def pack(
 
     The first job whose memory or share are not known has a device to itself, until its end or some seconds show what it
     takes; those of its kind are expected to take the same, and those of other kinds more than the largest so far.
-    Estimates are corrected by what is measured. The call can be repeated after whatever ended it: jobs that are over
-    stay so, those that were cut off start again, none runs twice.
+    Estimates are corrected by what is measured. That, and by how much kinds slow each other, is kept for later calls
+    from the same folder (below HYDRO_RASDA_CACHE, or the user's cache folder). The call can be repeated after whatever
+    ended it: jobs that are over stay so, those that were cut off start again, none runs twice.
 
     Args:
         jobs: Commands (lists of arguments), functions without arguments, or a `Task` with an estimate of either.
         devices: Where they run; by default the GPUs of this machine, else its cores. A function is asked all the time:
             jobs of a device that it no longer names are stopped and wait again, and a new one gets some.
-        policy: Says which jobs share a device; by default `FastestTogether`.
+        policy: Says which jobs share a device; by default `FastestTogether`, by the slowdowns that were measured.
         mps: Whether jobs share a GPU through NVIDIA's Multi-Process Service, each with as many of its threads as it was
             measured to need, rather than in turns. "auto": where `nvidia-cuda-mps-control` is installed and
             CUDA_MPS_PIPE_DIRECTORY is not set, as it is where you have started your own. A fault of one job then ends
@@ -82,7 +83,7 @@ def pack(
         grid = Grid(store, tasks, retry_failed)
         with (
             Progress(grid.records, silent=not verbose) as progress,
-            Packer(grid, listed, FastestTogether() if policy is None else policy, mps and available()) as packer,
+            Packer(grid, listed, policy, mps and available()) as packer,
         ):
             while packer.step():
                 progress.show(packer.running.values(), packer.devices.values(), store.seconds)

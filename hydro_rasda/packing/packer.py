@@ -10,13 +10,13 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from hydro_rasda.packing.devices import Device
-from hydro_rasda.packing.estimates import Estimates
 from hydro_rasda.packing.grid import End, Grid
+from hydro_rasda.packing.learnt import Learnt
 from hydro_rasda.packing.mps import Daemon, percentage
 from hydro_rasda.packing.process import Process
 from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Estimate
-from hydro_rasda.schedulers import Job, Policy, Room, one_a_device
+from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_device
 
 LOOK_S = 0.5
 """So often, at least, jobs and devices are looked at."""
@@ -34,7 +34,7 @@ class Packer:
     Args:
         grid: The jobs.
         listed: Says which devices there are now.
-        policy: Says which jobs share one.
+        policy: Says which jobs share one; None: `FastestTogether`, by what they were measured to slow each other.
         mps: Whether jobs share GPUs through NVIDIA's Multi-Process Service.
 
     Attributes:
@@ -42,10 +42,13 @@ class Packer:
         devices: By name, those that there are.
     """
 
-    def __init__(self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy, mps: bool = False) -> None:
+    def __init__(
+        self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy | None = None, mps: bool = False
+    ) -> None:
         self._grid, self._listed, self._policy, self._mps = grid, listed, policy, mps
         self._daemons: dict[str, Daemon] = {}  # by GPU
-        self._estimates = Estimates()
+        self._learnt = Learnt.recall(listed())
+        self._estimates, self._slowdowns = self._learnt.estimates, self._learnt.slowdowns
         self.running: dict[str, Process] = {}
         self.devices: dict[str, Device] = {}
         for record in grid.records.values():
@@ -65,6 +68,7 @@ class Packer:
             self._take_end(process)
         for daemon in self._daemons.values():
             daemon.stop()
+        self._learnt.keep()
 
     def step(self) -> bool:
         """Look at everything, start what has room, and wait for something to end; whether anything is left to do."""
@@ -80,6 +84,7 @@ class Packer:
             time.sleep(LOOK_S)  # until there is a device
             return True
         ready = wait([process.over for process in self.running.values()], LOOK_S)
+        self._meet()
         for process in [process for process in self.running.values() if process.over in ready]:
             self._take_end(process)
         return True
@@ -89,12 +94,22 @@ class Packer:
         for process in self.running.values():
             process.look()
             self._estimates.learn(process.task, process.so_far())
+        self._meet()
         for device in self.devices.values():
             there = [process for process in self._on(device) if not process.stopped]
             if len(there) > 1 and sum(process.now for process in there) > device.memory:
                 most = max(there, key=lambda process: process.now / process.expected)
                 self._estimates.learn(most.task, Estimate(memory=most.memory))
                 most.stop()
+
+    def _meet(self) -> None:
+        """Have jobs that share a device know of each other."""
+        for device in self.devices.values():
+            there = self._on(device)
+            jobs = [self._expected(process.task.name) for process in there]
+            crowd = max(1.0, sum(job.compute for job in jobs if job is not None) / device.compute)
+            for process in there:
+                process.meet([other.task.kind for other in there if other is not process], crowd)
 
     def _on(self, device: Device) -> list[Process]:
         return [process for process in self.running.values() if process.device.name == device.name]
@@ -111,7 +126,8 @@ class Packer:
                     job or Job(record.name, 0.0, 1.0, 0.0)
                 )
         alone = [job._replace(memory=0.0) for job in alone]
-        for jobs, policy in ((unknown, one_a_device), (known, self._policy), (alone, one_a_device)):
+        chosen = self._policy or FastestTogether(self._slowdowns.interference())
+        for jobs, policy in ((unknown, one_a_device), (known, chosen), (alone, one_a_device)):
             if jobs and self.devices:
                 for name, device in policy(jobs, [self._room(device) for device in self.devices.values()]):
                     self._begin(name, self.devices[device])
@@ -184,7 +200,10 @@ class Packer:
         changed: dict[str, Any]
         if end is not None and end["exit"] == 0:
             measured = process.in_all(end) if process is not None else Estimate()
-            self._estimates.learn(self._grid.tasks[name], measured)
+            task = self._grid.tasks[name]
+            self._estimates.learn(task, measured)
+            if process is not None and (slowed := process.slowed(end)) is not None:
+                self._slowdowns.learn(task.kind, slowed[0] / (task.estimate.seconds or 1.0), slowed[1])
             changed = {
                 "state": "complete",
                 "exit": 0,

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -50,6 +51,8 @@ class Process:
         self.stopped = False
         self._began = monotonic()
         self._cpu = self._waited = 0.0
+        self._beside: defaultdict[str, float] = defaultdict(float)
+        self._crowded = self._looked = 0.0
         self._busy: list[float] = []  # samples of a GPU
         environment = {**os.environ, **device.environment, **shared}
         command = _command(task, grid)
@@ -58,6 +61,31 @@ class Process:
         files = grid.lock(task.name), grid.end_file(task.name)
         self._child = start_child(command, *files, grid.log(task.name), environment)
         self.over = os.pidfd_open(self._child.pid)
+
+    def meet(self, others: Sequence[str], crowd: float) -> None:
+        """Take in what has run beside it since the last time.
+
+        Args:
+            others: The kinds of those jobs.
+            crowd: The sum of all shares over what the device has; at least 1.
+        """
+        now = monotonic() - self._began
+        for kind in others:
+            self._beside[kind] += now - self._looked
+        self._crowded += (now - self._looked) * (1 - 1 / crowd)
+        self._looked = now
+
+    def slowed(self, end: End) -> tuple[float, dict[str, float]] | None:
+        """Its seconds without what neighbours' shares explain, and how many of each kind there were on average.
+
+        None where it was over before it was looked at.
+        """
+        if self._looked <= 0:
+            return None
+        alone = self._alone(end["seconds"])
+        if self.device.gpu:
+            alone *= 1 - self._crowded / self._looked
+        return max(alone, 1e-3), {kind: time / self._looked for kind, time in self._beside.items()}
 
     def look(self) -> None:
         """Take in what its processes take now."""

@@ -250,3 +250,21 @@ def test_bad_devices_and_functions_are_refused(tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(ValueError, match="cannot be sent"):
         packed(tmp_path, [lambda: lock])
+
+
+def test_what_one_call_measured_the_next_one_knows(tmp_path: Path) -> None:
+    """Two jobs that wait for each other: where nobody knew what they take, the first would be alone, for ever."""
+    (first,) = packed(tmp_path, [Task(script("time.sleep(0.3)"), kind="kind")], [cores(4)], name="first").jobs
+    code = "open(a[0] + a[1], 'x').close()\nwhile not os.path.exists(a[0] + a[2]): time.sleep(0.02)"
+    both = [Task(script(code, tmp_path / "file-", *pair), kind="kind") for pair in ("01", "10")]
+    result = packed(tmp_path, both, [cores(4, memory=4 * first.memory)], name="second")
+    assert not result.failed
+
+
+def test_what_was_kept_of_an_earlier_call_may_be_odd(tmp_path: Path, own_cache: Path) -> None:
+    packed(tmp_path, [["true"]], name="first")
+    (file,) = (own_cache / "hydro_rasda" / "measured").iterdir()
+    kept = json.loads(file.read_text())
+    for odd in ({"estimates": 3}, {"estimates": {"memory of kind": -1}}, {"slowdowns": {"a": {"b": [1]}, "c": 3}}):
+        file.write_text(json.dumps({**kept, **odd}))
+        assert not packed(tmp_path, [["true"]], name=f"with-{len(str(odd))}").failed
