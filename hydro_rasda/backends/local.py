@@ -32,7 +32,8 @@ class LocalBackend:
 
     Args:
         devices: Where to train, such as `["cuda:0", "cuda:1"]`; None for all GPUs where there are any, else the CPU.
-            A device can be named twice: it then has two processes.
+            A device can be named twice: it then has two processes, each with half of its memory, which share a GPU
+            through NVIDIA's Multi-Process Service where that is installed (as in `pack`).
         memory: Bytes of a CPU's memory for all that trains at the same time, beside what the tuner holds; None: 90 % of
             what is free, within the cgroup's limit. What was measured to fit trains beside each other.
 

@@ -29,6 +29,7 @@ from ray import cloudpickle
 
 from hydro_rasda.backends.doubling import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
+from hydro_rasda.backends.sharing import SharedGpus
 from hydro_rasda.data.tensors import from_bytes, to_bytes
 from hydro_rasda.run.files import load_checkpoint, refuse_open_to_others
 from hydro_rasda.run.state import Run
@@ -59,6 +60,7 @@ class LocalProcesses(DoublingPool):
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
         super().__init__(run, devices)
         self._where, self._memory = devices, memory
+        self._gpus = SharedGpus()
         self._file = run.store.path / PROBLEM
         self._threads = max(1, torch.get_num_threads() // len(devices))
         self._warned: dict[Any, Any] = {}
@@ -79,12 +81,16 @@ class LocalProcesses(DoublingPool):
         try:
             self.close()
         finally:
+            self._gpus.stop()
             self._file.unlink(missing_ok=True)
 
     def _process(self, device: int) -> _Process:
         where = self._where[device]
         share = Share(self._where.count(where), self._memory if where.type == "cpu" else None)
-        return _Process(self._file, where, self._threads, share, partial(self._hear, device))
+        shared = self._gpus.environment(where) if share.processes > 1 else {}
+        if shared and where.type == "cuda":
+            where = torch.device("cuda", 0)
+        return _Process(self._file, where, self._threads, share, shared, partial(self._hear, device))
 
     def _hear(self, device: int, kind: str, content: Any) -> None:
         """Take in what a process says while it trains."""
@@ -144,12 +150,18 @@ class _Process:
     """A process with a `Trainer`; see `pool.DeviceProcess`."""
 
     def __init__(
-        self, problem: Path, where: torch.device, threads: int, share: Share, hear: Callable[[str, Any], None]
+        self,
+        problem: Path,
+        where: torch.device,
+        threads: int,
+        share: Share,
+        environment: Mapping[str, str],
+        hear: Callable[[str, Any], None],
     ) -> None:
         self._connection, theirs = Pipe()
         self._hear = hear
         # What is on this process's path may be so by its script alone.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
         # In a session of its own, Ctrl-C does not reach it: the tuner ends it.
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
