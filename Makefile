@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast bench check docs format clean
+.PHONY: demo test fast bench bench-gpu check docs format clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/digits.py
@@ -18,6 +18,11 @@ fast: .venv/.test
 
 bench: .venv/.test
 	$(BIN)/python -m benchmarks.bench
+
+# Goes on where it was: `make bench-gpu MINUTES=8` again and again does the same as once with 30.
+MINUTES ?= 30
+bench-gpu: .venv/.test
+	$(BIN)/python -m benchmarks.bench_gpu --minutes $(MINUTES)
 
 check: .venv/.test
 	$(BIN)/ruff check .

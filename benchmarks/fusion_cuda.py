@@ -5,6 +5,9 @@
 Hydro (Hu et al. 2023) reports 8.3x at K = 25 and 16.6x at K = 220 on an RTX 3090. Beside each time stand the achieved
 FLOP/s and bytes/s, and what the same card reaches in a large matrix product and a large copy. The operators' inputs
 and outputs are counted as bytes: what caches save and what kernels reread is not in them.
+
+What the result file has of the same device and torch is kept, case by case and precision by precision, so that a run
+that was cut short goes on where it was (`--again` measures anew).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -28,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.fusion_cases import CASES, SGD, Case, classify, images, resnet18
-from fusion import fuse, fused_optimizer, optimizer
+from fusion import FusedModel, GraphedStep, fuse, fused_optimizer, optimizer
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 0
@@ -36,7 +39,20 @@ BATCH = 256
 TARGETS = {"resnet18": 40.0, "transformer": 100.0, "mlp": 100.0}
 HOW = {"eager": "eager", "graph": "whole step as a CUDA graph", "compile": "torch.compile of the objective"}
 
-Step = Callable[[], None]
+WARM_UP = 5
+"""Steps before any is measured: by then a step is recorded, where it can be."""
+
+
+@dataclass
+class Step:
+    """A step on one batch, `graph` of which is recorded, if any is."""
+
+    learn: Callable[[Any], None]
+    batch: Any
+    graph: GraphedStep | None
+
+    def __call__(self) -> None:
+        (self.graph or self.learn)(self.batch)
 
 
 @dataclass
@@ -79,7 +95,7 @@ def cases() -> list[tuple[Case, Case]]:
     return [(resnet, replace(resnet, make=lambda: resnet18(64))), *((case, case) for case in others)]
 
 
-def measure(narrow: Case, wide: Case, widths: list[int], precision: str, device: torch.device) -> list[Row]:
+def measure(narrow: Case, wide: Case, widths: Sequence[int], precision: str, device: torch.device) -> list[Row]:
     """The full-width model alone, then K fused, in each way of running a step."""
     batch = _to(narrow.batch(torch.Generator().manual_seed(SEED)), device)
     alone = _row(wide, 1, precision, "eager", device, batch, fused=False)
@@ -96,9 +112,10 @@ def _row(case: Case, K: int, precision: str, how: str, device: torch.device, bat
     row = Row(case.name, precision, how, K, 0.0, 0.0, 0.0, 0.0, 0, 0.0)
     try:
         step = _step(case, K, precision, how, device, batch, fused=fused)
-        if how == "graph":
-            step = _captured(step)
-        _synchronized(step, device)
+        for _ in range(WARM_UP):
+            _synchronized(step, device)
+        if step.graph is not None and not step.graph.recorded:
+            return replace(row, error=f"not recorded: {step.graph.refusal}")
     except Exception as error:  # a width or a mode that the card refuses is a result, and the rest still counts
         return replace(row, error=f"{type(error).__name__}: {error}".splitlines()[0][:200])
     row.setup_seconds = time.perf_counter() - start
@@ -112,38 +129,24 @@ def _row(case: Case, K: int, precision: str, how: str, device: torch.device, bat
 def _step(case: Case, K: int, precision: str, how: str, device: torch.device, batch: Any, *, fused: bool) -> Step:
     modules, configs = case.trials(K, SEED)
     modules = [module.to(device) for module in modules]
-    group = fuse(modules) if fused else None
+    group: FusedModel | None = fuse(modules) if fused else None
     update: Any = fused_optimizer(group, configs) if group else optimizer(modules[0], configs[0])
 
-    def losses() -> Tensor:
+    def losses(batch: Any) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             return group.map(case.loss, batch).sum() if group else case.loss(modules[0], batch)
 
     forward = torch.compile(losses) if how == "compile" else losses
 
-    def step() -> None:
+    def learn(batch: Any) -> None:
         update.zero_grad()
-        forward().backward()
+        forward(batch).backward()
         update.step()
 
-    return step
+    return Step(learn, batch, GraphedStep(learn, group, update) if how == "graph" and group else None)
 
 
-def _captured(step: Step) -> Step:
-    """The step as a CUDA graph, after the warm-up on a side stream that capturing asks for."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
-def _work(step: Step) -> tuple[int, int]:
+def _work(step: Callable[[], None]) -> tuple[int, int]:
     """FLOP and bytes of one step, after a first one that makes the optimizer's state."""
     step()
     flops = FlopCounterMode(display=False)
@@ -152,7 +155,7 @@ def _work(step: Step) -> tuple[int, int]:
     return flops.get_total_flops(), moved.bytes
 
 
-def _synchronized(step: Step, device: torch.device) -> float:
+def _synchronized(step: Callable[[], None], device: torch.device) -> float:
     start = time.perf_counter()
     step()
     if device.type == "cuda":
@@ -160,7 +163,7 @@ def _synchronized(step: Step, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _median_seconds(step: Step, device: torch.device, repeats: int = 10) -> float:
+def _median_seconds(step: Callable[[], None], device: torch.device, repeats: int = 10) -> float:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(3):
@@ -202,7 +205,7 @@ def render(result: dict[str, Any]) -> str:
         "",
     ]
     if not result["rows"]:
-        return "\n".join([*lines, "**Not run: no GPU was at hand.** To run: `python -m benchmarks.fusion_cuda`.", ""])
+        return "\n".join([*lines, "**Not run: no GPU was at hand.** To run: `make bench-gpu`.", ""])
     lines += [f"- measured ceiling, {name}: {value:.3g}" for name, value in result["ceilings"].items()]
     lines += [
         "",
@@ -230,16 +233,10 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["tf32", "bf16"], choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda", help="cpu runs the same code, for a check of it")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--again", action="store_true", help="measure also what the result file has")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     missing = device.type == "cuda" and not torch.cuda.is_available()
-    rows: list[Row] = []
-    for precision in [] if missing else arguments.precisions:
-        torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-        torch.backends.cudnn.allow_tf32 = precision != "fp32"
-        torch.backends.cudnn.benchmark = True
-        for narrow, wide in (pair for pair in cases() if pair[0].name in arguments.cases):
-            rows += measure(narrow, wide, arguments.widths, precision, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and not missing else arguments.device
     environment = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -249,14 +246,36 @@ def main() -> None:
         "seed": SEED,
         "batch": BATCH,
         "widths": arguments.widths,
-        "precisions": arguments.precisions,
         "targets": TARGETS,
     }
-    ceiling = ceilings(device) if device.type == "cuda" and not missing else {}
-    result = {"environment": environment, "ceilings": ceiling, "rows": [asdict(row) for row in rows]}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "fusion_cuda.json").write_text(json.dumps(result, indent=1) + "\n")
-    (arguments.out / "fusion_cuda.md").write_text(render(result))
+    path = arguments.out / "fusion_cuda.json"
+    before = None if arguments.again or not path.exists() else json.loads(path.read_text())
+    if before is None or any(
+        before["environment"].get(key) != environment[key] for key in ("device", "torch", "widths")
+    ):
+        before = {"ceilings": {}, "rows": []}
+    result: dict[str, Any] = {**before, "environment": environment}
+    write(result, path)
+    if missing:
+        return
+    if device.type == "cuda" and not result["ceilings"]:
+        result["ceilings"] = ceilings(device)
+    for precision in arguments.precisions:
+        torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        torch.backends.cudnn.benchmark = True
+        for narrow, wide in (pair for pair in cases() if pair[0].name in arguments.cases):
+            if any((row["case"], row["precision"]) == (narrow.name, precision) for row in result["rows"]):
+                continue
+            result["rows"] += [asdict(row) for row in measure(narrow, wide, arguments.widths, precision, device)]
+            write(result, path)
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """The result and its page, beside each other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(render(result))
 
 
 if __name__ == "__main__":

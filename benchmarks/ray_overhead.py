@@ -64,7 +64,7 @@ def warm(worker: Worker) -> None:
         model.load_state_dict(worker.checkpoint["model"])
     trained = worker.prepare(model)
     for _ in range(worker.iteration, worker.config["iterations"]):
-        trained(torch.ones(4, 8)).sum().backward()
+        trained(torch.ones(4, 8, device=worker.device)).sum().backward()
         worker.report({"loss": 0.0}, {"model": model.state_dict()})
 
 

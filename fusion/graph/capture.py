@@ -61,16 +61,17 @@ class CudaGraphs:
             if generator.device.type == "cuda":
                 graph.register_generator_state(generator)
         gc.disable()  # what it would free may be nothing that can be freed during a capture
-        try:
-            # By default, an allocation in any thread (that loads data, say) would spoil the capture.
-            capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
-            with torch.cuda.device(self._device), exchanged(_by_reference), capture:
-                result = step()
-        finally:
-            torch.cuda.set_stream(here)  # a capture that fails leaves its own
-            if collects:
-                gc.enable()
-        graph.replay()
+        with torch.cuda.device(self._device):
+            try:
+                # By default, an allocation in any thread (that loads data, say) would spoil the capture.
+                capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+                with exchanged(_by_reference), capture:
+                    result = step()
+            finally:
+                torch.cuda.set_stream(here)  # a capture that fails leaves its own
+                if collects:
+                    gc.enable()
+            graph.replay()
         return result, graph.replay
 
 

@@ -237,7 +237,7 @@ def _form_of(leaf: Any) -> Any:
 
 def _fill(inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
     pairs = [(to, leaf) for to, leaf in zip(inputs, leaves, strict=True) if isinstance(leaf, Tensor)]
-    with torch.no_grad():
+    if pairs:
         torch._foreach_copy_([to for to, _ in pairs], [leaf for _, leaf in pairs])
 
 
