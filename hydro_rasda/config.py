@@ -66,7 +66,7 @@ class RASDAConfig:
         strategy: What several workers hold of a model: "ddp", all of it, each; "fsdp", each a part of every parameter,
             gradient and optimizer state, for models that fit no single one (FSDP2). Entries of an `nn.ModuleList` are
             put together one at a time, as they compute; they must compute by their `forward`. Checkpoints are the
-            same. With float16, "ddp" alone.
+            same. With float16, or `accumulate` in a configuration, "ddp" alone.
     """
 
     grace_period: int | None = None

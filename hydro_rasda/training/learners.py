@@ -17,6 +17,7 @@ from fusion.keys import read
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
+from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
@@ -87,6 +88,9 @@ class SingleLearner:
         self.sharded = sharded and shard.world > 1
         self._joint: DistributedDataParallel | _Joint | None = None
         if self.sharded:
+            # Ranks whose shares have unequally many parts would wait for each other's parameters for ever.
+            parts, rule = read(settings.config, "accumulate"), "1 with rasda.strategy 'fsdp', more workers in its place"
+            require(parts == 1, "accumulate", parts, rule)
             self._joint = _Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:

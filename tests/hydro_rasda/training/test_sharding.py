@@ -27,7 +27,7 @@ from tests.hydro_rasda.backends.ray.test_ddp import (
 )
 from tests.hydro_rasda.ranks import on_ranks
 
-NAMES = ("sgd", "adamw", "clipped", "accumulated")
+NAMES = ("sgd", "adamw", "clipped")
 CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}}
 
 
@@ -104,7 +104,9 @@ def test_each_rank_holds_its_part_alone_and_rank_0_saves_the_whole() -> None:
     assert set(none.values()) == {None}
 
 
-def test_float16_is_refused_with_it() -> None:
+def test_float16_and_accumulation_are_refused_with_it() -> None:
+    with pytest.raises(ValueError, match=r"`accumulate` is 2, but must be 1 with rasda.strategy 'fsdp'"):
+        full_size_learner(split_problem(), Trial(0, CASES["accumulated"]), Shard(0, 2))
     with pytest.raises(ValueError, match=r"`precision` is 'fp16', but must be another one with rasda.strategy 'fsdp'"):
         TuneConfig(precision="fp16", rasda=RASDAConfig(strategy="fsdp"))
     with pytest.raises(ValueError, match=r"`rasda.strategy` is 'zero', but must be .*ddp.*fsdp"):
