@@ -158,9 +158,8 @@ def tune(
         stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same
             call with a better one, or None, goes on.
         ema: Share of a full training's steps over which the full-size models' weights and running statistics are
-            averaged, exponentially, beside training. With `keep="best"`, an epoch counts with the better of its last
-            step's weights and the averaged ones, which costs a second validation and memory for another copy of the
-            weights; with `keep="last"`, or 0, nothing is averaged.
+            averaged, exponentially, beside training. With `keep="best"`, the averaged weights are what is validated,
+            compared and kept, at the cost of another copy of them; with `keep="last"`, or 0, nothing is averaged.
         precision: What models compute in, in the sweep and at full size. "bf16": matrix products and convolutions in
             bfloat16 (`torch.autocast`), on a CPU, too; "fp16": those in float16, each trial with a loss scale of its
             own, which grows and shrinks as in `torch.amp.GradScaler`: where gradients overflow, that trial alone leaves

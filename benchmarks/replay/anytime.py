@@ -58,7 +58,7 @@ def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
 
     Where best epochs are kept. Of equal scores the lower number's counts, as in `tune`.
     """
-    curves, price = search.tables.curves[1.0, search.ema][search.seed], search.tables.costs[1.0]
+    curves, price = search.tables.curves[1.0, False][search.seed], search.tables.costs[1.0]
     reached, best, rows = dict[int, int](), (-np.inf, -len(curves)), list[tuple[float, int, int]]()
     for spent, number, last in search.trained:
         for epoch in range(reached.get(number, 0) + 1, last + 1):
@@ -78,7 +78,7 @@ def regrets(table: Table, policy: Policy, resamples: int = RESAMPLES) -> tuple[F
         search = Search(tables, draw.seed, draw.subset.tolist())
         policy(search)
         spent, numbers, epochs = incumbents(search)
-        ends = tables.curves[1.0, search.ema][draw.others][:, numbers, epochs - 1].mean(0)
+        ends = tables.curves[1.0, False][draw.others][:, numbers, epochs - 1].mean(0)
         known = np.concatenate([[MOST], np.minimum((draw.best - ends) / spread, MOST)])
         # What is paid is a sum of floats: a training that ends at 2 may end a digit later.
         found.append(known[np.searchsorted(spent, GRID * (1 + 1e-9), side="right")])

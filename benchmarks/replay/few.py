@@ -22,7 +22,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
-    """For each number of configurations and policy, means over tasks; best epochs are kept, averaged where better."""
+    """For each number of configurations and policy, means over tasks; best epochs are kept, of averaged weights."""
     ready = comparable(tables)
     if not ready:
         return ""

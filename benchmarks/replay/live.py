@@ -106,8 +106,8 @@ def replayed(setup: Setup, policy: Policy) -> Replayed:
     table, search = setup.tables.table, _search(setup)
     winner = policy(search)
     at = search.seed, winner, search.reached(winner) - 1
-    validation = setup.tables.curves[1.0, search.ema][at]
-    test = goodness(table, 1.0, "test", ema=search.ema, keep="best")[at]
+    validation = setup.tables.curves[1.0, False][at]
+    test = goodness(table, 1.0, "test", keep="best")[at]
     reached = validation >= setup.validation - EQUAL * abs(setup.validation)
     return Replayed(winner, search.spent, bool(reached), float(test - setup.test) / setup.margin)
 

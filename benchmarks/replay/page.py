@@ -16,7 +16,7 @@ from benchmarks.replay.truth import Keep
 NOTES = "replay_notes.md"
 ENDS: dict[Keep, str] = {
     "last": "The last epoch's weights count",
-    "best": "The best epoch's weights count, at full width the averaged ones where they validate better",
+    "best": "The best epoch's weights count, at full width averaged ones",
 }
 ANYTIME = (
     'If a search were stopped: regret, as under "Policies", of the configuration that validated best of those in '
@@ -25,19 +25,20 @@ ANYTIME = (
     "spend; where configurations are few, it has tried them all before that."
 )
 ABLATIONS = (
-    "Today's rule with one thing changed: its cost, its regret, and how often it reaches the validation score of "
-    "ASHA's winner, where the best epoch's weights count and where the last one's do."
+    "Today's rule with one thing changed: its cost, its regret, how often its test score is no more than a standard "
+    "deviation behind ASHA's, and how often it reaches the validation score of ASHA's winner, where the best epoch's "
+    "weights count and where the last one's do."
 )
 LIVE = (
     "Of the searches that [were run live](vs_asha.md), those whose configurations are recorded, each with its own "
     "weights and orders of examples: how often a policy comes to a validation score as good as the one that Ray's ASHA "
     "came to in that run, and how often to a test score no more than a standard deviation between seeds behind. "
-    "`cost`: mean over tasks, in full trainings, by CPU seconds of one thread. Best epochs are kept, averaged where "
-    "better."
+    "`cost`: mean over tasks, in full trainings, by CPU seconds of one thread. Best epochs are kept, of averaged "
+    "weights."
 )
 FEW = (
     "Each on 50 random subsets of so many configurations and each seed: mean cost, in full trainings, and regret "
-    'behind the best of the subset, as under "Policies". Best epochs are kept, averaged where better.'
+    'behind the best of the subset, as under "Policies". Best epochs are kept, of averaged weights.'
 )
 SECTIONS = (
     (

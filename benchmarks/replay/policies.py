@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 from benchmarks.replay.table import Table
 from benchmarks.replay.truth import Floats, Keep, after_each_epoch, goodness
@@ -57,7 +56,6 @@ class Search:
         tables: Where scores come from.
         seed: Place of the seed in the table.
         numbers: Of the configurations that may be tried.
-        ema: Whether all scores are those of averaged weights, which are then what it hands over, too.
         spent: In full trainings.
         trained: What each look at full width that trained added: spent after it, number, epoch.
     """
@@ -65,7 +63,6 @@ class Search:
     tables: Tables
     seed: int
     numbers: Sequence[int]
-    ema: bool = False
     spent: float = field(default=0.0, init=False)
     trained: list[tuple[float, int, int]] = field(default_factory=list, init=False)
     _paid: dict[tuple[float, int], int] = field(default_factory=dict)
@@ -83,7 +80,7 @@ class Search:
     def look(self, width: float, number: int, epoch: int, *, ema: bool = False, latest: bool = False) -> float:
         """Goodness of a configuration after an epoch: higher is better, -inf where it diverged.
 
-        It is that of the weights that count, or of the `latest`; of averaged ones if either `ema` says so.
+        It is that of the weights that count, or of the `latest`; of averaged ones if `ema` says so.
         """
         added = epoch - self.reached(number, width)
         if added > 0:
@@ -92,7 +89,7 @@ class Search:
             if width == 1:
                 self.trained.append((self.spent, number, epoch))
         curves = self.tables.latest if latest else self.tables.curves
-        return float(curves[width, ema or self.ema][self.seed, number, epoch - 1])
+        return float(curves[width, ema][self.seed, number, epoch - 1])
 
     def reached(self, number: int, width: float = 1.0) -> int:
         """Epochs that a configuration has trained at a width."""
@@ -169,7 +166,7 @@ class Tune:
         full_trainings: That the race may cost; without any, it halves to one.
         prior: Whether the race expects of finalists what their surrogates' scores changed by.
         stop_unlikely: Whether those stop at its milestones that are unlikely to be the best.
-        ema: Whether averaged weights rank the sweep, or, also at full size, are all that is looked at and handed over.
+        ema: Whether averaged weights rank the sweep, too.
     """
 
     finalists: int = TOP_K
@@ -181,18 +178,17 @@ class Tune:
     full_trainings: float = 3.0
     prior: bool = True
     stop_unlikely: bool = True
-    ema: Literal["never", "sweep", "always"] = "never"
+    ema: bool = False
 
     def __call__(self, search: Search) -> int:
         """The winner's number."""
-        search.ema = self.ema == "always"
         finalists = sweep(
             search,
             self.width,
             self.finalists,
             grace_period=self.grace_period,
             to_end=self.swept_to_end,
-            ema=self.ema == "sweep",
+            ema=self.ema,
             by_schedule=self.by_schedule,
         )
         return race(

@@ -122,15 +122,14 @@ def replay(
     """Each policy on the same subsets, of a share of the configurations, and seeds."""
     tables = Tables(table, keep)
     rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in policies}
-    tests = {ema: goodness(table, 1.0, "test", ema=ema, keep=keep) for ema in (False, True)}
+    validation, test = tables.curves[1.0, False], goodness(table, 1.0, "test", keep=keep)
     for draw in draws(table, resamples, keep, share):
         for name, policy in policies.items():
             search = Search(tables, draw.seed, draw.subset.tolist())
             winner = policy(search)
             end = np.s_[:, winner, search.reached(winner) - 1]
-            validation, test = tables.curves[1.0, search.ema][end], tests[search.ema][end]
-            regret = draw.best - validation[draw.others].mean()
-            rows[name].append((search.spent, validation[draw.seed], test[draw.others].mean(), regret))
+            regret = draw.best - validation[end][draw.others].mean()
+            rows[name].append((search.spent, validation[end][draw.seed], test[end][draw.others].mean(), regret))
     return {name: Replayed(*np.array(found).T) for name, found in rows.items()}
 
 

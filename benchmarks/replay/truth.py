@@ -17,9 +17,10 @@ from benchmarks.replay.table import Split, Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Keep = Literal["last", "best", "own"]
-"""Which weights count, as `tune` has it: "last", those after the last epoch; "best", at full width, those after the
-epoch that validated best, be they averaged or not; "own", likewise but never averaged (`tune(ema=0)`)."""
+Keep = Literal["last", "best", "own", "better"]
+"""Which weights count, as `tune` has it: "last", those after the last epoch; "best", at full width, the averaged ones
+after the epoch that validated best; "own", likewise but never averaged (`tune(ema=0)`); "better", of each epoch
+whichever of the two validated better, as `tune` once had it."""
 
 
 def goodness(
@@ -53,14 +54,16 @@ def after_each_epoch(
     loss: bool = False,
     keep: Keep = "last",
 ) -> Floats:
-    """The same of each epoch for itself, whichever is kept; with "best" at full width, of its better weights."""
+    """The same of each epoch for itself, whichever is kept: at full width, of the weights that count."""
 
     def curves(of: Split, averaged: bool) -> Floats:
         found = table.curves(width, of, ema=averaged, loss=loss).astype(np.float64)
         return np.where(np.isnan(found), -np.inf, found if table.about.mode == "max" and not loss else -found)
 
+    if keep == "best" and width == 1:
+        return curves(split, True)
     own = curves(split, ema)
-    if keep != "best" or width < 1 or ema:
+    if keep != "better" or width < 1 or ema:
         return own
     better = curves("validation", True) > curves("validation", False)
     return np.where(better, curves(split, True), own)

@@ -37,8 +37,8 @@ class TrialRecord(Portable):
         epochs: Epochs trained at full size, those of the sweep included where it went on from there (`surrogate=1`).
         chance: Probability that it is the best of all that trained at full size, if those that were stopped went on;
             NaN where it did not train there.
-        kept_epoch: The epoch whose weights, averaged where those were better, `best_model` gives: the last, or the best
-            one where `keep="best"`.
+        kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or the best one
+            where `keep="best"`.
         history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
         error: Traceback of a failed trial.
     """

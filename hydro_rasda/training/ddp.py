@@ -11,7 +11,7 @@ from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.large_batch import Rule
-from hydro_rasda.training.loop import diverged, good_enough, out_of_patience, settle_epoch, train_epochs_on_ranks
+from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs_on_ranks
 from hydro_rasda.training.measured import EPOCH_SECONDS
 from hydro_rasda.training.worker import Worker
 
@@ -53,7 +53,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     span = Span(worker.iteration, problem.settings.max_t)
     began = time.perf_counter()
     for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, trial.number):
-        metrics = settle_epoch(learner, problem, epoch, metrics, global_batch_size)
+        keep_best(learner, problem, epoch, metrics)
         over = diverged(metrics) or out_of_patience(learner, problem, epoch) or good_enough(problem, metrics)
         worker.report(
             {name: values[0] for name, values in metrics.items()}

@@ -13,7 +13,7 @@ from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.graph import records
 from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.loop import good_enough, out_of_patience, settle_epoch, train_epochs
+from hydro_rasda.training.loop import good_enough, keep_best, out_of_patience, train_epochs
 from hydro_rasda.training.own_loop import train_own
 
 
@@ -58,7 +58,7 @@ def train_target(
         ended = state is not None and out_of_patience(learner, problem, task.span.start)
         span = Span(task.span.start, task.span.start) if ended else task.span
         for epoch, metrics in train_epochs(learner, problem, span, trial.batch_size, numbers, should_stop):
-            metrics = settle_epoch(learner, problem, epoch, metrics, trial.batch_size)
+            keep_best(learner, problem, epoch, metrics)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)
             ended = out_of_patience(learner, problem, epoch)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -76,6 +77,11 @@ class FusedLearner:
 
     def train_mode(self, training: bool) -> None:
         self.fused.train(training)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        self.train_mode(False)
+        yield
 
     def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
         self._schedule(epoch, steps)

@@ -40,6 +40,10 @@ class Learner(Protocol):
         """Switch dropout, batch statistics and the like."""
         ...
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A while in which `evaluate` is asked: without dropout, and with averaged weights where there are any."""
+        ...
+
     def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
         """Forward, backward, update at a time given in epochs, fractions included; metrics [K] before the update.
 
@@ -61,7 +65,8 @@ class SingleLearner:
         objective: What it does with a batch.
         max_t: Epochs of a full training, the horizon of schedules.
         shard: Which rank this is; the default process group holds as many as there are.
-        ema: Share of a full training's steps over which weights are averaged besides; 0 for none.
+        ema: Share of a full training's steps over which the weights are averaged that are evaluated and remembered; 0
+            for those of the last step.
         graph: Whether steps are recorded, which the device must be able to; on several ranks they are not.
         scale: Of the loss, where the objective computes in float16.
         sharded: Whether several ranks split the model between them, see `sharding`; else each has all of it (DDP).
@@ -184,15 +189,13 @@ class SingleLearner:
     def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
         return scalars(self._objective(self.model, batch))
 
-    @property
-    def averages(self) -> bool:
-        """Whether averaged weights are at hand that differ from the last step's."""
-        return self._average is not None and self._average.differs
-
     @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Evaluate, and remember, the averaged weights for a while; on all ranks alike."""
-        assert self._average is not None
+    def evaluating(self) -> Iterator[None]:
+        """See `Learner`; on all ranks alike."""
+        self.train_mode(False)
+        if self._average is None or not self._average.differs:
+            yield
+            return
         with self._average.in_place():
             self.train_mode(False)
             yield
@@ -202,14 +205,15 @@ class SingleLearner:
         return 0 if self._best is None else epoch - int(self._best["epoch"])
 
     def remember(self, epoch: int, score: float, mode: Mode) -> None:
-        """Have `state` hold, as "best", a copy of these weights and buffers until an epoch scores better.
+        """Have `state` hold, as "best", a copy of what was evaluated, until an epoch scores better; on all ranks alike.
 
         Args:
             epoch: How many are trained.
             score: The metric after them; one that is not finite is never the best.
             mode: Whether less or more of it is better.
         """
-        self._best = bettered(self._best, epoch, score, mode, lambda: self._whole(self.model.state_dict()))
+        with self.evaluating():
+            self._best = bettered(self._best, epoch, score, mode, lambda: self._whole(self.model.state_dict()))
 
     def state(self) -> dict[str, Any]:
         """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`.

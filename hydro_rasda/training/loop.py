@@ -16,7 +16,6 @@ from hydro_rasda.data import ALONE, Shard, Share
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Sums, add_over_ranks, means, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
-from hydro_rasda.schedulers import rank
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.learners import Learner, SingleLearner
 from hydro_rasda.whole_metrics import Collected, of_members
@@ -101,8 +100,8 @@ def _epochs(
                 (step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)
                 for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
             )
-        learner.train_mode(False)
-        validation, collected = _validation(learner, problem, batch_size, shard)
+        with learner.evaluating():
+            validation, collected = _validation(learner, problem, batch_size, shard)
         if shard.world > 1:
             add_over_ranks([train, validation])
         values = {**_named("train", train), **_validated(problem, validation, collected, shard)}
@@ -111,37 +110,18 @@ def _epochs(
             return
 
 
-def settle_epoch(
-    learner: SingleLearner, problem: Problem, epoch: int, metrics: EpochMetrics, batch_size: int
-) -> EpochMetrics:
+def keep_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: EpochMetrics) -> None:
     """Where the best epoch counts: keep what a full-size training has come to, if nothing before was better.
-
-    An epoch comes to the better of two: its last step's weights, and the averaged ones.
 
     Args:
         learner: At the end of the epoch, on each of its ranks.
         problem: What is tuned.
         epoch: How many are trained.
-        metrics: Of the last step's weights.
-        batch_size: Examples per step, over all ranks.
-
-    Returns:
-        The metrics of the better ones.
+        metrics: After it.
     """
-    metric, mode = problem.settings.metric, problem.settings.mode
-    if problem.settings.keep != "best" or diverged(metrics):
-        return metrics
-    if learner.averages:
-        with learner.averaged():
-            validation, collected = _validation(learner, problem, batch_size, learner.shard)
-            if learner.shard.world > 1:
-                add_over_ranks([validation])
-            averaged = {**metrics, **_validated(problem, validation, collected, learner.shard)}
-            if rank([metrics[metric][0], averaged[metric][0]], mode)[0] == 1:
-                learner.remember(epoch, averaged[metric][0], mode)
-                return averaged
-    learner.remember(epoch, metrics[metric][0], mode)
-    return metrics
+    settings = problem.settings
+    if settings.keep == "best" and not diverged(metrics):
+        learner.remember(epoch, metrics[settings.metric][0], settings.mode)
 
 
 def good_enough(problem: Problem, metrics: EpochMetrics) -> bool:

@@ -43,7 +43,7 @@ def test_of_equal_scores_the_lower_number_counts() -> None:
 def test_a_curve_ends_where_the_search_does() -> None:
     """At the regret of its winner, where that is the best of all that it trained at full width."""
     table = noisy()
-    for policy in (today, Tune(ema="always"), swept(2)):
+    for policy in (today, Tune(ema=True), swept(2)):
         found, cost = regrets(table, policy, resamples=5)
         replayed = replay(table, {"it": policy}, 5, "best")["it"]
         behind = np.minimum(replayed.regret / seed_spread(table, [0, 1], keep="best"), MOST)

@@ -201,15 +201,15 @@ def test_truth_is_the_mean_over_seeds_and_better_is_higher() -> None:
 def test_the_best_epoch_so_far_is_that_of_validation() -> None:
     """Losses; the test score is the one of the epoch that validated best, the first where two did."""
     table = table_of(np.array([[3.0, 1.0, 2.0, 1.0], [np.nan, np.nan, np.nan, np.nan]]), max_t=4, seeds=1)
-    test = table.about.metrics.index("test_score")
+    test = table.about.metrics.index("test_score_ema")
     table.scores[1, 0, 0, :, test] = [7.0, 8.0, 5.0, 6.0]
     assert goodness(table, 1.0, keep="best")[0, 0].tolist() == [-3.0, -1.0, -1.0, -1.0]
     assert goodness(table, 1.0, "test", keep="best")[0, 0].tolist() == [-7.0, -8.0, -8.0, -8.0]
-    assert goodness(table, 1.0, "test")[0, 0].tolist() == [-7.0, -8.0, -5.0, -6.0]
+    assert goodness(table, 1.0, "test", ema=True)[0, 0].tolist() == [-7.0, -8.0, -5.0, -6.0]
     assert (goodness(table, 1.0, keep="best")[0, 1] == -np.inf).all()
 
 
-def test_averaged_weights_count_at_full_width_where_they_validate_better() -> None:
+def test_averaged_weights_count_at_full_width() -> None:
     """Losses; whichever of an epoch's two count, their test score does."""
     table = table_of(np.array([[3.0, 2.0, 4.0]]), max_t=3, seeds=1)
     places = {name: i for i, name in enumerate(table.about.metrics)}
@@ -218,7 +218,8 @@ def test_averaged_weights_count_at_full_width_where_they_validate_better() -> No
         table.scores[width, 0, 0, :, places["test_score"]] = [7.0, 6.0, 8.0]
         table.scores[width, 0, 0, :, places["test_score_ema"]] = [5.0, 9.0, 4.0]
     assert after_each_epoch(table, 1.0, keep="best")[0, 0].tolist() == [-2.5, -2.0, -1.0]
-    assert goodness(table, 1.0, "test", keep="best")[0, 0].tolist() == [-5.0, -6.0, -4.0]
+    assert goodness(table, 1.0, "test", keep="best")[0, 0].tolist() == [-5.0, -9.0, -4.0]
+    assert goodness(table, 1.0, "test", keep="better")[0, 0].tolist() == [-5.0, -6.0, -4.0]
     assert goodness(table, 1.0, keep="own")[0, 0].tolist() == [-3.0, -2.0, -2.0]
     assert goodness(table, 1 / 8, keep="best")[0, 0].tolist() == [-3.0, -2.0, -2.0]
     assert goodness(table, 1.0, keep="last")[0, 0].tolist() == [-3.0, -2.0, -4.0]

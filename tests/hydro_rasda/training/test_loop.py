@@ -16,7 +16,7 @@ from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.loop import settle_epoch, train_epochs_on_ranks
+from hydro_rasda.training.loop import keep_best, train_epochs_on_ranks
 from tests.hydro_rasda.ranks import on_ranks
 
 Pair = tuple[Tensor, Tensor]
@@ -94,9 +94,11 @@ def train_on_rank(rank: int, world: int, data: tuple[Pair, Pair], kind: str) -> 
     trial = Trial(0, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16})
     learner = full_size_learner(problem, trial, Shard(rank, world))
     epochs = train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, 0)
-    history = [(epoch, settle_epoch(learner, problem, epoch, metrics, trial.batch_size)) for epoch, metrics in epochs]
-    assert learner.averages
-    with learner.averaged():
+    history = []
+    for epoch, metrics in epochs:
+        keep_best(learner, problem, epoch, metrics)
+        history.append((epoch, metrics))
+    with learner.evaluating():
         averaged = copy.deepcopy(learner.model.state_dict())
     return learner.model, history, averaged
 

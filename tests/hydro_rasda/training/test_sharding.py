@@ -21,6 +21,7 @@ from tests.hydro_rasda.backends.ray.test_ddp import (
     CONFIGS,
     MAX_T,
     assert_same,
+    ending_at,
     one_process,
     problem,
     rank_reports,
@@ -58,7 +59,7 @@ def split_problem() -> Problem:
 
 def trained(rank: int, world: int, max_t: int, name: str, checkpoint: str | None, workers: int) -> Any:
     job = {"workers": workers, "checkpoint": checkpoint}
-    return rank_reports(rank, world, split_problem().with_settings(max_t=max_t), CASES[name], job)
+    return rank_reports(rank, world, ending_at(max_t, split_problem()), CASES[name], job)
 
 
 def parts(rank: int, world: int) -> Any:

@@ -27,7 +27,7 @@ from hydro_rasda.data import Batch, Data, make_batches
 from hydro_rasda.problem import Problem, Trial
 from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.loop import settle_epoch, train_epochs
+from hydro_rasda.training.loop import keep_best, train_epochs
 from tests.hydro_rasda.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -144,10 +144,15 @@ def one_process(
         steps = round(warmup * (what.train_data.steps(batch_size) or 0))
         rescaled = RescaledLR(learner.optimizer, growth, "auto", steps, rescaled.state_dict() if rescaled else None)
         for epoch, metrics in train_epochs(learner, what, span, batch_size, [number]):
-            metrics = settle_epoch(learner, what, epoch, metrics, batch_size)
+            keep_best(learner, what, epoch, metrics)
             history.append({name: values[0] for name, values in metrics.items()})
         state = learner.state()
     return history, state["model"]
+
+
+def ending_at(max_t: int, what: Problem) -> Problem:
+    """A shorter training, whose weights are averaged over as many steps."""
+    return what.with_settings(max_t=max_t, ema=what.settings.ema * what.settings.max_t / max_t)
 
 
 def assert_same(reports: Reports, history: list[dict[str, float]]) -> None:
@@ -221,7 +226,7 @@ def test_the_best_epochs_weights_are_kept_over_restarts(tmp_path: Path) -> None:
 def test_growth_goes_on_from_the_checkpoint_with_a_warm_up(config: str, workers: int, tmp_path: Path) -> None:
     """Counted from the trial's first workers, however many they were."""
     what, chosen = problem(), {**CONFIGS[config], "rescale_warmup_epochs": 2}
-    (first, saved), *_ = on_ranks(workers, rank_reports, what.with_settings(max_t=1), chosen, {})
+    (first, saved), *_ = on_ranks(workers, rank_reports, ending_at(1, what), chosen, {})
     torch.save(saved[-1], tmp_path / "worker.pt")
     job = {"workers": workers, "checkpoint": str(tmp_path)}
     reports, _ = on_ranks(2 * workers, rank_reports, what, chosen, job)[0]
