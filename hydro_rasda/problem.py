@@ -1,37 +1,30 @@
-"""What is tuned: the model function, the objective and the data, checked by a dry run before any training."""
+"""What is tuned: the model function, the objective and the data."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import inspect
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from fusion import fusion_key
-from fusion.keys import lr_factors, read
 from fusion.streams import seed_generators
-from fusion.width.memory import objects_so_far_set_aside, peak_memory
-from fusion.width.microbatch import split
-from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, unlike
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR
-from hydro_rasda.objective import Objective, check_metrics, checked, give_config, reads_config, scalars, steering
+from hydro_rasda.data import Batches, outline
+from hydro_rasda.objective import Objective, give_config, reads_config, steering
 from hydro_rasda.plans import Plans
-from hydro_rasda.precision import as_given, in_precision
+from hydro_rasda.precision import as_given
 from hydro_rasda.reads import Notes
 from hydro_rasda.seeds import derive_seed
-from hydro_rasda.trial import Trial as Trial
-from hydro_rasda.whole_metrics import Collected, WholeMetrics, measured
+from hydro_rasda.trial import Trial
+from hydro_rasda.whole_metrics import WholeMetrics
 from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, plan_surrogate, shrink
 
 
@@ -215,267 +208,3 @@ def takes_width_ratio(model_fn: Callable[..., nn.Module]) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
     return len(required) >= 2
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """What a dry run found.
-
-    Attributes:
-        parameters: Name and "shape dtype" of each parameter of the first target that could be built.
-        example_input: What the objective called it with: positional arguments, or a dict of keyword arguments, of a
-            few examples; None where it never called the model itself.
-        pretrained: Whether initial weights are the same from every seed. A narrow surrogate would keep a random part of
-            what was learnt, so none was tried. With `surrogate=1` this is not looked for, and it is False.
-        objective_reads: Keys of the configuration that the objective read.
-        whole_names: What `metrics` calls what it returns.
-        shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
-            that it keeps, which training one trial would change for all others.
-        peak: Bytes that training the full-size model takes, reckoned from a batch of it.
-    """
-
-    parameters: dict[str, str]
-    example_input: Any
-    pretrained: bool = False
-    shared: bool = False
-    objective_reads: frozenset[str] = frozenset()
-    whole_names: tuple[str, ...] = ()
-    peak: float = 0.0
-
-
-_BESIDE_A_STEP = 4
-"""What else a training holds, in sizes of the model: its weights, their average, and two moments of Adam's."""
-
-PRETRAINED_SHARE = 0.1
-"""So many of a model's elements come out the same from two seeds where they were trained before."""
-EXAMPLES = 4
-MISFITS = 8
-"""So many configurations in a row whose model is built but cannot be trained mean that none can."""
-
-
-class _Misfit(Exception):
-    """One trial cannot be trained; its cause says why, for the user if it is the same for all trials."""
-
-
-def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> DryRun:
-    """Build one trial's models and run one batch of each data set through them, so that nothing fails hours later.
-
-    Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
-
-    Args:
-        problem: What will be tuned.
-        trials: At least one.
-        survey: Whether to read the data once, too.
-
-    Raises:
-        ValueError: where, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
-            model's output and the target, or the model cannot be made narrower; or where `model_fn` returns no module,
-            the objective no dict of tensors, or the metric is unknown. Each names the argument.
-    """
-    unbuilt: list[Exception] = []
-    misfits: list[Exception] = []
-    for trial in trials:
-        try:
-            target = problem.target(trial)
-        except NoModule:
-            raise
-        except Exception as error:
-            told = f"for {dict(trial.config)!r} with {type(error).__name__}: {error}"
-            unbuilt.append(_misfit(f"`model_fn` fails for every configuration, {told}", error).args[0])
-            continue
-        try:
-            return _try(problem, trial, target, survey)
-        except _Misfit as misfit:
-            misfits.append(misfit.args[0])
-        if len(misfits) == MISFITS:
-            break
-    raise (misfits or unbuilt)[0]
-
-
-def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
-    parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
-    other = problem.with_settings(seed=problem.settings.seed + 1).target(trial)
-    learning = [name for name, p in target.named_parameters() if p.requires_grad]
-    try:
-        lr_factors(trial.config, learning)
-    except ValueError as error:
-        raise _misfit(str(error), error) from error
-    pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
-    if shared := not _addresses(target).isdisjoint(_addresses(other)):
-        problem, target = replace(problem, copied=True), copy.deepcopy(target)
-    del other
-    notes = Notes()
-    if reads_config(as_given(problem.objective)):
-        give_config(target, notes.noting(steering(trial.config)))
-    calls: list[Any] = []
-    handle = target.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
-    with naming_batch("train_data", "its first batch", trial.batch_size):
-        batches = problem.train_data.epoch(trial.batch_size, 0)
-        train = next(batches)
-        _warn_of_other_sizes(trial, batch_length(train), lambda: next(batches, None) is None)
-    with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
-        trained = _run_batch(problem, target.train(), _parts(trial, train, "train_data")[0], "train_data")
-    weights = sum(tensor.nbytes for tensor in (*target.parameters(), *target.buffers()))
-    peak = step.bytes + _BESIDE_A_STEP * weights
-    with naming_batch("val_data", "its first batch", trial.batch_size):
-        validation = next(problem.val_data.in_order(trial.batch_size))
-    with torch.no_grad():
-        validated = _run_batch(problem, target.eval(), _parts(trial, validation, "val_data")[0], "val_data")
-    handle.remove()
-    whole = _whole_names(problem, trial, target, validated)
-    available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in (*validated, *whole)])
-    metric = problem.settings.metric
-    require(metric in available, "metric", metric, f"one of {available}")
-    for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():
-        _survey(problem, trial, target, data, argument)
-    example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
-    if not pretrained:
-        _try_surrogate(replace(problem, example_input=example), trial)
-    return DryRun(parameters, example, pretrained, shared, frozenset(notes.read), whole, peak)
-
-
-def _whole_names(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> tuple[str, ...]:
-    """What `metrics` calls what it says of the whole validation set, which one untrained model has to go through.
-
-    Raises:
-        ValueError: where it fails, or returns no numbers, or uses a name of the objective's.
-    """
-    if problem.metrics is None:
-        return ()
-    collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
-    with torch.no_grad():
-        for batch in problem.val_data.in_order(batch_size):
-            for part in _parts(trial, batch, "val_data"):
-                found = problem.objective(model, part)
-                collected.take({name: value[None] for name, value in found.items()}, batch_length(part))
-    (outputs,), (targets,) = collected.whole()
-    try:
-        names = tuple(measured(problem.metrics, outputs, targets))
-    except Exception as error:
-        told = f"`metrics` fails on the whole validation set, {outline((outputs, targets))}"
-        raise ValueError(f"{told}: {type(error).__name__}: {error}") from error
-    twice = sorted(known.keys() & set(names))
-    require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
-    return names
-
-
-def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:
-    """Warn where a loader goes by another batch size than that of the configuration."""
-    asked = trial.batch_size
-    if "batch_size" in trial.config and (length > asked or (length < asked and not is_last())):
-        warnings.warn(
-            f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
-            "`batch_size` changes nothing where its loader takes no notice of it",
-            stacklevel=6,
-        )
-
-
-def _has_rows(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
-
-
-def _survey(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
-    """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on.
-
-    Raises:
-        ValueError: where a batch cannot be read, the objective cannot take it, or its loss is infinite or NaN, as its
-            numbers are.
-    """
-    with torch.no_grad():
-        for name, batch in islice(unlike(data, trial.batch_size, argument), MISFITS):
-            try:
-                losses = [_run_batch(problem, model, p, argument)["loss"] for p in _parts(trial, batch, argument)]
-            except _Misfit as misfit:
-                raise ValueError(f"{name} of `{argument}`: {misfit.args[0]}") from misfit
-            wrong = non_finite(batch)
-            lost = [loss.item() for loss in losses if not bool(loss.isfinite())]
-            if wrong and lost:
-                raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {lost[0]}")
-
-
-def _addresses(model: nn.Module) -> set[int]:
-    """Where those of its tensors lie in memory that training changes."""
-    # What is frozen can be shared: training writes to none of it.
-    tensors = (*(p for p in model.parameters() if p.requires_grad), *model.buffers())
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
-
-
-def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
-    """Whether another seed gives the same weights, constants and identities (of at most two values) aside."""
-    other = dict(from_another_seed.named_parameters())
-    same = total = 0
-    for name, parameter in target.named_parameters():
-        values = parameter.detach()
-        if values.numel() == 0 or bool(((values == values.min()) | (values == values.max())).all()):
-            continue
-        total += values.numel()
-        same += values.numel() if name in other and torch.equal(values, other[name]) else 0
-    return same > PRETRAINED_SHARE * total
-
-
-def _try_surrogate(problem: Problem, trial: Trial) -> None:
-    try:
-        problem.surrogate(trial, checked=True)
-    except (Exception, SystemExit) as error:
-        if takes_width_ratio(problem.model_fn):
-            raise _Misfit(error) from error
-        raise _misfit(
-            f"`surrogate` is {problem.settings.surrogate:g}, but the model cannot be made narrower by itself "
-            f"({error}); give `model_fn` an argument `width_ratio`, or set `surrogate=1`",
-            error,
-        ) from error
-
-
-def _parts(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
-    """A batch in the parts that training takes it in, for which alone there may be memory."""
-    parts = read(trial.config, "accumulate")
-    try:
-        return split(batch, parts)
-    except ValueError as error:
-        raise _misfit(
-            f"`accumulate` is {parts}, but a batch {outline(batch)} of `{argument}`: {error}", error
-        ) from error
-
-
-def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> Mapping[str, Tensor]:
-    """Metrics of one batch; where gradients are enabled, the loss is differentiated, too."""
-    outputs: list[Any] = []
-    handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    try:
-        with warnings.catch_warnings():
-            # Torch broadcasts one against the other, and only warns of it.
-            warnings.filterwarnings("error", "Using a target size")
-            objective = in_precision(checked(as_given(problem.objective)), problem.settings.precision)
-            metrics = objective(model, batch)
-    except (Exception, SystemExit) as error:
-        told = f"a batch {outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
-        if outputs:
-            told = f"`loss_fn` (or `objective`) cannot take the model's output {outline(outputs[-1])} with {told}"
-        else:
-            told = f"the model cannot take {told}"
-        raise _misfit(told, error) from error
-    finally:
-        handle.remove()
-    metrics = metrics if problem.metrics is None or not isinstance(metrics, Mapping) else scalars(metrics)
-    check_metrics(metrics)
-    if torch.is_grad_enabled():
-        try:
-            metrics["loss"].backward()
-        except (Exception, SystemExit) as error:
-            told = f"the loss of a batch {outline(batch)} of `{argument}` cannot be differentiated"
-            raise _misfit(f"{told}: {type(error).__name__}: {error}", error) from error
-    return metrics
-
-
-def _misfit(told: str, cause: BaseException) -> _Misfit:
-    refusal = ValueError(told)
-    refusal.__cause__ = cause
-    return _Misfit(refusal)
-
-
-def outline(value: Any) -> str:
-    """Shapes and types of the tensors in a value: "[(64, 3) float32, (64,) int64]"."""
-    leaves = [
-        f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}" for v in tree_leaves(value) if isinstance(v, Tensor)
-    ]
-    return f"[{', '.join(leaves)}]"

@@ -14,10 +14,10 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
-from hydro_rasda.problem import Trial
 from hydro_rasda.run.state import Run
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, plain, sample
+from hydro_rasda.trial import Trial
 
 SEARCHER_ROUNDS = 4
 """A searcher is asked for this many batches: it learns from the first rung of each before it gives the next."""

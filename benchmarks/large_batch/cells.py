@@ -25,9 +25,10 @@ from hydro_rasda import RescaledLR
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import ALONE, Shard, make_batches
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.loop import train_epochs_on_ranks
+from hydro_rasda.trial import Trial
 
 MILESTONES = (2, 4, 8)
 EPOCHS = 16

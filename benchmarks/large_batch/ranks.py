@@ -17,9 +17,9 @@ import torch.distributed as dist
 from benchmarks.large_batch.cells import BATCH, Cell, Row, problem, segment
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import ALONE, Shard
-from hydro_rasda.problem import Trial
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.noise import GradientNoise
+from hydro_rasda.trial import Trial
 
 PAIRS = 21
 

@@ -14,9 +14,9 @@ import torch
 from hydro_rasda.backends.processes import LocalProcesses
 from hydro_rasda.checks import check_number, require
 from hydro_rasda.contracts import Devices, EpochMetrics, Finished, GroupTask, TargetOutcome, TargetTask, Widths
-from hydro_rasda.problem import Trial
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.device import Device, Share, Work, can_be_shared
+from hydro_rasda.trial import Trial
 
 
 class LocalBackend:

@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Any, Protocol
 
 from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
-from hydro_rasda.problem import Trial
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.deaths import DEATHS, Deaths
 from hydro_rasda.training.fused import Load
 from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.trainer import Given
+from hydro_rasda.trial import Trial
 
 LOOK_S = 0.5
 """So long `finished` waits before it lets its caller look at the clock."""

@@ -5,7 +5,7 @@ epoch alone, so that all trials of a group share each batch, trials are compared
 sees what an unbroken one would have seen. Batches are copies: what is written into them, the user's data do not see.
 """
 
-from hydro_rasda.data.batches import Batch, Batches, Data, Share, batch_length, move
+from hydro_rasda.data.batches import Batch, Batches, Data, Share, batch_length, move, outline
 from hydro_rasda.data.forms import make_batches
 from hydro_rasda.data.indexed import MOST_EXAMPLES
 from hydro_rasda.data.shards import ALONE, Part, Shard
@@ -25,5 +25,6 @@ __all__ = [
     "move",
     "naming_batch",
     "non_finite",
+    "outline",
     "unlike",
 ]

@@ -100,3 +100,11 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
         return leaf.to(device, non_blocking=not wait, copy=always) if isinstance(leaf, Tensor) else leaf
 
     return tree_map(moved, batch)
+
+
+def outline(value: Any) -> str:
+    """Shapes and types of the tensors in a value: "[(64, 3) float32, (64,) int64]"."""
+    leaves = [
+        f"{tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}" for v in tree_leaves(value) if isinstance(v, Tensor)
+    ]
+    return f"[{', '.join(leaves)}]"

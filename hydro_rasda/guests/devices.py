@@ -22,13 +22,13 @@ from hydro_rasda.backends.processes import loaded
 from hydro_rasda.contracts import Finished, GroupTask, TargetOutcome, TargetTask, Widths, group_key
 from hydro_rasda.guests.meeting import Door, hang_up
 from hydro_rasda.guests.pieces import GroupWork, TargetWork
-from hydro_rasda.problem import Trial
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.deaths import Deaths
 from hydro_rasda.training.device import Device
 from hydro_rasda.training.forks import ending, receive
 from hydro_rasda.training.fused import joined
 from hydro_rasda.training.trainer import Given
+from hydro_rasda.trial import Trial
 
 LOOK_S = 0.5
 """So long `finished` waits before it lets its caller look at the clock."""

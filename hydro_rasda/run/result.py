@@ -16,7 +16,7 @@ from fusion.streams import preserved_generators
 from hydro_rasda.config import RASDAConfig
 from hydro_rasda.data import Data, batch_length, make_batches
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.run.portable import Gone, dumped, loaded
 from hydro_rasda.run.records import RunRecord
@@ -24,6 +24,7 @@ from hydro_rasda.run.report import as_html, render
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.study import make_study
 from hydro_rasda.run.summary import eligible, sum_up
+from hydro_rasda.trial import Trial
 from hydro_rasda.whole_metrics import Collected, measured
 
 if TYPE_CHECKING:

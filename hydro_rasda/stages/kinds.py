@@ -16,7 +16,7 @@ from hydro_rasda.contracts import evenly
 from hydro_rasda.objective import reads_config, steering
 from hydro_rasda.plans import Plans
 from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.reads import Notes, Reads, all_of, leaves
 from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.journal import JournalLine, Unit
@@ -26,6 +26,7 @@ from hydro_rasda.training.deaths import Deaths, failure
 from hydro_rasda.training.forks import Died, Notify, imap_forked
 from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.trial import Trial
 
 
 def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: Doing | None = None) -> Unit:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.space import longest_warmup, tuned
 from hydro_rasda.stages.scout import survived_dry_run
+from hydro_rasda.trial import Trial
 from surrogate import doubtful_hyperparameters
 
 _PRETRAINED = (

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import torch
 
+from hydro_rasda.dry_run import MISFITS, DryRun, dry_run
 from hydro_rasda.plans import Plans
-from hydro_rasda.problem import MISFITS, DryRun, Problem, Trial, dry_run
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.doing import Doing
 from hydro_rasda.training.deaths import DEATHS
 from hydro_rasda.training.device import usable_children
 from hydro_rasda.training.forks import Died, Notify, imap_forked
+from hydro_rasda.trial import Trial
 
 DRY_RUN = ".dry-run"
 """File in a run's folder that says which trial is tried, and which ones processes died of."""

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from hydro_rasda.contracts import Devices, Finished
-from hydro_rasda.problem import Trial
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.result import AllTrialsFailed
@@ -39,6 +38,7 @@ from hydro_rasda.stages.kinds import find_kinds
 from hydro_rasda.stages.transfer import check_transfer
 from hydro_rasda.stages.unread import Unread, warn_of_unread
 from hydro_rasda.training.device import usable_children
+from hydro_rasda.trial import Trial
 
 
 def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = None) -> list[int]:

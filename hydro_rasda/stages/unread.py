@@ -11,8 +11,9 @@ from typing import Any
 from torch import nn
 
 from fusion.keys import KEYS, is_group, is_read
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.reads import Notes, paths
+from hydro_rasda.trial import Trial
 
 Unread = dict[str, str | None]
 """By key that was not read (`net.depth` where it is nested), the one that was probably meant."""

@@ -32,11 +32,12 @@ from hydro_rasda.contracts import (
 )
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.store import Store
 from hydro_rasda.run.targets import record_epochs
+from hydro_rasda.trial import Trial
 
 PATIENCE_S = 120.0
 """So long a check waits for what it trains, the start of processes included."""

@@ -18,7 +18,7 @@ import torch
 from fusion import keep_freed_memory
 from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.events import Stage
 from hydro_rasda.schedulers.packing import Job, Room, beside
@@ -29,6 +29,7 @@ from hydro_rasda.training.fused import Load, joined, train_group
 from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.peaks import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.training.planning import machine, planned_widths
+from hydro_rasda.trial import Trial
 
 
 @dataclass(frozen=True)

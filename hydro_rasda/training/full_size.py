@@ -10,11 +10,12 @@ from typing import Any
 from hydro_rasda.contracts import EpochMetrics, History, Span, TargetOutcome, TargetTask
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.precision import loss_scale
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.graph import records
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.loop import good_enough, keep_best, out_of_patience, train_epochs
 from hydro_rasda.training.own_loop import train_own
+from hydro_rasda.trial import Trial
 
 
 def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:

@@ -32,12 +32,13 @@ from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import scalars
 from hydro_rasda.precision import loss_scale
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.training.graph import recorded, records
 from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.trial import Trial
 
 State = dict[str, Any]
 

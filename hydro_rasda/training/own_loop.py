@@ -19,10 +19,11 @@ from fusion.streams import seed_generators
 from hydro_rasda.checks import is_number, require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.best import bettered
 from hydro_rasda.training.worker import Saving, State, Worker
+from hydro_rasda.trial import Trial
 
 METRICS = ("train_", "val_")
 """What the names of the metrics begin with that a run keeps."""

@@ -12,11 +12,13 @@ from typing import Any
 
 from fusion import OPTIMIZERS
 from fusion.keys import KEYS, read
-from hydro_rasda.problem import Problem, Trial, outline
+from hydro_rasda.data import outline
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
 from hydro_rasda.run.content import content, digest
 from hydro_rasda.run.events import Stage
 from hydro_rasda.schedulers.packing import GUESS
+from hydro_rasda.trial import Trial
 
 Bytes = dict[int, float]
 """Of a kind, by how many train as one."""

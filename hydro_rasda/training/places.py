@@ -20,12 +20,13 @@ import torch.distributed as dist
 from fusion.streams import seed_generators
 from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
 from hydro_rasda.data import Shard
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.measured import HISTORY
 from hydro_rasda.training.own_loop import METRICS, Over, train_own_on_rank
 from hydro_rasda.training.worker import Saving, Worker
+from hydro_rasda.trial import Trial
 
 TIMEOUT = timedelta(minutes=30)
 """A rank that the others wait for longer is taken for dead."""

@@ -27,9 +27,9 @@ from fusion.keys import read
 from fusion.width.plan import FusionPlan, best_width
 from fusion.width.probe import plan_fusion, usable_memory
 from hydro_rasda.contracts import Widths
-from hydro_rasda.data import Batch
+from hydro_rasda.data import Batch, outline
 from hydro_rasda.precision import matrix_products
-from hydro_rasda.problem import Problem, Trial, outline
+from hydro_rasda.problem import Problem
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.content import content, digest
@@ -38,6 +38,7 @@ from hydro_rasda.training.forks import Died, map_forked
 from hydro_rasda.training.graph import records
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.training.peaks import Peaks, kind_of_group
+from hydro_rasda.trial import Trial
 
 SECONDS_PER_WIDTH = 0.03
 """Time to measure each width, but no less than a few steps: to be small beside what a sweep takes."""

@@ -14,11 +14,12 @@ import torch
 
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
 from hydro_rasda.data import move
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.device import WHOLE, Device, Share, Work
 from hydro_rasda.training.forks import Notify
 from hydro_rasda.training.fused import Load
 from hydro_rasda.training.places import Place, train_target_on_ranks
+from hydro_rasda.trial import Trial
 
 
 @dataclass(frozen=True)

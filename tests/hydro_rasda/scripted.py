@@ -9,10 +9,11 @@ from typing import Any
 
 from hydro_rasda.config import Keep
 from hydro_rasda.contracts import History, TargetOutcome, TargetTask
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, Stage, metric_lines
 from hydro_rasda.run.store import Store
+from hydro_rasda.trial import Trial
 
 Scores = Mapping[int, Sequence[float]]
 """Of each trial, the metric after each epoch."""

@@ -16,11 +16,13 @@ from hydro_rasda import RunExists, TuneResult
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Group, GroupTask, Span, TargetOutcome, TargetTask
 from hydro_rasda.data import Batch, Shard
+from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.precision import as_given, in_precision, matrix_products
-from hydro_rasda.problem import Problem, Trial, dry_run
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner, train_target
 from hydro_rasda.training.fused import train_group
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
 
 EPOCHS = 6

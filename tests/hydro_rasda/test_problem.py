@@ -9,16 +9,17 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data, make_batches
+from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import Objective, supervised
-from hydro_rasda.problem import Problem, Trial, dry_run, takes_width_ratio
+from hydro_rasda.problem import Problem, takes_width_ratio
+from hydro_rasda.trial import Trial
 from surrogate import shrink
 from surrogate.laws import initial_laws
 from surrogate.multipliers import width_plan
-from tests.hydro_rasda.models import Config, fixed_mlp, mlp, refuses_some, regressor, stumbles_in_some
+from tests.hydro_rasda.models import Config, fixed_mlp, mlp
 
 X = torch.randn(12, 64, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(12) % 10
@@ -53,12 +54,6 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 
 def test_batch_size_has_a_default() -> None:
     assert [Trial(0, {"batch_size": 7}).batch_size, Trial(0, {}).batch_size] == [7, 64]
-
-
-@pytest.mark.parametrize("target", [X[:, :1], LABELS % 2])
-def test_a_forgotten_loss_is_found_in_the_dry_run(target: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"is cross_entropy \(the default\), but an output of shape \(4, 1\)"):
-        dry_run(problem(regressor, (X, target)), trials())
 
 
 @pytest.mark.parametrize("of", ["target", "surrogate"])
@@ -213,94 +208,3 @@ def test_weights_that_must_be_measured_are_for_each_trial() -> None:
 def test_a_model_in_evaluation_mode_is_another_structure(traces: Callable[[], int]) -> None:
     shrunk(lambda config: fixed_mlp(config).train(config["train"]), {"train": True}, {"train": False})
     assert traces() == 2
-
-
-def test_metrics_of_both_data_sets_are_known() -> None:
-    for metric in ("val_loss", "val_accuracy", "train_loss", "train_accuracy"):
-        dry_run(problem(metric=metric), trials())
-    with pytest.raises(ValueError, match=r"`metric` is 'accuracy', but must be one of \['train_acc.*'val_loss'\]"):
-        dry_run(problem(metric="accuracy"), trials())
-
-
-def test_nothing_is_left_on_the_model_or_its_gradients() -> None:
-    built: list[nn.Module] = []
-
-    def remembers(config: Config, width_ratio: float = 1.0) -> nn.Module:
-        built.append(mlp(config, width_ratio))
-        return built[-1]
-
-    dry_run(problem(remembers), trials())
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in built)
-
-
-@pytest.mark.parametrize("model_fn", [refuses_some, stumbles_in_some])
-def test_a_configuration_that_fails_alone_does_not_refuse_the_run(model_fn: Any) -> None:
-    bad = {"bad": True, "stumbles": 1.0}
-    dry_run(problem(model_fn), trials(bad, bad, {}))
-    with pytest.raises(ValueError, match=r"this .* cannot be ") as caught:
-        dry_run(problem(model_fn), trials(bad, bad))
-    assert "cannot be" in str(caught.value.__cause__)
-
-
-def ignores_width(config: Config, width_ratio: float = 1.0) -> nn.Module:
-    return mlp(config)
-
-
-def other_names(config: Config, width_ratio: float = 1.0) -> nn.Module:
-    return mlp(config) if width_ratio == 1 else nn.Sequential(mlp(config, width_ratio))
-
-
-def detached(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    return {"loss": F.cross_entropy(model(batch[0]), batch[1]).detach()}
-
-
-def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
-    return {"nll": F.cross_entropy(model(batch[0]), batch[1])}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "message"),
-    [
-        ({"model_fn": lambda config: 1 / 0}, ValueError, "`model_fn` fails for every configuration, for .*'lr': 0.1"),
-        ({"model_fn": lambda config: None}, ValueError, "`model_fn` returned a NoneType, but must return a torch.nn"),
-        ({"model_fn": ignores_width}, ValueError, "model_fn.*width_ratio"),
-        ({"model_fn": other_names}, ValueError, "model_fn.*width_ratio"),
-        ({"data": (X[:, :9], LABELS)}, ValueError, r"the model cannot take a batch \[\(4, 9\) float32, .*`train_data`"),
-        ({"data": (X, LABELS + 9)}, ValueError, r"`loss_fn` .*cannot take the model's output \[\(4, 10\) float32\]"),
-        ({"data": (X, LABELS[:, None])}, ValueError, r"`loss_fn` .* with a batch \[\(4, 64\) .*\(4, 1\) int64\]"),
-        ({"model_fn": regressor, "data": (X, X[:, 0])}, ValueError, "must have the output's shape"),
-        ({"objective": detached}, ValueError, "the loss of a batch .* cannot be differentiated"),
-        ({"objective": nameless}, ValueError, r"`objective` returned \['nll'\], but must return a \"loss\""),
-    ],
-)
-def test_bad_input(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        dry_run(problem(**arguments), trials())
-
-
-def widens_its_output(config: Config, width_ratio: float = 1.0) -> nn.Module:
-    width = int(32 * width_ratio)
-    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width))
-
-
-def test_an_output_that_depends_on_width_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"output.*\(4, 16\).*\(4, 32\)|output.*width"):
-        dry_run(problem(widens_its_output), trials())
-
-
-def test_a_target_that_torch_would_broadcast_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`loss_fn` \(or `objective`\) cannot take the model's output \[\(4, 1\)"):
-        dry_run(problem(regressor, (X, LABELS), supervised(F.mse_loss)), trials())
-
-
-def test_a_batch_is_tried_in_the_parts_that_training_takes() -> None:
-    """As there may be no memory for more; and what cannot be split is told before any training."""
-    seen: list[int] = []
-
-    def noting(config: Config, width_ratio: float = 1.0) -> nn.Module:
-        model = mlp(config, width_ratio)
-        model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
-        return model
-
-    dry_run(problem(noting), trials({"accumulate": 5, "batch_size": 10}))
-    assert max(seen) == 2

@@ -18,9 +18,10 @@ from torch.utils.data import Dataset
 from hydro_rasda import TuneResult, loguniform, tune
 from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
 from hydro_rasda.data import make_batches
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import train_target
 from hydro_rasda.training.fused import train_group
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 
 EPOCHS = 2

@@ -19,13 +19,14 @@ from rich.console import Console
 from torch import Tensor
 
 from hydro_rasda import AllTrialsFailed, RASDAConfig, TuneResult, choice, load, loguniform, uniform
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.result import make_result
 from hydro_rasda.run.state import FINALISTS, Run, Stage, metric_lines
 from hydro_rasda.run.store import Store
 from hydro_rasda.run.targets import end_targets, record_end, record_epochs, record_failure, settle_configs
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
 from tests.hydro_rasda.stages.test_sweep_rules import Population
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hydro_rasda import RASDAConfig, TuneResult, choice, grid_search, loguniform
 from hydro_rasda.contracts import Group, GroupTask, Span, TargetOutcome, TargetTask
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.run.targets import recall_targets
@@ -21,6 +21,7 @@ from hydro_rasda.stages.handover import hand_over
 from hydro_rasda.stages.race import train_targets
 from hydro_rasda.training.full_size import train_target
 from hydro_rasda.training.fused import state_of, train_group
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import Scripted, curves, open_run
 

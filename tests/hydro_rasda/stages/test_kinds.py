@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hydro_rasda.objective import as_objective
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.stages.kinds import ALIKE, find_kinds
 from hydro_rasda.training import pace
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp, refuses_some
 
 

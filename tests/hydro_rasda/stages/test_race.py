@@ -9,7 +9,7 @@ import pytest
 
 from hydro_rasda import RASDAConfig
 from hydro_rasda.contracts import TargetOutcome, TargetTask
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.journal import Unit
@@ -27,6 +27,7 @@ from hydro_rasda.run.targets import (
     settle_configs,
 )
 from hydro_rasda.stages.race import train_targets
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.

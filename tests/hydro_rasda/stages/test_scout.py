@@ -18,9 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import TuneResult, choice
 from hydro_rasda.data import make_batches
-from hydro_rasda.problem import MISFITS, Problem, Trial
+from hydro_rasda.dry_run import MISFITS
+from hydro_rasda.problem import Problem
 from hydro_rasda.stages.scout import survived_dry_run
 from hydro_rasda.training.forks import Died, imap_forked
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(

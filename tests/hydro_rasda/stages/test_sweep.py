@@ -14,12 +14,13 @@ from hydro_rasda.config import Mode, TuneConfig
 from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, History, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.result import AllTrialsFailed
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.stages.sweep import sweep
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
 X, Y = torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydro_rasda import TuneResult, choice, loguniform, sample_from, uniform
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.stages.unread import build_noting, unread_of, warn_of_unread
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
 CONFIG: Config = {"lr": 0.1, "a": 1, "b": 2, "net": {"depth": 3, "width": 4, "none": {}}}

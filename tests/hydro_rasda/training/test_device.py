@@ -19,9 +19,11 @@ import torch
 from torch import nn
 
 from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
-from hydro_rasda.problem import Problem, Trial, dry_run
+from hydro_rasda.dry_run import dry_run
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.training.forks import ONE_PROCESS
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
 pytestmark = pytest.mark.skipif(

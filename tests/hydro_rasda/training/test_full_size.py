@@ -13,10 +13,11 @@ from hydro_rasda.config import Mode
 from hydro_rasda.contracts import History, Span, TargetOutcome, TargetTask
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.metrics import mean_metrics
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import rank
 from hydro_rasda.training.full_size import train_target
 from hydro_rasda.training.learners import SingleLearner
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config
 
 Pair = tuple[Tensor, Tensor]

@@ -16,11 +16,12 @@ from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import OptimizerSettings, as_objective
 from hydro_rasda.plans import Plans
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.store import Store
 from hydro_rasda.training import fused
 from hydro_rasda.training.fused import FusedLearner, train_group
 from hydro_rasda.training.parameters import multipliers
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
 
 Pair = tuple[Tensor, Tensor]

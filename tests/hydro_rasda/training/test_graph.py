@@ -17,9 +17,10 @@ from fusion.optim import native
 from hydro_rasda import TuneResult
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, TargetOutcome, TargetTask
 from hydro_rasda.data import make_batches
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner, train_target
 from hydro_rasda.training.fused import FusedLearner, train_group
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 from tests.recorder import Recorder, recording
 

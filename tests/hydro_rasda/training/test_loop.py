@@ -14,9 +14,10 @@ from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard, make_batches
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.objective import Objective, supervised
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.loop import keep_best, train_epochs_on_ranks
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
 
 Pair = tuple[Tensor, Tensor]

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from hydro_rasda import AllTrialsFailed, TuneResult, Worker, loguniform
 from hydro_rasda.contracts import Span, TargetOutcome, TargetTask
-from hydro_rasda.problem import OwnLoop, Problem, Trial
+from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.training.full_size import train_target
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 
 LAST = 4

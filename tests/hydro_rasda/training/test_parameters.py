@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.precision import in_precision
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.fused import state_of, train_group
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers
+from hydro_rasda.trial import Trial
 
 TRIALS = {n: Trial(n, {"rate": rate, "batch_size": 64}) for n, rate in enumerate([1e-2, 3e-3])}
 DECAY, SLOWER = 0.5, 0.1

@@ -24,11 +24,12 @@ from fusion import FusionWarning, optim
 from fusion.width import probe
 from hydro_rasda import TuneResult, loguniform
 from hydro_rasda.contracts import Widths
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import WEEKS, cache_folder, remember
 from hydro_rasda.training import planning
 from hydro_rasda.training.planning import planned_widths, recall, widths_from
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
 Pair = tuple[Tensor, Tensor]

@@ -15,8 +15,9 @@ from hydro_rasda import RASDAConfig
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.backends.ray.test_ddp import (
     CONFIGS,
     MAX_T,

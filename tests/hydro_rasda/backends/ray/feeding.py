@@ -13,10 +13,11 @@ from torch import nn
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.training.worker import Worker
+from hydro_rasda.trial import Trial
 
 
 def train(worker: Worker) -> None:

@@ -26,9 +26,10 @@ from hydro_rasda.backends.ray.full_size import FullSize
 from hydro_rasda.backends.ray.schedulers_by_name import make_scheduler
 from hydro_rasda.backends.ray.trial_feed import Offer, TrialFeed, number_of
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.problem import Problem, Trial
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import milestones
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.backends.ray import feeding
 from tests.hydro_rasda.backends.ray.test_restore import survivors_reached
 
