@@ -30,7 +30,7 @@ HOOKS = (
 HARMLESS = (ModelCheckpoint, ModelSummary, ProgressBar)
 """Callbacks that print and save: the run does that by itself."""
 
-PRECISIONS = {"32-true": "fp32", "32": "fp32", "bf16-mixed": "bf16"}
+PRECISIONS = {"32-true": "fp32", "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
 _SETTINGS: dict[str, Any] = {
     "max_steps": -1,

@@ -33,10 +33,13 @@ SCHEDULED = ("lr_scheduler_type", "warmup_steps")
 
 SAMPLING = ("random", "sequential")
 
+PRECISIONS = ("fp16", "bf16", "tf32")
+
 _FOLLOWED = {
     *KEYS,
     *SCHEDULED,
-    *("warmup_ratio", "lr_scheduler_kwargs", "gradient_accumulation_steps", "num_train_epochs", "seed", "bf16", "tf32"),
+    *("warmup_ratio", "lr_scheduler_kwargs", "gradient_accumulation_steps", "num_train_epochs", "seed"),
+    *PRECISIONS,
     *("label_smoothing_factor", "per_device_eval_batch_size", "dataloader_drop_last", "dataloader_num_workers"),
     *(
         "remove_unused_columns",
@@ -69,7 +72,6 @@ _WITHOUT_EFFECT_PREFIXES = ("logging_", "save_", "hub_", "push_to_hub_", "tracki
 """They change what is printed, saved, sent or compiled, or how fast a step is, not what it computes."""
 
 _REASONS = {
-    "fp16": "use `bf16`; float16 is `tune`'s own `precision='fp16'`",
     "max_steps": "a training has whole epochs: use `num_train_epochs`",
     "optim_args": "optimizers have torch's defaults",
     "auto_find_batch_size": "the batch size is a hyperparameter",
@@ -116,8 +118,8 @@ def _values_refused(args: TrainingArguments) -> list[str]:
         refused.append(f"train_sampling_strategy={sampling!r}: one of {', '.join(SAMPLING)}")
     if args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1:
         refused.append(f"num_train_epochs={args.num_train_epochs!r}: a whole number of epochs >= 1")
-    if args.bf16 and args.tf32:
-        refused.append("bf16=True, tf32=True: one of them")
+    if len(asked := [name for name in PRECISIONS if getattr(args, name)]) > 1:
+        refused.append(f"{', '.join(f'{name}=True' for name in asked)}: one of them")
     return refused
 
 

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, TrainingArguments
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_is, require
 from hydro_rasda.integrations.loaders import Collator
-from hydro_rasda.integrations.transformers.arguments import metric_of, unfollowed, warmup_of
+from hydro_rasda.integrations.transformers.arguments import PRECISIONS, metric_of, unfollowed, warmup_of
 from hydro_rasda.integrations.transformers.data import collator, loaders
 from hydro_rasda.integrations.transformers.models import model_function
 from hydro_rasda.integrations.transformers.objective import trainer_objective
@@ -45,8 +45,8 @@ def tune_trainer(
     """Find good training arguments for a model of `transformers`, and train it with them.
 
     `TrainingArguments` mean what they mean to `Trainer`: learning rate, `lr_scheduler_type` with its warm-up (step by
-    step), weight decay (biases and norms are spared), gradient accumulation, clipping, bf16, label smoothing, batch
-    sizes, epochs and seed. The best epoch's weights are kept where `load_best_model_at_end` is set, else the last's.
+    step), weight decay (biases and norms are spared), gradient accumulation, clipping, fp16, bf16, label smoothing,
+    batch sizes, epochs and seed. The best epoch's weights are kept where `load_best_model_at_end` is set, else the last's.
     Random numbers are the library's own: each trial has its own initial weights, shuffles and dropout.
 
     A batch is `per_device_train_batch_size * gradient_accumulation_steps` examples, and goes through the model at once:
@@ -105,7 +105,7 @@ def tune_trainer(
         "storage_path": args.output_dir,
         "keep": "best" if args.load_best_model_at_end else "last",
         "ema": 0.0,
-        "precision": "bf16" if args.bf16 else "tf32" if args.tf32 else "fp32",
+        "precision": next((name for name in PRECISIONS if getattr(args, name)), "fp32"),
     }
     if args.use_cpu and options.get("backend", "local") == "local":
         chosen["device"] = "cpu"

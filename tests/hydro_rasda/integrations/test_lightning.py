@@ -179,7 +179,7 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
         "- val_dataloaders: a list, but must be one DataLoader",
         "- Trainer(limit_train_batches=0.5)",
         "- Trainer(accumulate_grad_batches=2): use the key `accumulate` of the space",
-        "- Trainer(precision='64-true'): one of 32-true, 32, bf16-mixed",
+        "- Trainer(precision='64-true'): one of 32-true, 32, bf16-mixed, 16-mixed",
         "- EarlyStopping: a callback",
         "- Peculiar.on_train_epoch_end(): it is overridden",
         "- Peculiar.optimizer_step(): it is overridden",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
     ),
     "smoothed labels": (gpt2, TEXT, {"label_smoothing_factor": 0.2, "lr_scheduler_type": "polynomial"}),
     "bf16": (bert, LABELLED, {"bf16": True}),
+    "fp16, which `Trainer` has on GPUs alone": (bert, LABELLED, {"fp16": True}),
 }
 
 
@@ -114,15 +116,17 @@ def test_equal_to_trainer_alone(case: str, tmp_path: Path) -> None:
     args = arguments(tmp_path, **changes)
     result = tuned(model_init, args, data=data)
     assert args.learning_rate != result.args.learning_rate == result.tuned.best_config["lr"]
-    trainer = Trainer(model_init(), result.args, train_dataset=data, eval_dataset=data[:12])
+    alone = replace(result.args, fp16=False)
+    trainer = Trainer(model_init(), alone, train_dataset=data, eval_dataset=data[:12])
     trainer.train()
     assert trainer.state.global_step > 8
-    tolerance = 0.05 if args.bf16 else 1e-5
+    rounded = args.bf16 or args.fp16
+    tolerance = 0.05 if rounded else 1e-5
     for name, value in result.model().named_parameters():
         expected = dict(trainer.model.named_parameters())[name]
         moved = (expected - dict(model_init().named_parameters())[name]).norm()
         assert (value - expected).norm() <= tolerance * moved + 1e-9, name
-    assert result.tuned.best_metric == pytest.approx(trainer.evaluate()["eval_loss"], rel=0.02 if args.bf16 else 1e-5)
+    assert result.tuned.best_metric == pytest.approx(trainer.evaluate()["eval_loss"], rel=0.02 if rounded else 1e-5)
 
 
 @pytest.mark.parametrize("kind", schedule_types())
