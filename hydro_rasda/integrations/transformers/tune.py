@@ -46,7 +46,8 @@ def tune_trainer(
 
     `TrainingArguments` mean what they mean to `Trainer`: learning rate, `lr_scheduler_type` with its warm-up (step by
     step), weight decay (biases and norms are spared), gradient accumulation, clipping, fp16, bf16, label smoothing,
-    batch sizes, epochs and seed. The best epoch's weights are kept where `load_best_model_at_end` is set, else the last's.
+    batch sizes, epochs and seed. The best epoch's weights are kept where `load_best_model_at_end` is set, else the
+    last's.
     Random numbers are the library's own: each trial has its own initial weights, shuffles and dropout.
 
     A batch is `per_device_train_batch_size * gradient_accumulation_steps` examples, and goes through the model at once:
