@@ -12,6 +12,7 @@ from hydro_rasda.backends.processes import PROBLEM, write_shared
 from hydro_rasda.checks import check_int, check_number, require
 from hydro_rasda.contracts import Devices
 from hydro_rasda.guests.devices import BubbleDevices
+from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import can_be_shared
 
@@ -47,6 +48,7 @@ class BubbleBackend:
     @contextlib.contextmanager
     def open(self, run: Run) -> Iterator[Devices]:
         """See `Backend.open`."""
+        refuse_open_to_others(run.store.path)
         rule = "anything but a `BubbleBackend` for what holds an open file or a connection, which no other process has"
         require(can_be_shared(run.problem), "backend", self, rule)
         shared = run.store.path / PROBLEM

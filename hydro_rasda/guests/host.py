@@ -15,6 +15,7 @@ from fusion.width.memory import available_memory
 from hydro_rasda.checks import check_number, require
 from hydro_rasda.guests.process import GuestProcess
 from hydro_rasda.guests.waits import watched
+from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.schedulers.bubbles import Forecast, Guard
 
 LOOK_S = 1.0
@@ -61,6 +62,7 @@ def bubbles(
     Raises:
         ValueError: for an argument that cannot be.
         RuntimeError: on other systems than Linux.
+        Unsafe: where others can write to `source`: what guests are to train is unpickled from where it says.
     """
     if sys.platform != "linux":
         raise RuntimeError("bubbles need Linux, whose kernel stops guests and ends them with their host")
@@ -71,6 +73,7 @@ def bubbles(
     check_number("patience_s", patience_s)
     require(preempt in (None, True, False), "preempt", preempt, "None, True or False")
     Path(source).mkdir(parents=True, exist_ok=True)
+    refuse_open_to_others(Path(source))
     guest = Guest(Path(source).absolute(), device, leave_free, device.type == "cpu" if preempt is None else preempt)
     try:
         with watched(schedule, guest):

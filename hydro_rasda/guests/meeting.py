@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 
 from hydro_rasda.checks import require
-from hydro_rasda.run.files import write_atomically
+from hydro_rasda.run.files import refuse_open_to_others, write_atomically
 
 MEETING = "sweep.json"
 
@@ -35,10 +35,12 @@ class Door:
 
     Raises:
         ValueError: where another sweep has its door there.
+        Unsafe: where others can write to the folder.
     """
 
     def __init__(self, source: Path, come_in: Callable[[Connection], None]) -> None:
         source.mkdir(parents=True, exist_ok=True)
+        refuse_open_to_others(source)
         self._file = source / MEETING
         require(
             not _answers(source), "source", str(source), "a folder of one sweep at a time: another has guests there"

@@ -51,9 +51,7 @@ def refuse_open_to_others(folder: Path) -> None:
     found = folder.lstat()
     told = f"whoever can write to {folder} can have this run execute code"
     if os.getuid() not in (0, found.st_uid):  # root can be given any folder, as in containers
-        raise Unsafe(
-            f"{told}, and it belongs to another user ({found.st_uid}): choose another `storage_path` or `name`"
-        )
+        raise Unsafe(f"{told}, and it belongs to another user ({found.st_uid}): choose another")
     if found.st_mode & stat.S_IWOTH:
         raise Unsafe(f"{told}, and all users can: `chmod o-w` it")
 

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hydro_rasda import RayBackend
+from hydro_rasda import BubbleBackend, RayBackend, bubbles
 from hydro_rasda.backends.ray import fork_client
 from hydro_rasda.backends.ray.event_log import EventLog
 from hydro_rasda.backends.ray.rank_worker import _join
+from hydro_rasda.guests.meeting import Door
 from hydro_rasda.packing import Device, pack
 from hydro_rasda.run.files import Unsafe
 from hydro_rasda.run.journal import JOURNAL
@@ -160,14 +161,19 @@ def test_nor_one_in_the_folder_of_rays(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_pickles_that_all_can_write_to_is_refused(tmp_path: Path) -> None:
-    for folder in (tmp_path / "jobs", tmp_path / "run"):
+    for folder in (tmp_path / "jobs", tmp_path / "run", tmp_path / "bubbles"):
         folder.mkdir()
         folder.chmod(0o777)
     with pytest.raises(Unsafe, match="`chmod o-w` it"):
         pack([["true"]], [Device("cpu", 1e9)], storage_path=tmp_path, name="jobs", verbose=False)
     run: Any = SimpleNamespace(store=SimpleNamespace(path=tmp_path / "run"))
-    with pytest.raises(Unsafe, match="can have this run execute code"), RayBackend().open(run):
+    for backend in (RayBackend(), BubbleBackend(tmp_path / "elsewhere")):
+        with pytest.raises(Unsafe, match="can have this run execute code"), backend.open(run):
+            pass
+    with pytest.raises(Unsafe), bubbles(SimpleNamespace(), tmp_path / "bubbles"):
         pass
+    with pytest.raises(Unsafe):
+        Door(tmp_path / "bubbles", print)
 
 
 def test_the_store_of_ranks_listens_at_its_own_address_alone() -> None:
