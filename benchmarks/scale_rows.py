@@ -35,6 +35,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
 from hydro_rasda.stages.grouping import Waiting, next_groups
+from hydro_rasda.training.forks import ONE_PROCESS
 from hydro_rasda.training.fused import train_group
 from hydro_rasda.trial import Trial
 
@@ -54,7 +55,7 @@ def traces(trials: int) -> Numbers:
     init = symbolic_shapes.ShapeEnv.__init__
     with (
         mock.patch.object(symbolic_shapes.ShapeEnv, "__init__", autospec=True, side_effect=init) as made,
-        _one_thread(),
+        _one_process(),
     ):
         _tune(_no_width_argument, trials, surrogate=0.5)
     return {"traces": made.call_count}
@@ -333,9 +334,7 @@ def _cpu_seconds(work: Any) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """On one thread, all that `tune` does is done in this process, where it can be counted."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_process() -> Iterator[None]:
+    """All that `tune` does is done in this process, where it can be counted."""
+    with mock.patch.dict(os.environ, {ONE_PROCESS: "1"}):
+        yield

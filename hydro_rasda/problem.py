@@ -63,6 +63,7 @@ class Problem:
         objective_reads: Keys of the configuration that the objective was seen to read (`dry_run`).
         full_size: What trains the full-size models; None for the library's own loop.
         copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
+        peak: Bytes that training the full-size model takes, as the dry run reckons.
         plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
             models of other shapes they are not used; a copy with a `model_fn` that draws initial weights of the same
             shapes by other rules needs its own.

@@ -176,10 +176,10 @@ def tune(
         backend: "local": everything on this machine; on a CPU (Linux), in as many processes forked of this one as torch
             has threads, on several GPUs in a process each (`rasda.workers` of them train a full-size model under DDP);
             what `model_fn` and `objective` change there is not seen here. HYDRO_RASDA_ONE_PROCESS=1 in the environment
-            keeps all work in this one. "ray": groups of surrogates on all devices of a Ray cluster, then full-size
-            trials under DDP, on `rasda.workers` of them and more at each milestone. Or an object, such as a
-            `LocalBackend` or a `RayBackend`: then `device`, `address`, `resources_per_worker` and `scheduler` are its
-            own.
+            keeps a CPU's work in this one; so does one `device` of several GPUs. "ray": groups of surrogates on all
+            devices of a Ray cluster, then full-size trials under DDP, on `rasda.workers` of them and more at each
+            milestone. Or an object, such as a `LocalBackend` or a `RayBackend`: then `device`, `address`,
+            `resources_per_worker` and `scheduler` are its own.
         address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
             a GPU where the cluster has any, else all CPUs of a node.

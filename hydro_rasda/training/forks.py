@@ -76,7 +76,7 @@ class Died:
 
 
 ONE_PROCESS = "HYDRO_RASDA_ONE_PROCESS"
-"""Set to anything in the environment, it keeps all work in one process: for a debugger."""
+"""Set to anything in the environment, it keeps a CPU's work in one process: for a debugger."""
 
 
 def most_children(device: torch.device) -> int:

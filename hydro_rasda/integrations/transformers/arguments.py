@@ -71,14 +71,15 @@ _WITHOUT_EFFECT = {
 _WITHOUT_EFFECT_PREFIXES = ("logging_", "save_", "hub_", "push_to_hub_", "trackio_", "ddp_")
 """They change what is printed, saved, sent or compiled, or how fast a step is, not what it computes."""
 
+_SEVERAL = "several devices train by `rasda=RASDAConfig(workers=...)`, which split a model with `strategy='fsdp'`"
 _REASONS = {
     "max_steps": "a training has whole epochs: use `num_train_epochs`",
     "optim_args": "optimizers have torch's defaults",
     "auto_find_batch_size": "the batch size is a hyperparameter",
     "resume_from_checkpoint": "a run goes on by its `name`",
     "data_seed": "`seed` determines all",
-    "deepspeed": "several devices train by `backend='ray'`, each with a whole model",
-    "fsdp": "several devices train by `backend='ray'`, each with a whole model",
+    "deepspeed": _SEVERAL,
+    "fsdp": _SEVERAL,
 }
 
 
