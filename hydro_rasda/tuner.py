@@ -238,7 +238,8 @@ def tune(
     )
     trains_on = _backend(backend, device, address, resources_per_worker, scheduler)
     if settings.graph is True and isinstance(trains_on, LocalBackend):
-        require(torch.cuda.device_count() > 0, "graph", True, "'auto' or False where there is no CUDA device")
+        rule = "'auto' or False where no device is a GPU of CUDA's"
+        require(any(where.type == "cuda" for where in trains_on.devices), "graph", True, rule)
     folder = check_folder("storage_path", storage_path)
     _check(model_fn, loss_fn, objective, space, num_samples, searcher, sweep_rule, resume, name, progress, callbacks)
     own_loop = _own_loop(full_size, (train_data, val_data))

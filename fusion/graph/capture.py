@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from contextlib import suppress
+from functools import cache
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -43,7 +45,11 @@ class CudaGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._device = device
+
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        return _stream_of(self._device)
 
     def aside(self, step: Callable[[], Result]) -> Result:
         """On a stream of its own: capturing needs one, and gradients are accumulated where they first were."""
@@ -57,6 +63,7 @@ class CudaGraphs:
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
         """Record, which computes nothing, then run the recording once."""
         graph, here, collects = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device), gc.isenabled()
+        pool = torch.cuda.graph_pool_handle()
         for generator in generators:
             if generator.device.type == "cuda":
                 graph.register_generator_state(generator)
@@ -64,15 +71,31 @@ class CudaGraphs:
         with torch.cuda.device(self._device):
             try:
                 # By default, an allocation in any thread (that loads data, say) would spoil the capture.
-                capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+                capture = torch.cuda.graph(graph, pool, self._stream, "thread_local")
                 with exchanged(_by_reference), capture:
                     result = step()
+            except BaseException:
+                self._leave(pool)
+                raise
             finally:
                 torch.cuda.set_stream(here)  # a capture that fails leaves its own
                 if collects:
                     gc.enable()
             graph.replay()
         return result, graph.replay
+
+    def _leave(self, pool: Any) -> None:
+        """Have the allocator know that a capture is over that CUDA ended by itself, which torch does not tell it."""
+        index = torch.cuda.current_device()
+        with suppress(RuntimeError):  # where torch did tell it
+            torch._C._cuda_endAllocateToPool(index, pool)
+            torch._C._cuda_releasePool(index, pool)
+
+
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for all: libraries keep a workspace for each stream that they have seen."""
+    return torch.cuda.Stream(device)
 
 
 def capture_on(device: torch.device) -> Capture | None:

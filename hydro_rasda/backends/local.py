@@ -55,6 +55,11 @@ class LocalBackend:
         self._asked, self._devices, self._memory = devices, where, memory
 
     @property
+    def devices(self) -> Sequence[torch.device]:
+        """Where it trains."""
+        return self._devices
+
+    @property
     def device(self) -> torch.device:
         """Of several devices, none has what the tuner itself builds: they are sent it from the CPU's memory."""
         return self._devices[0] if len(self._devices) == 1 else torch.device("cpu")
@@ -150,7 +155,7 @@ def _checked(name: str | torch.device) -> torch.device:
     known = device is not None and (device.type != "cuda" or torch.cuda.is_available())
     require(known, "device", name, "the name of a device that is there, such as 'cpu' or 'cuda:0'")
     assert device is not None
-    return device
+    return torch.device("cuda:0") if device == torch.device("cuda") else device
 
 
 def default_devices() -> list[torch.device]:

@@ -39,7 +39,8 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     if worker.device.type == "cpu":
         keep_freed_memory()
     shared: Problem = worker.data
-    problem = shared.on(worker.device)
+    # Hooks time and rescale steps: a recording calls none.
+    problem = shared.on(worker.device).with_settings(graph=False)
     trial = Trial(worker.config["trial"], worker.config["config"])
     shard = Shard(worker.rank, worker.world_size)
     learner = full_size_learner(problem, trial, shard)

@@ -224,7 +224,7 @@ def _message(kind: str, content: Any) -> memoryview:
 
 def _plain(warning: warnings.WarningMessage) -> dict[str, Any]:
     """A warning as text, of a class that is here: one of the user's own may not come out of a pickle as it went in."""
-    known = next(kind for kind in warning.category.__mro__ if kind.__module__ in ("builtins", "fusion.dry_run"))
+    known = next(kind for kind in warning.category.__mro__ if kind.__module__.split(".")[0] in ("builtins", "fusion"))
     text = str(warning.message) if known is warning.category else f"{warning.category.__name__}: {warning.message}"
     return {"message": text, "category": known, "filename": warning.filename, "lineno": warning.lineno}
 

@@ -11,7 +11,7 @@ from hydro_rasda.contracts import EpochMetrics, History, Span, TargetOutcome, Ta
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
-from hydro_rasda.training.graph import records
+from hydro_rasda.training.graph import records, with_graphs
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.loop import good_enough, keep_best, out_of_patience, train_epochs
 from hydro_rasda.training.own_loop import train_own
@@ -46,11 +46,9 @@ def train_target(
         on_epoch: Told of each epoch.
     """
     started = time.perf_counter()
-    history: History = []
-    try:
-        problem = problem.with_settings(seed=task.seed)
-        if problem.full_size is not None:
-            return train_own(problem, trial, task, state, should_stop, on_epoch)
+
+    def train(problem: Problem) -> TargetOutcome:
+        history: History = []
         learner = full_size_learner(problem, trial)
         if state is not None:
             learner.load(state)
@@ -65,6 +63,12 @@ def train_target(
             ended = out_of_patience(learner, problem, epoch)
             if ended or good_enough(problem, metrics):
                 break
+        return TargetOutcome(task, learner.state(), history, None, time.perf_counter() - started, ended=ended)
+
+    try:
+        problem = problem.with_settings(seed=task.seed)
+        if problem.full_size is not None:
+            return train_own(problem, trial, task, state, should_stop, on_epoch)
+        return with_graphs(train, problem)
     except (Exception, SystemExit):
         return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
-    return TargetOutcome(task, learner.state(), history, None, time.perf_counter() - started, ended=ended)

@@ -34,7 +34,7 @@ from hydro_rasda.objective import scalars
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
-from hydro_rasda.training.graph import recorded, records
+from hydro_rasda.training.graph import recorded, records, with_graphs
 from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
@@ -202,7 +202,7 @@ def train_group(
         (group,) = part.groups
         members = group.members
         try:
-            return _train(problem, trials, part, load, should_stop, on_epoch)
+            return with_graphs(lambda asked: _train(asked, trials, part, load, should_stop, on_epoch), problem)
         except DamagedCheckpoint:
             raise  # whoever goes on from it is not to blame
         except (Exception, SystemExit) as error:  # the latter would end a script, and look like success

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 from weakref import WeakMethod
 
 from torch import Tensor, nn
 
 from fusion import FusedOptimizer, GraphedStep
+from fusion.backoff import back_off
 from fusion.graph import can_record
 from hydro_rasda.data import Batch
 from hydro_rasda.problem import Problem
+
+Result = TypeVar("Result")
 
 
 def records(problem: Problem) -> bool:
     """Whether training steps are recorded, where nothing is found to stand in the way."""
     return problem.settings.graph is not False and can_record(problem.device)
+
+
+def with_graphs(train: Callable[[Problem], Result], problem: Problem) -> Result:
+    """Train with recorded steps where they fit: a recording holds memory beside the steps that run as written."""
+    (result,) = back_off(train, problem, records, lambda asked: [asked.with_settings(graph=False)])
+    return result
 
 
 def recorded(

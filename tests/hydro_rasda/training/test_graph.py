@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from fusion import GraphWarning
 from fusion.optim import native
 from hydro_rasda import TuneResult
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, TargetOutcome, TargetTask
-from hydro_rasda.data import make_batches
+from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.problem import Problem
+from hydro_rasda.training import fused, learners
 from hydro_rasda.training.full_size import full_size_learner, train_target
 from hydro_rasda.training.fused import FusedLearner, train_group
+from hydro_rasda.training.places import Place, train_target_on_ranks
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 from tests.recorder import Recorder, recording
@@ -161,6 +164,32 @@ def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder
     assert recorder.recordings == 0
 
 
+def test_ranks_whose_optimizer_has_hooks_are_not_recorded(problem: Problem, recorder: Recorder) -> None:
+    """What times and rescales their steps, no replay would call."""
+    place, task = Place(ALONE, 1.0, Path("meeting"), "gloo"), TargetTask("key", 1, Span(0, 2), None, 0)
+    outcome = train_target_on_ranks(problem, TRIALS[1], task, None, place, lambda: False, lambda *epoch: None)
+    assert outcome.error is None, outcome.error
+    assert len(outcome.history) == 2
+    assert recorder.recordings == 0
+
+
+def test_what_fits_memory_only_as_it_is_written_trains_so(
+    problem: Problem, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group is not made smaller for a recording."""
+
+    def recorded(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for module in (fused, learners):
+        monkeypatch.setattr(module, "recorded", recorded)
+    assert equal(
+        target(problem, 1, Span(0, 2)).history, target(problem.with_settings(graph=False), 1, Span(0, 2)).history
+    )
+    outcome = group(problem, (0, 1, 2), 0, 1)
+    assert [part["members"] for part in outcome.checkpoint] == [[0, 1, 2]]
+
+
 def test_a_whole_run_chooses_the_same(quick: Callable[..., TuneResult], recorder: Recorder, one_process: None) -> None:
     asked = {"model_fn": mlp, "num_samples": 6}
     recorded = quick(name="recorded", **asked)
@@ -174,5 +203,5 @@ def test_a_whole_run_chooses_the_same(quick: Callable[..., TuneResult], recorder
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU")
 def test_it_is_refused_where_there_is_no_gpu(quick: Callable[..., TuneResult]) -> None:
-    with pytest.raises(ValueError, match="`graph` is True, but must be 'auto' or False where there is no CUDA device"):
+    with pytest.raises(ValueError, match="`graph` is True, but must be 'auto' or False where no device is a GPU"):
         quick(graph=True)
