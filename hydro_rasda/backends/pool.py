@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -87,7 +88,8 @@ class DevicePool:
         self._again: list[GroupTask] = []
         self._targets_again: list[TargetTask] = []
         self._deaths = Deaths()
-        self._paces: dict[Stage, Pace] = {"surrogate": Pace(), "target": Pace()}
+        # Of each kind of groups for itself: others may rightly take a thousand times as long.
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._never_came = 0
         self._met = False
 
@@ -207,7 +209,10 @@ class DevicePool:
 
     def _pace(self, device: _Device) -> Pace | None:
         """Of what a device trains, if it does."""
-        return None if device.work is None else self._paces["target" if isinstance(device.work, list) else "surrogate"]
+        work = device.work
+        if work is None:
+            return None
+        return self._paces["target" if isinstance(work, list) else " ".join(sorted({g.kind for g in work.groups}))]
 
     def _heard(self, number: int) -> None:
         """A device has said something of what it trains."""

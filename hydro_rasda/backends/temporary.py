@@ -19,8 +19,8 @@ _PREFIX = "hydro_rasda-of-"
 
 
 def owner(pid: int) -> str:
-    """A process of this machine by its number and when it started: numbers are given again."""
-    return f"{pid}-{_started(pid)}"
+    """A process by where it runs, its number and when it started: numbers are given again."""
+    return f"{_place()}-{pid}-{_started(pid)}"
 
 
 def make_folder(owned_by: str) -> str:
@@ -33,13 +33,13 @@ def make_folder(owned_by: str) -> str:
 
 
 def remove_left() -> None:
-    """Remove this user's folders whose processes live no more."""
+    """Remove this user's folders whose processes lived here and live no more."""
     root = tempfile.gettempdir()
     for name in os.listdir(root):
         parts = name.removeprefix(_PREFIX).split("-")
-        if not name.startswith(_PREFIX) or len(parts) != 3 or not parts[0].isdecimal():
+        if not name.startswith(_PREFIX) or len(parts) != 4 or parts[0] != _place() or not parts[1].isdecimal():
             continue
-        if owner(int(parts[0])) != "-".join(parts[:2]) and _is_mine(path := os.path.join(root, name)):
+        if owner(int(parts[1])) != "-".join(parts[:3]) and _is_mine(path := os.path.join(root, name)):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -48,6 +48,15 @@ def _is_mine(path: str) -> bool:
         return os.lstat(path).st_uid == os.getuid()
     except OSError:
         return False
+
+
+def _place() -> str:
+    """Where numbers of processes are unique: a start of a machine, in a container; others may share its folder."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read()[:8]}{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return "here"
 
 
 def _started(pid: int) -> str:

@@ -114,7 +114,7 @@ class Device:
         # In steps, so that what hardly matters is the same each time.
         steps = 100 * self.cores
         taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
-        shares = {kind: math.floor(size / self.free * steps) / steps for kind, size in taken.items()}
+        shares = {kind: math.floor(size / max(1.0, self.free) * steps) / steps for kind, size in taken.items()}
         return {kind: replace(widths, share=shares[kind]) for kind, widths in found.items()}
 
     def _is_tight(self) -> bool:

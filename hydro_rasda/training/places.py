@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from fusion.streams import seed_generators
+from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem
@@ -103,7 +104,7 @@ class PlacedWorker(Worker):
         carried = {"rescaled": [], "measured": {}, **place.carried}
         super().__init__(job, problem, problem.device, {"state": state, "iteration": task.span.start, **carried})
         self.growth = place.growth
-        self._metric, self._stop = problem.settings.metric, task.span.stop
+        self._settings, self._stop = problem.settings, task.span.stop
         self._should_stop, self._on_epoch = should_stop, on_epoch
         self.history: History = []
         self.saving: Saving = None
@@ -128,8 +129,15 @@ class PlacedWorker(Worker):
         kept = {name: value for name, value in results.items() if name.startswith(METRICS) or name in HISTORY}
         self.history.append((self.iteration, kept))
         self._on_epoch(self.iteration, {name: [value] for name, value in kept.items() if name.startswith(METRICS)})
-        diverged = not math.isfinite(kept[self._metric])
-        self.left = diverged or self.iteration >= self._stop or (not final and self._should_stop())
+        score = kept[self._settings.metric]
+        over = not math.isfinite(score) or self._settings.good_enough(score)
+        self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
+
+
+def _out_of_patience(settings: TuneConfig, epoch: int, state: Mapping[str, Any] | None) -> bool:
+    """Whether a training's last `patience` epochs were no better than one before, by its checkpoint."""
+    best = (state or {}).get("best")
+    return best is not None and settings.patience is not None and epoch - best["epoch"] >= settings.patience
 
 
 def train_target_on_ranks(
@@ -177,7 +185,8 @@ def train_target_on_ranks(
     except (Exception, SystemExit):
         return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
     more = {name: value for name, value in worker.saved(None).items() if name in ("rescaled", "measured") and value}
-    seconds, ended = time.perf_counter() - started, own_loop and not worker.left
+    seconds = time.perf_counter() - started
     if worker.rank:
         return TargetOutcome(task, None, [], None, seconds)
+    ended = not worker.left if own_loop else _out_of_patience(problem.settings, worker.iteration, reached)
     return TargetOutcome(task, reached, worker.history, None, seconds, ended=ended, more=more)

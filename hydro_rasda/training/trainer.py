@@ -91,7 +91,8 @@ class Trainer:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             self._notify(1, metrics)
 
-        trial, state = work.trials[task.number], work.load(task.source) if task.source is not None else None
+        # On the CPU: a rank of several may hold a part alone.
+        trial, state = work.trials[task.number], given.load(task.source) if task.source is not None else None
         outcome = train_target_on_ranks(self._problem, trial, task, state, place, work.should_stop, on_epoch)
         return replace(outcome, state=move(outcome.state, _CPU, wait=True))
 

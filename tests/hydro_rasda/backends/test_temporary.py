@@ -28,6 +28,7 @@ def test_only_what_the_dead_left_is_removed(temporary: Path) -> None:
         (left / "worker.pt").touch()
         (mine := Path(make_folder(owner(os.getpid())))).joinpath("worker.pt").touch()
         others = [temporary / name for name in ("hydro_rasda-0-abc", "hydro_rasda-of-x", "checkpoint-1-1-a")]
+        others.append(temporary / left.name.replace("-of-", "-of-another"))  # in a container that has this folder, too
         for other in others:
             other.mkdir()
         remove_left()
@@ -39,7 +40,8 @@ def test_only_what_the_dead_left_is_removed(temporary: Path) -> None:
 
 
 def test_a_number_that_is_given_again_is_another_process(temporary: Path) -> None:
-    earlier = f"{os.getpid()}-{int(owner(os.getpid()).split('-')[1]) - 1}"
+    place, pid, started = owner(os.getpid()).split("-")
+    earlier = f"{place}-{pid}-{int(started) - 1}"
     folder = Path(make_folder(earlier))
     remove_left()
     assert not folder.exists()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import rank
 from hydro_rasda.training.full_size import train_target
 from hydro_rasda.training.learners import SingleLearner
+from hydro_rasda.training.places import Place, train_target_on_ranks
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config
 
@@ -113,6 +115,10 @@ def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> No
     assert trained(patient, trial, Span(last - 1, 6), first.state).history == outcome.history[last - 1 :]
     again = trained(patient, trial, Span(last, 6), outcome.state)
     assert (again.ended, again.history) == (True, [])
+    place = Place(ALONE, 1.0, Path("meeting"), "gloo")
+    task = TargetTask("key", 5, Span(0, 6), None, patient.settings.seed)
+    of_ranks = train_target_on_ranks(patient, trial, task, None, place, lambda: False, lambda *epoch: None)
+    assert (of_ranks.ended, [metrics["val_loss"] for _, metrics in of_ranks.history]) == (True, scores[:last])
 
 
 def test_what_is_not_finite_is_never_the_best_and_of_equals_the_first_is(problem: Problem) -> None:
