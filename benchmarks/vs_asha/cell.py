@@ -69,7 +69,7 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
         "winner": {"trial": outcome.winner, "config": config, "epochs": last.epoch}
         | _rounded(scores(task, outcome.model, config["batch_size"])),
         "floor": {"seconds": round(floor, 3)} | _rounded(retrained),
-        "settings": _settings(task) | {"keep": outcome.keep},
+        "settings": _settings(task) | {"keep": outcome.keep, "averaged": outcome.keep == "best"},
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
     }

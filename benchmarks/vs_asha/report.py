@@ -248,6 +248,9 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "which swept to the end of a training, looked at finalists after a quarter, and let them train 2.5 times": (
         lambda asked: "keep" in asked and "full_trainings" not in asked
     ),
+    "which counted of each epoch its own weights or the averaged ones, whichever validated better": (
+        lambda asked: "full_trainings" in asked and not asked.get("averaged")
+    ),
 }
 """What `tune`'s older defaults did, and whether a cell's settings are of these."""
 
