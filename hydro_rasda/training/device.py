@@ -173,7 +173,10 @@ class Device:
         if not self.children:
             yield from (self._train_target_here(task, work) for task in tasks)
             return
-        lanes = min(-(-tasks[0].beside // devices), self._at_once("target", tasks, work))
+        # Not by how many tasks are left: what is trained after an interruption comes out the same to the last digit.
+        lanes, fit = -(-tasks[0].beside // devices), self._at_once("target", tasks, work)
+        if fit < min(len(tasks), self.cores):
+            lanes = min(lanes, fit)
         threads = max(1, self.cores // lanes)
         forked = partial(self._forked, "target", self._train_target, work=work, threads=threads)
         died = []

@@ -179,6 +179,12 @@ def heavy(problem: Problem, folder: Path, together: bool = False) -> Problem:
     def pids() -> list[int]:
         return [int(pid) for pid in (folder / "began").read_text().split()]
 
+    def is_child(pid: int) -> bool:  # numbers are given again, to others
+        try:
+            return psutil.Process(pid).ppid() == here
+        except psutil.NoSuchProcess:
+            return False
+
     def model_fn(config: Config, width_ratio: float) -> nn.Module:
         if os.getpid() not in (here, *built):
             built.append(os.getpid())
@@ -187,7 +193,7 @@ def heavy(problem: Problem, folder: Path, together: bool = False) -> Problem:
             ballast = torch.ones(BALLAST, dtype=torch.uint8)
             while len(pids()) < 2:
                 time.sleep(0.01)
-            while not together and any(psutil.pid_exists(pid) for pid in pids() if pid != os.getpid()):
+            while not together and any(is_child(pid) for pid in pids() if pid != os.getpid()):
                 time.sleep(0.01)
             del ballast
         return mlp(config, width_ratio)
