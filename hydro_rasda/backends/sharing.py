@@ -28,7 +28,9 @@ class SharedGpus:
         if gpu is None:
             return {}
         daemon = self._daemons.get(gpu)
-        if daemon is None or daemon.over:
+        if daemon is None or not daemon.serves:
+            if daemon is not None:
+                daemon.stop()
             try:
                 daemon = self._daemons[gpu] = Daemon(gpu)
             except OSError as error:

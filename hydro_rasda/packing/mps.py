@@ -78,6 +78,11 @@ class Daemon:
         """Whether it has ended, by itself or by somebody else."""
         return self._child.poll() is not None
 
+    @property
+    def serves(self) -> bool:
+        """Whether it can be asked: what watches it may outlive it for a moment."""
+        return not self.over and self._tell("get_server_list")
+
     def stop(self) -> None:
         """End it, and what it started."""
         if not self.over and self._tell("quit"):

@@ -168,7 +168,9 @@ class Packer:
         if not (self._mps and device.gpu):
             return {}
         daemon = self._daemons.get(device.gpu)
-        if daemon is None or daemon.over:
+        if daemon is None or not daemon.serves:
+            if daemon is not None:
+                daemon.stop()
             try:
                 daemon = self._daemons[device.gpu] = Daemon(device.gpu)
             except OSError as error:

@@ -21,7 +21,7 @@ from hydro_rasda.packing import Device, Estimate, PackResult, Task, nvml, pack
 from hydro_rasda.packing.mps import CONTROL, percentage
 
 DAEMON = """
-import json, os, subprocess, sys, time
+import fcntl, json, os, subprocess, sys, time
 pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
 control = os.path.join(pipe, "control")
 if sys.argv[1:] == ["-f"]:
@@ -32,14 +32,22 @@ if sys.argv[1:] == ["-f"]:
         line = {"daemon": os.getpid(), "server": server.pid, "gpu": os.environ["CUDA_VISIBLE_DEVICES"], "pipe": pipe}
         file.write(json.dumps(line) + "\\n")
     time.sleep(0.1)
-    open(control, "w").close()
+    held = open(control, "w")
+    fcntl.flock(held, fcntl.LOCK_EX)
     while os.path.exists(control):
         time.sleep(0.02)
     server.kill()
     server.wait()
-elif not os.path.exists(control):
-    sys.exit("Cannot find MPS control daemon process")
-elif sys.stdin.read() == "quit":
+else:
+    try:
+        fcntl.flock(open(control), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass  # the daemon lives
+    except FileNotFoundError:
+        sys.exit("Cannot find MPS control daemon process")
+    else:
+        sys.exit("Cannot find MPS control daemon process")
+if sys.argv[1:] != ["-f"] and sys.stdin.read() == "quit":
     os.remove(control)
 """
 JOB = """
