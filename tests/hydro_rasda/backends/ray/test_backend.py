@@ -54,6 +54,12 @@ def test_one_device_gives_the_answer_of_the_local_backend(quick: Quick) -> None:
     assert torch.equal(there.best_model()(x), local.best_model()(x))
 
 
+def test_no_cluster_at_the_address(quick: Quick) -> None:
+    with pytest.raises(ConnectionError, match=r"`address` is '127\.0\.0\.1:1', but no Ray cluster answers there"):
+        quick(backend="ray", address="127.0.0.1:1")
+    assert not ray.is_initialized()
+
+
 @pytest.mark.slow
 def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> None:
     """A cluster is a backend like another: it takes over where the run stands, and so does this machine after it."""
@@ -89,12 +95,6 @@ def test_a_score_that_is_good_enough_ends_the_full_size_stage(ray8: None, quick:
     assert result.best_metric <= 2.3
     assert max(record.epochs for record in result.trials) < 16
     assert quick(**settings, **on_devices(4)).finished
-
-
-def test_no_cluster_at_the_address(quick: Quick) -> None:
-    with pytest.raises(ConnectionError, match=r"`address` is '127\.0\.0\.1:1', but no Ray cluster answers there"):
-        quick(backend="ray", address="127.0.0.1:1")
-    assert not ray.is_initialized()
 
 
 @pytest.mark.slow
