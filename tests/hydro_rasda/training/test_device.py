@@ -181,7 +181,7 @@ def heavy(problem: Problem, folder: Path, together: bool = False) -> Problem:
 
     def is_child(pid: int) -> bool:  # numbers are given again, to others
         try:
-            return psutil.Process(pid).ppid() == here
+            return bool(psutil.Process(pid).ppid() == here)
         except psutil.NoSuchProcess:
             return False
 
