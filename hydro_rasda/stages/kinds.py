@@ -52,7 +52,9 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
         lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config), "unread": unread})
         if (error := found[trial.number].error) is not None:
             lines.append(failure_line(trial.number, error))
-    return Unit({number: kind.digest for number, kind in found.items() if kind.error is None}, lines)
+    # In the order of the trials, whichever child was done first: one seed gives one journal.
+    ordered = {trial.number: found[trial.number] for trial in trials}
+    return Unit({number: kind.digest for number, kind in ordered.items() if kind.error is None}, lines)
 
 
 def _found(problem: Problem, parts: Sequence[Sequence[Trial]], pace: Pace, deaths: Deaths) -> dict[int, _Kind]:

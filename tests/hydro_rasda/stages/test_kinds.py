@@ -4,11 +4,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,21 @@ def test_trials_of_one_kind_share_structure_and_batch_size(problem: Problem, chi
     kinds: dict[int, str] = find_kinds(problem, trials(*configs), children).value
     assert kinds[0] == kinds[3]
     assert len(set(kinds.values())) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes that have computed are forked on Linux alone")
+def test_kinds_are_in_the_order_of_the_trials_whichever_child_is_done_first(problem: Problem, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+
+    def model_fn(config: Config, width_ratio: float) -> nn.Module:
+        if config["part"] == "last":
+            done.write_text(str(os.getpid()))
+        while config["part"] == "first" and not (done.exists() and not psutil.pid_exists(int(done.read_text() or 0))):
+            time.sleep(0.01)
+        return mlp(config, width_ratio)
+
+    given = trials({"part": "first"}, {"part": "first"}, {"part": "last"}, {"part": "last"})
+    assert list(find_kinds(replace(problem, model_fn=model_fn), given, children=2).value) == [0, 1, 2, 3]
 
 
 def test_a_trial_whose_model_fails_fails_alone(problem: Problem) -> None:
