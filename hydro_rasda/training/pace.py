@@ -15,20 +15,21 @@ class Pace:
         least: Seconds that one may be silent in any case; None for `LEAST_PATIENCE_S`.
 
     Attributes:
-        longest: Seconds; 0 before any has reported.
+        longest: Seconds; None before any has reported.
     """
 
     def __init__(self, least: float | None = None) -> None:
-        self.least, self.longest = LEAST_PATIENCE_S if least is None else least, 0.0
+        self.least = LEAST_PATIENCE_S if least is None else least
+        self.longest: float | None = None
 
     def took(self, seconds: float) -> None:
         """One has reported, so long after its last report or its start."""
-        self.longest = max(self.longest, seconds)
+        self.longest = max(self.longest or 0.0, seconds)
 
     @property
     def patience(self) -> float:
         """Seconds after which a silent piece is ended; infinite while nothing is known."""
-        return max(self.least, PATIENCE * self.longest) if self.longest else math.inf
+        return math.inf if self.longest is None else max(self.least, PATIENCE * self.longest)
 
     def told(self, what: str) -> str:
         """Of a piece that was ended, in words.
@@ -38,5 +39,5 @@ class Pace:
         """
         return (
             f"it was ended as it hung: no {what} was over for {self.patience:.0f} s, where none had taken longer than "
-            f"{self.longest:.3g} s ({PATIENCE} times as long, and at least {self.least:.0f} s, are waited for)"
+            f"{self.longest or 0.0:.3g} s ({PATIENCE} times as long, and at least {self.least:.0f} s, are waited for)"
         )

@@ -91,6 +91,12 @@ def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monke
     assert set(psutil.Process().children()) == others
 
 
+def test_a_report_that_took_no_time_by_a_coarse_clock_is_known_too() -> None:
+    own = pace.Pace()
+    own.took(0.0)
+    assert own.patience == pace.LEAST_PATIENCE_S
+
+
 class Odd(UserWarning):
     """Not made again by what it was made of."""
 
