@@ -204,8 +204,9 @@ def heavy(problem: Problem, folder: Path, together: bool = False) -> Problem:
 
 @contextmanager
 def out_of_memory_killer(room: int) -> Iterator[list[int]]:
-    """Does what the kernel does where memory runs out: kills the largest of this process's children; their numbers."""
+    """Does what the kernel does where memory runs out: kills the largest of what is forked from now on; gives whom."""
     over, killed = threading.Event(), list[int]()
+    others = {child.pid for child in psutil.Process().children()}  # of other tests, such as torch's compilers
 
     def own(process: psutil.Process) -> int:
         try:
@@ -216,7 +217,7 @@ def out_of_memory_killer(room: int) -> Iterator[list[int]]:
 
     def watch() -> None:
         while not over.wait(0.01):
-            children = {child.pid: own(child) for child in psutil.Process().children()}
+            children = {child.pid: own(child) for child in psutil.Process().children() if child.pid not in others}
             if sum(children.values()) > room:
                 killed.append(max(children, key=lambda pid: children[pid]))
                 os.kill(killed[-1], signal.SIGKILL)
