@@ -184,6 +184,10 @@ class TuneConfig:
             return False
         return score <= self.stop_at if self.mode == "min" else score >= self.stop_at
 
+    def out_of_patience(self, epochs: int) -> bool:
+        """Whether a full-size training ends that has not become better for so many epochs."""
+        return self.patience is not None and epochs >= self.patience
+
     def determining(self) -> dict[str, Any]:
         """The settings on which a run's decisions depend, as plain values."""
         values = asdict(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,9 +20,14 @@ def bettered(
         epoch: How many are trained.
         score: The metric after them; one that is not finite is never the best.
         mode: Whether less or more of it is better.
-        weights: Gives the weights after this epoch, of which a copy is kept.
+        weights: Gives a copy of the weights after this epoch; called only where they are to be kept.
     """
     scores = [math.nan if best is None else best["score"], score]
     if rank(scores, mode)[0] == 0:
         return best
-    return {"epoch": epoch, "score": score, "model": copy.deepcopy(weights())}
+    return {"epoch": epoch, "score": score, "model": weights()}
+
+
+def epochs_since(best: Mapping[str, Any] | None, epoch: int) -> int:
+    """How many epochs have not been better than the best; 0 where there is none."""
+    return 0 if best is None else epoch - int(best["epoch"])

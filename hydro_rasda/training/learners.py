@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from hydro_rasda.config import Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.training.average import Average, trained_tensors
-from hydro_rasda.training.best import bettered
+from hydro_rasda.training.best import bettered, epochs_since
 from hydro_rasda.training.graph import recorded
 from hydro_rasda.training.noise import GradientNoise
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
@@ -202,7 +203,7 @@ class SingleLearner:
 
     def epochs_since_best(self, epoch: int) -> int:
         """How many epochs have not been better than the best; 0 where none is remembered."""
-        return 0 if self._best is None else epoch - int(self._best["epoch"])
+        return epochs_since(self._best, epoch)
 
     def remember(self, epoch: int, score: float, mode: Mode) -> None:
         """Have `state` hold, as "best", a copy of what was evaluated, until an epoch scores better; on all ranks alike.
@@ -212,8 +213,12 @@ class SingleLearner:
             score: The metric after them; one that is not finite is never the best.
             mode: Whether less or more of it is better.
         """
-        with self.evaluating():
-            self._best = bettered(self._best, epoch, score, mode, lambda: self._whole(self.model.state_dict()))
+
+        def evaluated() -> Mapping[str, Any]:
+            with self.evaluating():
+                return copy.deepcopy(cast(dict[str, Any], self._whole(self.model.state_dict())))
+
+        self._best = bettered(self._best, epoch, score, mode, evaluated)
 
     def state(self) -> dict[str, Any]:
         """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`.

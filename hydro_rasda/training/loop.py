@@ -131,8 +131,7 @@ def good_enough(problem: Problem, metrics: EpochMetrics) -> bool:
 
 def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> bool:
     """Whether a full-size training ends here, as its last `patience` epochs were no better than one before."""
-    patience = problem.settings.patience
-    return patience is not None and learner.epochs_since_best(epoch) >= patience
+    return problem.settings.out_of_patience(learner.epochs_since_best(epoch))
 
 
 def _validation(learner: Learner, problem: Problem, batch_size: int, shard: Shard) -> tuple[Sums, Collected]:

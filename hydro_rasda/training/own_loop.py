@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import math
 import pickle
 import time
 from collections.abc import Callable, Mapping
@@ -18,15 +17,13 @@ from torch.utils._pytree import tree_map
 from fusion.streams import seed_generators
 from hydro_rasda.checks import is_number, require
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
+from hydro_rasda.contracts import EpochMetrics, TargetOutcome, TargetTask
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.best import bettered
+from hydro_rasda.training.span_worker import METRICS, Over, SpanWorker
 from hydro_rasda.training.worker import Saving, State, Worker
 from hydro_rasda.trial import Trial
-
-METRICS = ("train_", "val_")
-"""What the names of the metrics begin with that a run keeps."""
 
 
 class Kept:
@@ -58,7 +55,9 @@ class Kept:
         require(saving is not None, "state", None, "given with every report")
         numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_number(v)}
         if self._settings.keep == "best":
-            self._best = bettered(self._best, epoch, numbers[metric], mode, lambda: _state_of(saving)["model"])
+            self._best = bettered(
+                self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(_state_of(saving)["model"])
+            )
         best = {} if self._best is None else {"best": self._best}
 
         def whole() -> dict[str, Any]:
@@ -88,62 +87,6 @@ def _state_of(saving: Saving) -> dict[str, Any]:
     return dict(state)
 
 
-class Over(BaseException):
-    """Leaves the training function where its part ends; what `except Exception` does not stop."""
-
-
-class LocalWorker(Worker):
-    """The only rank of a trial, in the process that trains it; it leaves the function where a unit of work ends.
-
-    Args:
-        problem: What is tuned.
-        trial: The task's.
-        task: Which epochs.
-        state: What its source gave.
-        should_stop: Asked after each epoch.
-        on_epoch: Told of each.
-
-    Attributes:
-        history: The epochs.
-        whole: Gives the checkpoint after the last; None before the first.
-        left: Whether the function was left, as it was not to go on for now.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        trial: Trial,
-        task: TargetTask,
-        state: Mapping[str, Any] | None,
-        should_stop: Callable[[], bool],
-        on_epoch: Callable[[int, EpochMetrics], None],
-    ) -> None:
-        assert problem.full_size is not None
-        self._kept = Kept(problem.settings, state)
-        config = copy.deepcopy(dict(trial.config))
-        job = {"config": config, "trial": str(trial.number), "rank": 0, "world_size": 1, "workers": 1}
-        saved: dict[str, Any] = {"state": self._kept.own, "iteration": task.span.start, "rescaled": [], "measured": {}}
-        super().__init__(job, problem.full_size.data, problem.device, saved)
-        self._settings, self._stop = problem.settings, task.span.stop
-        self._should_stop, self._on_epoch = should_stop, on_epoch
-        self.history: History = []
-        self.whole: Saving = None
-        self.left = False
-
-    def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
-        if self.left:  # the function went on all the same
-            raise Over
-        results, self.whole = self._kept.taken(self.iteration, results, saving)
-        metrics = {name: value for name, value in results.items() if name.startswith(METRICS)}
-        self.history.append((self.iteration, metrics))
-        self._on_epoch(self.iteration, {name: [value] for name, value in metrics.items()})
-        score = metrics[self._settings.metric]
-        over = not math.isfinite(score) or self._settings.good_enough(score)
-        self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
-        if self.left:
-            raise Over
-
-
 def train_own(
     problem: Problem,
     trial: Trial,
@@ -163,14 +106,18 @@ def train_own(
     assert problem.full_size is not None
     started = time.perf_counter()
     seed_generators(derive_seed(problem.settings.seed, "full size", trial.number, task.span.start))
-    worker = LocalWorker(problem, trial, task, state, should_stop, on_epoch)
+    kept, config = Kept(problem.settings, state), copy.deepcopy(dict(trial.config))
+    job = {"config": config, "trial": str(trial.number), "rank": 0, "world_size": 1, "workers": 1}
+    saved: dict[str, Any] = {"state": kept.own, "iteration": task.span.start, "rescaled": [], "measured": {}}
+    own = problem.full_size
+    asked = problem.settings, task.span.stop, should_stop, on_epoch
+    worker = SpanWorker(job, own.data, problem.device, saved, *asked)
+    worker.through = kept.taken
     with contextlib.suppress(Over):
-        problem.full_size.train(worker)
-    if worker.whole is None and state is None:
-        raise ValueError("`full_size` returned without a report, but must end each epoch with `worker.report(...)`")
-    kept = state if worker.whole is None else worker.whole()  # type: ignore[operator]
+        own.train(worker)
+    reached = worker.reached(state)
     seconds = time.perf_counter() - started
-    return TargetOutcome(task, kept, worker.history, None, seconds, ended=not worker.left)
+    return TargetOutcome(task, reached, worker.history, None, seconds, ended=not worker.left)
 
 
 def train_own_on_rank(worker: Worker) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import time
@@ -14,19 +13,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
 from fusion.streams import seed_generators
-from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import EpochMetrics, History, TargetOutcome, TargetTask
+from hydro_rasda.contracts import EpochMetrics, TargetOutcome, TargetTask
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
+from hydro_rasda.training.best import epochs_since
 from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.measured import HISTORY
-from hydro_rasda.training.own_loop import METRICS, Over, train_own_on_rank
-from hydro_rasda.training.worker import Saving, Worker
+from hydro_rasda.training.own_loop import train_own_on_rank
+from hydro_rasda.training.span_worker import Over, SpanWorker
 from hydro_rasda.trial import Trial
 
 TIMEOUT = timedelta(minutes=30)
@@ -70,8 +68,8 @@ class Place:
         dist.destroy_process_group()
 
 
-class PlacedWorker(Worker):
-    """One of these ranks; all leave the training function where rank 0 says that a unit of work ends.
+class PlacedWorker(SpanWorker):
+    """One of these ranks, whose run keeps how it grew, too.
 
     Args:
         problem: What is tuned, on this rank's device.
@@ -81,11 +79,6 @@ class PlacedWorker(Worker):
         place: Which rank it is.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Told of each, by rank 0.
-
-    Attributes:
-        history: The epochs, of rank 0.
-        saving: What gives the state after the last.
-        left: Whether the function was left, as it was not to go on for now.
     """
 
     def __init__(
@@ -102,42 +95,13 @@ class PlacedWorker(Worker):
         rank, world = place.shard.rank, place.shard.world
         job = {"config": config, "trial": str(trial.number), "rank": rank, "world_size": world, "workers": world}
         carried = {"rescaled": [], "measured": {}, **place.carried}
-        super().__init__(job, problem, problem.device, {"state": state, "iteration": task.span.start, **carried})
+        saved = {"state": state, "iteration": task.span.start, **carried}
+        asked = problem.settings, task.span.stop, should_stop, on_epoch
+        super().__init__(job, problem, problem.device, saved, *asked)
         self.growth = place.growth
-        self._settings, self._stop = problem.settings, task.span.stop
-        self._should_stop, self._on_epoch = should_stop, on_epoch
-        self.history: History = []
-        self.saving: Saving = None
-        self.left = False
 
-    def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        if self.left:  # the function went on all the same
-            raise Over
-        super().report(metrics, state, final=final)
-        if self.world_size > 1:
-            said = torch.tensor(int(self.left), device=self.device)
-            dist.broadcast(said, 0)
-            self.left = bool(said)
-        if self.left:
-            raise Over
-
-    def _attend(self, saving: Saving, final: bool) -> None:
-        self.saving = saving
-
-    def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
-        self.saving = saving
-        kept = {name: value for name, value in results.items() if name.startswith(METRICS) or name in HISTORY}
-        self.history.append((self.iteration, kept))
-        self._on_epoch(self.iteration, {name: [value] for name, value in kept.items() if name.startswith(METRICS)})
-        score = kept[self._settings.metric]
-        over = not math.isfinite(score) or self._settings.good_enough(score)
-        self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
-
-
-def _out_of_patience(settings: TuneConfig, epoch: int, state: Mapping[str, Any] | None) -> bool:
-    """Whether a training's last `patience` epochs were no better than one before, by its checkpoint."""
-    best = (state or {}).get("best")
-    return best is not None and settings.patience is not None and epoch - best["epoch"] >= settings.patience
+    def _keeps(self, name: str) -> bool:
+        return super()._keeps(name) or name in HISTORY
 
 
 def train_target_on_ranks(
@@ -178,15 +142,13 @@ def train_target_on_ranks(
                     train_own_on_rank(worker)
                 else:
                     train_full_size(worker, problem.settings.rasda.lr_rule)
-            if worker.rank == 0 and worker.saving is None and state is None:
-                rule = "must end each epoch with `worker.report(...)`"
-                raise ValueError(f"`full_size` returned without a report, but {rule}")
-            reached = worker.saving() if callable(worker.saving) else worker.saving or state
+            reached = worker.reached(state)
     except (Exception, SystemExit):
         return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
     more = {name: value for name, value in worker.saved(None).items() if name in ("rescaled", "measured") and value}
     seconds = time.perf_counter() - started
     if worker.rank:
         return TargetOutcome(task, None, [], None, seconds)
-    ended = not worker.left if own_loop else _out_of_patience(problem.settings, worker.iteration, reached)
+    since_best = epochs_since((reached or {}).get("best"), worker.iteration)
+    ended = not worker.left if own_loop else problem.settings.out_of_patience(since_best)
     return TargetOutcome(task, reached, worker.history, None, seconds, ended=ended, more=more)

@@ -1,0 +1,96 @@
+"""A rank of a full-size trial whose training function is left where a unit of work ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import EpochMetrics, History
+from hydro_rasda.training.worker import Saving, State, Worker
+
+METRICS = ("train_", "val_")
+"""What the names of the metrics begin with that a run keeps."""
+
+
+class Over(BaseException):
+    """Leaves the training function where its part ends; what `except Exception` does not stop."""
+
+
+class SpanWorker(Worker):
+    """Trains to an epoch, or until it is to stop; all ranks leave the training function where rank 0 says so.
+
+    Args:
+        job: See `Worker`.
+        data: See `Worker`.
+        device: See `Worker`.
+        saved: See `Worker`.
+        settings: The run's.
+        stop: Epochs trained when the unit of work ends.
+        should_stop: Asked after each epoch; rank 0's answer counts.
+        on_epoch: Told of each, by rank 0.
+
+    Attributes:
+        history: The epochs, of rank 0.
+        saving: What gives the state after the last; None before the first.
+        left: Whether the function was left, as it was not to go on for now.
+    """
+
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        data: Any,
+        device: torch.device,
+        saved: State,
+        settings: TuneConfig,
+        stop: int,
+        should_stop: Callable[[], bool],
+        on_epoch: Callable[[int, EpochMetrics], None],
+    ) -> None:
+        super().__init__(job, data, device, saved)
+        self._settings, self._stop = settings, stop
+        self._should_stop, self._on_epoch = should_stop, on_epoch
+        self.history: History = []
+        self.saving: Saving = None
+        self.left = False
+
+    def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
+        if self.left:  # the function went on all the same
+            raise Over
+        super().report(metrics, state, final=final)
+        if self.world_size > 1:
+            said = torch.tensor(int(self.left), device=self.device)
+            dist.broadcast(said, 0)
+            self.left = bool(said)
+        if self.left:
+            raise Over
+
+    def reached(self, before: State | None) -> State | None:
+        """The state that training came to; where nothing was reported, that from which it went on.
+
+        Raises:
+            ValueError: on rank 0, where there is neither.
+        """
+        if self.rank == 0 and self.saving is None and before is None:
+            raise ValueError("`full_size` returned without a report, but must end each epoch with `worker.report(...)`")
+        return self.saving() if callable(self.saving) else self.saving or before
+
+    def _keeps(self, name: str) -> bool:
+        """Whether the run keeps what a report says under a name."""
+        return name.startswith(METRICS)
+
+    def _attend(self, saving: Saving, final: bool) -> None:
+        self.saving = saving
+
+    def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
+        self.saving = saving
+        kept = {name: value for name, value in results.items() if self._keeps(name)}
+        self.history.append((self.iteration, kept))
+        self._on_epoch(self.iteration, {name: [value] for name, value in kept.items() if name.startswith(METRICS)})
+        score = kept[self._settings.metric]
+        over = not math.isfinite(score) or self._settings.good_enough(score)
+        self.left = over or self.iteration >= self._stop or (not final and self._should_stop())
