@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 
-PATIENCE, LEAST_PATIENCE_S = 100, 600.0
-"""What reports nothing for so many times as long as any has taken so far, and for so long, is taken to hang."""
-
 
 class Pace:
     """How long pieces of one kind took from one report to the next; so how long one may be silent.
 
     Args:
-        least: Seconds that one may be silent in any case; None for `LEAST_PATIENCE_S`.
+        least: Seconds that one may be silent in any case; None for `LEAST_S`.
 
     Attributes:
         longest: Seconds; None before any has reported.
     """
 
+    TIMES, LEAST_S = 100, 600.0
+    """What reports nothing for so many times as long as any has taken so far, and for so long, is taken to hang."""
+
     def __init__(self, least: float | None = None) -> None:
-        self.least = LEAST_PATIENCE_S if least is None else least
+        self.least = self.LEAST_S if least is None else least
         self.longest: float | None = None
 
     def took(self, seconds: float) -> None:
@@ -29,7 +29,7 @@ class Pace:
     @property
     def patience(self) -> float:
         """Seconds after which a silent piece is ended; infinite while nothing is known."""
-        return math.inf if self.longest is None else max(self.least, PATIENCE * self.longest)
+        return math.inf if self.longest is None else max(self.least, self.TIMES * self.longest)
 
     def told(self, what: str) -> str:
         """Of a piece that was ended, in words.
@@ -39,5 +39,5 @@ class Pace:
         """
         return (
             f"it was ended as it hung: no {what} was over for {self.patience:.0f} s, where none had taken longer than "
-            f"{self.longest or 0.0:.3g} s ({PATIENCE} times as long, and at least {self.least:.0f} s, are waited for)"
+            f"{self.longest or 0.0:.3g} s ({self.TIMES} times as long, and at least {self.least:.0f} s, are waited for)"
         )

@@ -12,8 +12,8 @@ from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, TargetOutcome, TargetTask, Widths, group_key
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
-from hydro_rasda.training import pace
 from hydro_rasda.training.fused import Load
+from hydro_rasda.training.pace import Pace
 from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)
@@ -120,8 +120,8 @@ def test_what_died_is_trained_by_whichever_device_is_free_before_anything_new(ru
 
 
 def test_what_hangs_is_ended_once_it_is_known_how_long_others_take(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "PATIENCE", 1)
-    monkeypatch.setattr(pace, "LEAST_PATIENCE_S", 0.2)
+    monkeypatch.setattr(Pace, "TIMES", 1)
+    monkeypatch.setattr(Pace, "LEAST_S", 0.2)
     pool = ScriptedPool(run, 1, hanging=[1])
     pool.idle()
     pool.start(0, group(0))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.stages.kinds import ALIKE, find_kinds
-from hydro_rasda.training import pace
+from hydro_rasda.training.pace import Pace
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp, refuses_some
 
@@ -192,8 +192,8 @@ def test_what_an_objective_reads_splits_kinds_unless_it_is_a_float(problem: Prob
 def test_a_trial_whose_model_is_built_without_end_fails_alone(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "PATIENCE", 1)
-    monkeypatch.setattr(pace, "LEAST_PATIENCE_S", 1.0)
+    monkeypatch.setattr(Pace, "TIMES", 1)
+    monkeypatch.setattr(Pace, "LEAST_S", 1.0)
 
     def model_fn(config: Config, width_ratio: float) -> nn.Module:
         if "hangs" in config:

@@ -27,9 +27,10 @@ import torch
 from hydro_rasda.contracts import evenly
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint
-from hydro_rasda.training import forks, pace
+from hydro_rasda.training import forks
 from hydro_rasda.training.device import usable_children
 from hydro_rasda.training.forks import ONE_PROCESS, Died, Notify, can_be_pickled, imap_forked, map_forked, most_children
+from hydro_rasda.training.pace import Pace
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="processes that have computed are forked on Linux alone"
@@ -71,7 +72,7 @@ def test_tensors_come_back_and_reports_come_before(capfd: pytest.CaptureFixture[
 
 
 def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "LEAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr(Pace, "LEAST_S", 0.5)
 
     def lively(notify: Notify) -> str:
         notify(1)
@@ -81,9 +82,9 @@ def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monke
         notify(1)
         threading.Event().wait()
 
-    own, others = pace.Pace(), set(psutil.Process().children())
+    own, others = Pace(), set(psutil.Process().children())
     assert own.patience == math.inf
-    monkeypatch.setattr(pace, "PATIENCE", 1)
+    monkeypatch.setattr(Pace, "TIMES", 1)
     found = dict(imap_forked([lively, hanging], 1, IGNORE, own))
     assert found[0] == "done"
     assert "no epoch was over for" in found[1].how
@@ -92,9 +93,9 @@ def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monke
 
 
 def test_a_report_that_took_no_time_by_a_coarse_clock_is_known_too() -> None:
-    own = pace.Pace()
+    own = Pace()
     own.took(0.0)
-    assert own.patience == pace.LEAST_PATIENCE_S
+    assert own.patience == Pace.LEAST_S
 
 
 class Odd(UserWarning):
