@@ -11,8 +11,7 @@ import torch
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
-
-_SIGNS = (
+SIGNS = (
     *("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory"),
     *("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED"),
     *("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
@@ -26,7 +25,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that a device, or the CPU, has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
 def back_off(

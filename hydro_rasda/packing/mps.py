@@ -1,6 +1,6 @@
 """NVIDIA's Multi-Process Service, by which processes compute on one GPU at the same time instead of in turns.
 
-A daemon for each GPU, started for the jobs of one call and ended with it. It runs under `child.py`, as jobs do: where
+A daemon for each GPU, started for what one call runs and ended with it. It runs under `child.py`, as jobs do: where
 this process dies, however it dies, the daemon and its servers are ended. Not yet run on a GPU.
 """
 
@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import tempfile
 import time
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from hydro_rasda.packing.process import start_child
@@ -101,6 +103,47 @@ class Daemon:
         except subprocess.TimeoutExpired:
             return False
         return told.returncode == 0
+
+
+class Daemons:
+    """A daemon for each GPU that is shared, from when it is first asked for.
+
+    Args:
+        who: What shares the GPUs, as a warning calls it where a daemon does not start.
+        wanted: Whether they are to be shared so, where that is possible.
+
+    Attributes:
+        possible: Whether GPUs can be shared so: False, too, once a daemon did not start.
+    """
+
+    def __init__(self, who: str, wanted: bool = True) -> None:
+        self._who, self.possible = who, wanted and available()
+        self._of: dict[str, Daemon] = {}
+
+    def environment(self, gpu: str) -> Mapping[str, str]:
+        """What has a process compute on a GPU, by its UUID, beside others; empty where it has to take turns with them.
+
+        A daemon that ended, or does not answer, is replaced.
+        """
+        if not self.possible:
+            return {}
+        daemon = self._of.get(gpu)
+        if daemon is not None and not daemon.serves:
+            self._of.pop(gpu).stop()
+            daemon = None
+        if daemon is None:
+            try:
+                daemon = self._of[gpu] = Daemon(gpu)
+            except OSError as error:
+                self.possible = False
+                warnings.warn(f"{self._who} take turns on GPUs: {error}", stacklevel=2)
+                return {}
+        return daemon.environment
+
+    def stop(self) -> None:
+        """End all of them; no process may be left that they serve."""
+        for daemon in self._of.values():
+            daemon.stop()
 
 
 def _remove_leftovers() -> None:

@@ -83,7 +83,7 @@ def pack(
         grid = Grid(store, tasks, retry_failed)
         with (
             Progress(grid.records, silent=not verbose) as progress,
-            Packer(grid, listed, policy, mps and available()) as packer,
+            Packer(grid, listed, policy, bool(mps)) as packer,
         ):
             while packer.step():
                 progress.show(packer.running.values(), packer.devices.values(), store.seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.grid import End, Grid
 from hydro_rasda.packing.learnt import Learnt
-from hydro_rasda.packing.mps import Daemon, percentage
+from hydro_rasda.packing.mps import Daemons, percentage
 from hydro_rasda.packing.process import Process
 from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Estimate
@@ -21,7 +20,13 @@ from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_dev
 LOOK_S = 0.5
 """So often, at least, jobs and devices are looked at."""
 
-_OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "MemoryError", "std::bad_alloc", "annot allocate memory")
+OUT_OF_MEMORY = (
+    *("out of memory", "OUT_OF_MEMORY", "OutOfMemoryError", "MemoryError", "std::bad_alloc", "not enough memory"),
+    *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
+    *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
+)
+"""What a program that ran out of memory writes: all that `fusion.backoff` knows, which would import torch, and more."""
+
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
 """What CUDA says where the fault of one process of a GPU ended all that shared it through one server."""
 
@@ -35,7 +40,7 @@ class Packer:
         grid: The jobs.
         listed: Says which devices there are now.
         policy: Says which jobs share one; None: `FastestTogether`, by what they were measured to slow each other.
-        mps: Whether jobs share GPUs through NVIDIA's Multi-Process Service.
+        mps: Whether jobs share GPUs through NVIDIA's Multi-Process Service, where it can be started.
 
     Attributes:
         running: By name, what runs.
@@ -45,8 +50,8 @@ class Packer:
     def __init__(
         self, grid: Grid, listed: Callable[[], Sequence[Device]], policy: Policy | None = None, mps: bool = False
     ) -> None:
-        self._grid, self._listed, self._policy, self._mps = grid, listed, policy, mps
-        self._daemons: dict[str, Daemon] = {}  # by GPU
+        self._grid, self._listed, self._policy = grid, listed, policy
+        self._daemons = Daemons("jobs", mps)
         self._learnt = Learnt.recall(listed())
         self._estimates, self._slowdowns = self._learnt.estimates, self._learnt.slowdowns
         self.running: dict[str, Process] = {}
@@ -66,8 +71,7 @@ class Packer:
             process.stop()
         for process in list(self.running.values()):
             self._take_end(process)
-        for daemon in self._daemons.values():
-            daemon.stop()
+        self._daemons.stop()
         self._learnt.keep()
 
     def step(self) -> bool:
@@ -165,19 +169,8 @@ class Packer:
 
     def _shared(self, device: Device, share: float) -> dict[str, str]:
         """What has a job compute beside others on a GPU, rather than in turns with them."""
-        if not (self._mps and device.gpu):
-            return {}
-        daemon = self._daemons.get(device.gpu)
-        if daemon is None or not daemon.serves:
-            if daemon is not None:
-                daemon.stop()
-            try:
-                daemon = self._daemons[device.gpu] = Daemon(device.gpu)
-            except OSError as error:
-                self._mps = False
-                warnings.warn(f"jobs take turns on GPUs: {error}", stacklevel=1)
-                return {}
-        return {**daemon.environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(share)}
+        found = self._daemons.environment(device.gpu) if device.gpu else {}
+        return {**found, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(share)} if found else {}
 
     def _take_end(self, process: Process) -> None:
         name = process.task.name
@@ -227,7 +220,7 @@ class Packer:
     def _beside_too_much(self, name: str, end: End) -> bool:
         """Whether what ran beside a job may have ended it."""
         told = self._grid.log_tail(name)
-        return end["exit"] in _KILLED or any(words in told for words in (*_OUT_OF_MEMORY, *_BY_A_NEIGHBOUR))
+        return end["exit"] in _KILLED or any(words in told for words in (*OUT_OF_MEMORY, *_BY_A_NEIGHBOUR))
 
     def _error(self, name: str, end: End) -> str:
         code = int(end["exit"])

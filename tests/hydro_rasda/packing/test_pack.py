@@ -16,8 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from fusion.backoff import SIGNS
 from hydro_rasda.packing import Device, Estimate, PackResult, Task, pack
 from hydro_rasda.packing.grid import Grid
+from hydro_rasda.packing.packer import OUT_OF_MEMORY
 from hydro_rasda.packing.tasks import tasks_of
 from hydro_rasda.run.store import Store
 
@@ -126,6 +128,10 @@ def test_a_job_that_runs_out_of_memory_alone_fails(tmp_path: Path, code: str) ->
     (job,) = packed(tmp_path, [Task(script(code), SMALL)]).jobs
     assert (job.state, job.attempt) == ("failed", 2)
     assert job.error.startswith(("SIGKILL", "exit status 1: MemoryError"))
+
+
+def test_all_that_fusion_takes_for_want_of_memory_has_a_job_run_again() -> None:
+    assert [sign for sign in SIGNS if not any(words in sign for words in OUT_OF_MEMORY)] == []
 
 
 def test_a_job_whose_watcher_is_ended_fails(tmp_path: Path) -> None:
