@@ -117,6 +117,12 @@ def doubt_line(result: RunRecord) -> list[str]:
     if winner is None or len(trained) < 2:
         return []
     line = f"trial {winner.trial} is the best of {len(trained)} at full size with probability {winner.chance:.2f}"
+    other = max(trained.values(), key=lambda record: record.chance)
+    if other.status == "stopped" and other.chance > winner.chance:
+        line += (
+            f"; trial {other.trial}, stopped after epoch {other.epochs}, may have become better ({other.chance:.2f}), "
+            "which a larger `full_trainings` would show"
+        )
     if math.isfinite(result.expected_gain):
         line += f"; training one more would be expected to gain at most {show(result.expected_gain)} in {result.metric}"
     return [line]
