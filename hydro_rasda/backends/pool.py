@@ -76,8 +76,8 @@ class DevicePool:
         count: Number of devices.
     """
 
-    _reports = "task"
-    """After which a process says something."""
+    _silence = "no task was over"
+    """What it is for a process to be silent; see `Pace`."""
 
     def __init__(self, run: Run, count: int) -> None:
         self._run, self._count = run, count
@@ -89,7 +89,7 @@ class DevicePool:
         self._targets_again: list[TargetTask] = []
         self._deaths = Deaths()
         # Of each kind of groups for itself: others may rightly take a thousand times as long.
-        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self._paces: defaultdict[str, Pace] = defaultdict(lambda: Pace(self._silence))
         self._never_came = 0
         self._met = False
 
@@ -199,7 +199,7 @@ class DevicePool:
         for number, device in list(self._devices.items()):
             pace = self._pace(device)
             if pace is not None and time.monotonic() - device.heard > pace.patience:
-                self._give_up(number, pace.told(self._reports))
+                self._give_up(number, pace.told)
 
     def _give_up(self, number: int, how: str) -> None:
         """Replace a device's process that hangs."""

@@ -135,7 +135,7 @@ def imap_forked(
     # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
     import torch._dynamo  # noqa: F401
 
-    pace, waiting = pace or Pace(), list(range(len(pieces)))
+    pace, waiting = pace or Pace("nothing was said"), list(range(len(pieces)))
     running: dict[Connection, tuple[int, int]] = {}
     heard: dict[Connection, float] = {}
     warned: dict[Any, Any] = {}
@@ -152,7 +152,7 @@ def imap_forked(
             for connection in [c for c in running if c not in ready and time.monotonic() - heard[c] > pace.patience]:
                 i, pid = running.pop(connection)
                 _end(connection, pid)
-                yield i, Died(pace.told("epoch"))
+                yield i, Died(pace.told)
             for connection in [connection for connection in running if connection in ready]:
                 i, pid = running[connection]
                 kind, content = receive(connection)

@@ -9,6 +9,7 @@ class Pace:
     """How long pieces of one kind took from one report to the next; so how long one may be silent.
 
     Args:
+        silence: What it is to be silent, in words: "no epoch was over".
         least: Seconds that one may be silent in any case; None for `LEAST_S`.
 
     Attributes:
@@ -18,7 +19,8 @@ class Pace:
     TIMES, LEAST_S = 100, 600.0
     """What reports nothing for so many times as long as any has taken so far, and for so long, is taken to hang."""
 
-    def __init__(self, least: float | None = None) -> None:
+    def __init__(self, silence: str, least: float | None = None) -> None:
+        self.silence = silence
         self.least = self.LEAST_S if least is None else least
         self.longest: float | None = None
 
@@ -31,13 +33,10 @@ class Pace:
         """Seconds after which a silent piece is ended; infinite while nothing is known."""
         return math.inf if self.longest is None else max(self.least, self.TIMES * self.longest)
 
-    def told(self, what: str) -> str:
-        """Of a piece that was ended, in words.
-
-        Args:
-            what: What it did not come to the end of: "epoch".
-        """
+    @property
+    def told(self) -> str:
+        """Of a piece that was ended, in words."""
         return (
-            f"it was ended as it hung: no {what} was over for {self.patience:.0f} s, where none had taken longer than "
+            f"it was ended as it hung: {self.silence} for {self.patience:.0f} s, where none had taken longer than "
             f"{self.longest or 0.0:.3g} s ({self.TIMES} times as long, and at least {self.least:.0f} s, are waited for)"
         )

@@ -136,13 +136,13 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
 def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[str, Any]]) -> None:
     """Hands rank 0's reports to Tune until every rank is done."""
     job, pid = order[2], None
-    iterations, heard = Pace(job["timeout_s"]), time.monotonic()
+    iterations, heard = Pace("no iteration was over", job["timeout_s"]), time.monotonic()
     while True:
         if not wait([head], timeout=_LOOK_S):
             if actors.failed():
                 raise RuntimeError(_diagnosis(job, actors, _final_message(head, pid)))
             if time.monotonic() - heard > iterations.patience:
-                raise RuntimeError(_diagnosis(job, actors, ("silent", iterations.told("iteration"), "", pid)))
+                raise RuntimeError(_diagnosis(job, actors, ("silent", iterations.told, "", pid)))
             continue
         kind, content = receive(head)
         if kind == "hello":

@@ -82,7 +82,7 @@ def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monke
         notify(1)
         threading.Event().wait()
 
-    own, others = Pace(), set(psutil.Process().children())
+    own, others = Pace("no epoch was over"), set(psutil.Process().children())
     assert own.patience == math.inf
     monkeypatch.setattr(Pace, "TIMES", 1)
     found = dict(imap_forked([lively, hanging], 1, IGNORE, own))
@@ -93,7 +93,7 @@ def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monke
 
 
 def test_a_report_that_took_no_time_by_a_coarse_clock_is_known_too() -> None:
-    own = Pace()
+    own = Pace("no epoch was over")
     own.took(0.0)
     assert own.patience == Pace.LEAST_S
 
