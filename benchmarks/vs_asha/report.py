@@ -172,7 +172,7 @@ def _together(tasks: Cells) -> str:
     rows["Ray's ASHA, another seed"] = by_chance(tasks, "tune")
     told = "; ".join(f"{task} {one.reached:.0%} and {one.not_worse:.0%}" for task, one in yardsticks(tasks).items())
     lines = [
-        "## All tasks with the last defaults that were run",
+        "## All tasks with the present defaults",
         "",
         "How often a run is as good as that of Ray's ASHA with the same seed, and so with the same configurations; "
         "beside it, how often Ray's ASHA is as good as itself with another seed: other configurations of the same "
@@ -248,6 +248,9 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "which swept to the end of a training, looked at finalists after a quarter, and let them train 2.5 times": (
         lambda asked: "keep" in asked and "full_trainings" not in asked
     ),
+    "by which of each epoch the better of its own and the averaged weights counted": (
+        lambda asked: "full_trainings" in asked and not asked.get("averaged")
+    ),
 }
 """What `tune`'s older defaults did, and whether a cell's settings are of these."""
 
@@ -266,7 +269,7 @@ def _older(methods: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def of_today(cells: Cells) -> Cells:
-    """The tasks on which the last defaults of `tune` that were run stand beside Ray's ASHA; not the reduced ones."""
+    """The tasks on which today's defaults of `tune` stand beside Ray's ASHA; not the reduced ones."""
     return {
         task: methods
         for task, methods in cells.items()
