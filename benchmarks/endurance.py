@@ -6,7 +6,8 @@
 process holds as they go: memory, open files, threads, processes, files in the temporary folder. `kills` has a search
 with dropout killed at random moments, its driver or one of the processes forked of it, until it ends, and compares
 what it found, journal and weights, with what an unbroken one found; `kills on Ray` likewise, there also an actor, a
-rank or the fork server. Result files: `results/endurance.json` and `.md`.
+rank or the fork server. Kills are added to those of an earlier call, up to N, so that they can be spread over several.
+Result files: `results/endurance.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from benchmarks.scale import environment
 from hydro_rasda import RASDAConfig, TuneResult, choice, load, loguniform, tune, uniform
 
 FILE = "endurance.json"
+Found = dict[str, Any]
+"""What was found, by name; each measurement is told what an earlier call found."""
 GROWTH = 0.05
 """Memory may grow by this share from the second quarter of the readings to the last: the allocator settles."""
 
@@ -81,7 +84,7 @@ def flat(readings: Sequence[dict[str, float]]) -> dict[str, Any]:
     return {"second and last quarter": found, "grown": grown}
 
 
-def searches(count: int, seconds: float) -> dict[str, Any]:
+def searches(count: int, seconds: float, earlier: Found) -> Found:
     """One search after another in this process, as far as the time goes."""
     until, readings = time.monotonic() + seconds, list[dict[str, float]]()
     with tempfile.TemporaryDirectory() as folder, temporary(Path(folder, "tmp")) as files:
@@ -91,7 +94,7 @@ def searches(count: int, seconds: float) -> dict[str, Any]:
     return {"searches": len(readings), **flat(readings)}
 
 
-def trials(count: int, seconds: float) -> dict[str, Any]:
+def trials(count: int, seconds: float, earlier: Found) -> Found:
     """One search of many trials, read at each group that is over; a time budget ends it."""
     readings = list[dict[str, float]]()
     with tempfile.TemporaryDirectory() as folder, temporary(Path(folder, "tmp")) as files:
@@ -112,9 +115,10 @@ def trials(count: int, seconds: float) -> dict[str, Any]:
     return {"trials": begun, "checkpoints at most": most, "checkpoints left": left, **told}
 
 
-def kills(count: int, seconds: float, on_ray: bool = False) -> dict[str, Any]:
+def kills(count: int, seconds: float, earlier: Found, on_ray: bool = False) -> Found:
     """Runs that are killed at random moments until they end, and whether they found what an unbroken one did."""
-    rng, until = random.Random(0), time.monotonic() + seconds
+    count -= (before := sum(earlier.get("kills", {}).values()))
+    rng, until = random.Random(before), time.monotonic() + seconds
     killed, orphans, agents = Counter[str](), 0, set[psutil.Process]()
     with tempfile.TemporaryDirectory(prefix="e-") as name:  # Ray's sockets lie in it, whose paths may not be long
         folder = Path(name)
@@ -124,7 +128,6 @@ def kills(count: int, seconds: float, on_ray: bool = False) -> dict[str, Any]:
             _started(folder, run, on_ray).wait()
         usual, whole = time.monotonic() - started, _found(folder / "whole")
         runs = equal = 0
-        unequal: list[str] = []
         while killed.total() < count and time.monotonic() < until:
             run, over = f"broken-{runs}", False
             while not over:
@@ -140,18 +143,17 @@ def kills(count: int, seconds: float, on_ray: bool = False) -> dict[str, Any]:
                 orphans += group.left()
                 agents |= group.agents
             runs += 1
-            same = _found(folder / run) == whole
-            equal += same
-            unequal += [] if same else [run]
+            equal += _found(folder / run) == whole
         orphans += _alive(agents, 120)
         files = len(list((folder / "tmp").glob("hydro_rasda-of-*")))
-    told = {"kills": dict(killed), "runs": runs, "equal": equal, "processes left behind": orphans}
-    return told | {"checkpoints left in the temporary folder": files}
+    told = {"runs": runs, "equal": equal, "processes left behind": orphans, "temporary checkpoints left behind": files}
+    added = {name: value + earlier.get(name, 0) for name, value in told.items()}
+    return {"kills": dict(killed + Counter(earlier.get("kills", {}))), **added}
 
 
-def kills_on_ray(count: int, seconds: float) -> dict[str, Any]:
+def kills_on_ray(count: int, seconds: float, earlier: Found) -> Found:
     """The same on a Ray cluster of two workers: its actors, and the ranks of the finalist that has both at the end."""
-    return kills(count, seconds, on_ray=True)
+    return kills(count, seconds, earlier, on_ray=True)
 
 
 ON_RAY: dict[str, Any] = {
@@ -257,10 +259,36 @@ def markdown(result: dict[str, Any]) -> str:
         "The aims are 100 searches, 10,000 trials and 100 kills over both backends; a row with less than it was asked "
         "for ran out of time."
     )
-    lines = ["# Endurance", "", f"{where} {told}", ""]
+    lines = [
+        "# Endurance",
+        "",
+        f"{where} {told}",
+        "",
+        "| what | asked for | done | found | when, and by |",
+        "|" + "---|" * 5,
+    ]
     for name, row in result["rows"].items():
-        lines.append(f"- **{name}**, asked for {row['asked']} ({row['date']}, `{row['command']}`): {row['found']}")
+        words = _kills_in_words if "kills" in row["found"] else _growth_in_words
+        done, found = words(row["found"])
+        lines.append(f"| {name} | {row['asked']:,} | {done} | {found} | {row['date']}, `{row['command']}` |")
     return "\n".join(lines) + "\n"
+
+
+def _kills_in_words(found: Found) -> tuple[str, str]:
+    who = ", ".join(f"{kind} {times}" for kind, times in found["kills"].items())
+    done = f"{sum(found['kills'].values())} kills ({who}) of {found['runs']} runs"
+    left = "; ".join(f"{name}: {number}" for name, number in found.items() if name.endswith("left behind"))
+    return done, f"{found['equal']} of {found['runs']} equal to an unbroken run; {left}"
+
+
+def _growth_in_words(found: Found) -> tuple[str, str]:
+    kept = "second and last quarter"
+    told = [f"{name} {first:g}, then {last:g}" for name, (first, last) in found[kept].items()]
+    plain = [f"{name} {n:,}" for name, n in found.items() if isinstance(n, int) and name not in ("searches", "trials")]
+    done = f"{found.get('searches', found.get('trials')):,}"
+    return done, "; ".join(
+        [f"in the {kept}: {', '.join(told)}", *plain, f"grown: {', '.join(found['grown']) or 'none'}"]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -282,11 +310,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result["environment"] = environment()
     for name in given.rows or MEASURES:
         measure, asked = MEASURES[name]
+        earlier = result["rows"].get(name, {}).get("found", {})
         result["rows"][name] = {
             "date": time.strftime("%Y-%m-%d"),
             "command": " ".join(["python -m benchmarks.endurance", *(arguments or sys.argv[1:])]),
             "asked": given.count or asked,
-            "found": measure(given.count or asked, given.seconds),
+            "found": measure(given.count or asked, given.seconds, earlier),
         }
         print(name, result["rows"][name], flush=True)
         given.out.mkdir(parents=True, exist_ok=True)
