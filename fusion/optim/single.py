@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def let_skip(optimizer: torch.optim.Optimizer) -> None:
     """Have an optimizer that `optimizer` made update by torch's one-pass kernels, where `step_if` need not wait."""
     for group in optimizer.param_groups:
-        group["fused"] = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
+        group["fused"] = _in_one_pass(group["params"])
         if group.get("momentum") and not group["dampening"]:
             # A first step that is left out would leave momentum without a value; from 0 it comes to the same.
             for parameter in group["params"]:
@@ -151,7 +151,11 @@ def _torch_optimizer(hp: Hyperparameters, groups: list[dict[str, Any]]) -> torch
     if hp.kind == "sgd":
         return torch.optim.SGD(groups, hp.lr, hp.momentum, hp.dampening, nesterov=hp.nesterov)
     # One pass over memory instead of one for each operation; by default torch takes the slower way on CPUs.
-    params = [p for group in groups for p in group["params"]]
-    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)
+    fused = _in_one_pass(p for group in groups for p in group["params"])
     cls = torch.optim.Adam if hp.kind == "adam" else torch.optim.AdamW
     return cls(groups, hp.lr, (hp.beta1, hp.beta2), hp.eps, fused=fused)
+
+
+def _in_one_pass(params: Iterable[nn.Parameter]) -> bool:
+    """Whether torch has one-pass kernels for them."""
+    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)
