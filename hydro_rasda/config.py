@@ -35,6 +35,8 @@ MOST_TRIALS = 1_000_000
 MOST_WORKERS = 1024
 """More processes than that are one, too."""
 LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
+UNSPLIT_BATCHES = "1 with rasda.strategy 'fsdp', more workers in its place"
+"""What `accumulate` must be there: ranks whose shares have unequally many parts would wait for each other for ever."""
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,16 @@ class RandomSearch:
         num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
         seed: Of all of them.
         first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
+        strategy: See `check_config`.
     """
 
     def __init__(
-        self, space: Mapping[str, Any], num_samples: int, seed: int, first: Sequence[Mapping[str, Any]] = ()
+        self,
+        space: Mapping[str, Any],
+        num_samples: int,
+        seed: int,
+        first: Sequence[Mapping[str, Any]] = (),
+        strategy: str = "ddp",
     ) -> None:
         known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
         sampled = sample(space, num_samples, seed)
@@ -59,7 +65,7 @@ class RandomSearch:
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
         self._given = False
         for trial in self.trials:
-            check_config(trial.config)
+            check_config(trial.config, strategy)
 
     def next_trials(self) -> list[Trial]:
         given, self._given = self._given, True
@@ -131,7 +137,7 @@ class SearcherSearch:
         num_samples = run.settings.num_samples
         self._searcher, self._space, self._metric, self._store = searcher, space, run.settings.metric, run.store
         self._left, self._given, self._batch = num_samples, 0, -(-num_samples // SEARCHER_ROUNDS)
-        self._seed, self._warned = run.settings.seed, False
+        self._seed, self._strategy, self._warned = run.settings.seed, run.settings.rasda.strategy, False
         self._open: dict[int, tuple[int, float]] = {}
 
     def next_trials(self) -> list[Trial]:
@@ -159,7 +165,7 @@ class SearcherSearch:
         if suggestion is None or suggestion == Searcher.FINISHED:
             return None
         config: Config = plain(_merged(self._space, suggestion))
-        check_config(config)
+        check_config(config, self._strategy)
         return config
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:

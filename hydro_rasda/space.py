@@ -29,7 +29,7 @@ from ray.tune.search.variant_generator import generate_variants
 from fusion.keys import KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.checks import require
-from hydro_rasda.config import MOST_TRIALS
+from hydro_rasda.config import MOST_TRIALS, UNSPLIT_BATCHES
 
 __all__ = [
     "check_config",
@@ -51,12 +51,13 @@ __all__ = [
 Config = dict[str, Any]
 
 
-def check_space(space: object, num_samples: int = 1) -> None:
+def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> None:
     """Check a search space before anything is sampled from it.
 
     Args:
         space: Maps names to Ray Tune domains, `grid_search`, constants, or nested mappings of these.
         num_samples: How often each point of its grid is to be tried.
+        strategy: `RASDAConfig.strategy`: with "fsdp", batches cannot be taken in parts.
 
     Raises:
         ValueError: where it is no mapping with string keys, it has no domain, a grid that is no list or of more points
@@ -78,20 +79,30 @@ def check_space(space: object, num_samples: int = 1) -> None:
         if _can_be_read(name, space):
             for reachable in _extremes(space[name]):
                 require(KEYS[name].holds(reachable), f"space[{name!r}]", _Shown(space[name]), KEYS[name].rule)
+    if strategy == "fsdp" and "accumulate" in space:
+        wrong = any(reachable != 1 for reachable in _extremes(space["accumulate"]))
+        require(not wrong, "space['accumulate']", _Shown(space["accumulate"]), UNSPLIT_BATCHES)
     for name in filter(is_group, space):
         for reachable in _extremes(space[name]):
             require(KEYS["lr"].holds(reachable), f"space[{name!r}]", _Shown(space[name]), KEYS["lr"].rule)
 
 
-def check_config(config: Mapping[str, Any]) -> None:
+def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
     """Check one sampled configuration (what `sample_from` or a searcher returns is known only now).
 
+    Args:
+        config: What was sampled.
+        strategy: As of `check_space`.
+
     Raises:
-        ValueError: where `lr` is missing, or see `fusion.keys.check`.
+        ValueError: where `lr` is missing, batches are to be taken in parts that cannot be, or see `fusion.keys.check`.
     """
     require("lr" in config, "space", sorted(config), "a space with the key 'lr', the learning rate")
     try:
         check(config)
+        if strategy == "fsdp":
+            parts = read(config, "accumulate")
+            require(parts == 1, "accumulate", parts, UNSPLIT_BATCHES)
     except ValueError as error:
         raise ValueError(f"`space` gives a configuration in which {error}") from None
 

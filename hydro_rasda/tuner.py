@@ -241,7 +241,7 @@ def tune(
         rule = "'auto' or False where no device is a GPU of CUDA's"
         require(any(where.type == "cuda" for where in trains_on.devices), "graph", True, rule)
     folder = check_folder("storage_path", storage_path)
-    _check(model_fn, loss_fn, objective, space, num_samples, searcher, sweep_rule, resume, name, progress, callbacks)
+    _check(model_fn, loss_fn, objective, space, settings, searcher, sweep_rule, resume, name, progress, callbacks)
     own_loop = _own_loop(full_size, (train_data, val_data))
     check_first(first, space)
     own = not first or searcher is None
@@ -262,7 +262,7 @@ def tune(
     with _never_ending_well(), preserved_generators():
         problem = _problem(model_fn, settings, train_data, val_data, given, trains_on.device)
         problem = replace(problem, full_size=own_loop, metrics=metrics)
-        candidates = RandomSearch(space, num_samples, seed, first)
+        candidates = RandomSearch(space, num_samples, seed, first, settings.rasda.strategy)
         ready = get_ready(problem, space, candidates.trials, None if name is None else folder / name)
         data, batch_size = {"train_data": train_data, "val_data": val_data}, candidates.trials[0].batch_size
         asked = identity.asked(ready.settings, ready.problem, ready.parameters, data, batch_size)
@@ -373,7 +373,7 @@ def _check(
     loss_fn: LossFn,
     objective: Callable[..., Mapping[str, Tensor]] | None,
     space: Mapping[str, Any],
-    num_samples: int,
+    settings: TuneConfig,
     searcher: object,
     sweep_rule: object,
     resume: str,
@@ -394,7 +394,7 @@ def _check(
     if name is not None:
         check_name("name", name)
     check_flag("progress", progress)
-    check_space(space, num_samples)
+    check_space(space, settings.num_samples, settings.rasda.strategy)
     if searcher is not None:
         check_searcher(searcher)
     known = sweep_rule is None or isinstance(sweep_rule, SweepRule)

@@ -19,7 +19,7 @@ from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.checks import require
-from hydro_rasda.config import Mode
+from hydro_rasda.config import UNSPLIT_BATCHES, Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.training.average import Average, trained_tensors
@@ -94,9 +94,9 @@ class SingleLearner:
         self.sharded = sharded and shard.world > 1
         self._joint: DistributedDataParallel | _Joint | None = None
         if self.sharded:
-            # Ranks whose shares have unequally many parts would wait for each other's parameters for ever.
-            parts, rule = read(settings.config, "accumulate"), "1 with rasda.strategy 'fsdp', more workers in its place"
-            require(parts == 1, "accumulate", parts, rule)
+            # Again, as an objective's own `optimizer_settings` may say so, too.
+            parts = read(settings.config, "accumulate")
+            require(parts == 1, "accumulate", parts, UNSPLIT_BATCHES)
             self._joint = _Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:

@@ -366,6 +366,7 @@ def broken(config: Config, width_ratio: float = 1.0) -> nn.Module:
 
 
 X, Y = torch.rand(8, 64), torch.arange(8)
+SPLIT = {"rasda": RASDAConfig(strategy="fsdp")}
 
 
 @pytest.mark.parametrize(
@@ -380,6 +381,8 @@ X, Y = torch.rand(8, 64), torch.arange(8)
         ({"space": {**LR, "optimizer": "lion"}}, ValueError, r"`space\['optimizer'\]` is 'lion', but must be one of"),
         ({"space": {**LR, "schedule": choice(["warp"])}}, ValueError, r"`space\['schedule'\]` is choice\(\['warp'\]\)"),
         ({"space": [0.1]}, ValueError, "`space` is"),
+        ({"space": {**LR, "accumulate": choice([1, 2])}, **SPLIT}, ValueError, r"`space\['accumulate'\]` is .* 1 with"),
+        ({"space": {**LR, "accumulate": sample_from(lambda _: 2)}, **SPLIT}, ValueError, "`accumulate` is 2.* 1 with"),
         ({"grace_period": 5}, ValueError, r"`grace_period` is 5, but must be <= max_t \(4\)"),
         ({"rasda": RASDAConfig(grace_period=5)}, ValueError, r"`rasda.grace_period` is 5, but must be <= max_t"),
         ({"reduction_factor": 1}, ValueError, "`reduction_factor` is 1, but must be an integer >= 2"),
