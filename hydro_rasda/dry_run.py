@@ -21,7 +21,7 @@ from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_fin
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
 from hydro_rasda.objective import check_metrics, checked, give_config, reads_config, scalars, steering
 from hydro_rasda.precision import as_given, in_precision
-from hydro_rasda.problem import NoModule, Problem, takes_width_ratio
+from hydro_rasda.problem import NoModule, Problem, width_form
 from hydro_rasda.reads import Notes
 from hydro_rasda.trial import Trial
 from hydro_rasda.whole_metrics import Collected, measured
@@ -227,7 +227,7 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
     try:
         problem.surrogate(trial, checked=True)
     except (Exception, SystemExit) as error:
-        if takes_width_ratio(problem.model_fn):
+        if width_form(problem.model_fn):
             raise _Misfit(error) from error
         raise _misfit(
             f"`surrogate` is {problem.settings.surrogate:g}, but the model cannot be made narrower by itself "

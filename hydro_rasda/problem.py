@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +122,7 @@ class Problem:
 
     def _narrow(self, trial: Trial, checked: bool) -> nn.Module:
         width = self.settings.surrogate
-        if not self._takes_width:
+        if self._width_form is None:
             return self._shrunk(trial)
         config = dict(trial.config)
         plan, seed = self._planned(config), derive_seed(self.settings.seed, "weights", trial.number)
@@ -177,35 +177,41 @@ class Problem:
 
     # Kept: to read a signature takes a third of the time in which a small model is built.
     @cached_property
-    def _takes_width(self) -> bool:
-        return takes_width_ratio(self.model_fn)
+    def _width_form(self) -> WidthForm | None:
+        return width_form(self.model_fn)
 
     def _build(self, config: Mapping[str, Any], width_ratio: float) -> nn.Module:
         """Call the model function, with a copy of the configuration that is its own to change."""
         own = copy.deepcopy(dict(config))
         try:
-            if not self._takes_width:
-                model = self.model_fn(own)
-            elif "width_ratio" in inspect.signature(self.model_fn).parameters:
-                model = self.model_fn(own, width_ratio=width_ratio)
-            else:
-                model = self.model_fn(own, width_ratio)
+            model: nn.Module = call_model_fn(self.model_fn, self._width_form, own, width_ratio)
         except SystemExit as end:
             raise RuntimeError(f"`model_fn` would end the script: {end!r}") from end
         return copy.deepcopy(model) if self.copied else model
 
 
-def takes_width_ratio(model_fn: Callable[..., nn.Module]) -> bool:
-    """Whether a model function has the form `model_fn(config, width_ratio)`.
+WidthForm = Literal["named", "second"]
+"""How a model function takes the width ratio: as the argument of that name, or as its second one."""
+
+
+def width_form(model_fn: Callable[..., nn.Module]) -> WidthForm | None:
+    """In which form a model function takes the width ratio; None where it takes none.
 
     A second argument of another name counts where it has no default.
 
-    >>> takes_width_ratio(lambda config, width_ratio=1.0: None), takes_width_ratio(lambda config, depth=2: None)
-    (True, False)
+    >>> width_form(lambda config, width_ratio=1.0: None), width_form(lambda config, depth=2: None)
+    ('named', None)
     """
     parameters = list(inspect.signature(model_fn).parameters.values())
     if any(p.name == "width_ratio" for p in parameters):
-        return True
+        return "named"
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
-    return len(required) >= 2
+    return "second" if len(required) >= 2 else None
+
+
+def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: dict[str, Any], ratio: float) -> Any:
+    """What a model function of this form makes at a width ratio."""
+    if form is None:
+        return model_fn(config)
+    return model_fn(config, width_ratio=ratio) if form == "named" else model_fn(config, ratio)

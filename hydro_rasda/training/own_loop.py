@@ -97,15 +97,12 @@ def train_own(
 ) -> TargetOutcome:
     """Train a full-size model for a span of epochs by the user's function, from a checkpoint or anew.
 
-    The global generators are seeded by trial and span: what the function draws of them is the same again.
-
     Raises:
         ValueError: where the function returns without a report.
         Exception: what it raises.
     """
     assert problem.full_size is not None
     started = time.perf_counter()
-    seed_generators(derive_seed(problem.settings.seed, "full size", trial.number, task.span.start))
     kept, config = Kept(problem.settings, state), copy.deepcopy(dict(trial.config))
     job = {"config": config, "trial": str(trial.number), "rank": 0, "world_size": 1, "workers": 1}
     saved: dict[str, Any] = {"state": kept.own, "iteration": task.span.start, "rescaled": [], "measured": {}}
@@ -113,6 +110,7 @@ def train_own(
     asked = problem.settings, task.span.stop, should_stop, on_epoch
     worker = SpanWorker(job, own.data, problem.device, saved, *asked)
     worker.through = kept.taken
+    _seed(problem, trial.number, worker)
     with contextlib.suppress(Over):
         own.train(worker)
     reached = worker.reached(state)
@@ -129,6 +127,13 @@ def train_own_on_rank(worker: Worker) -> None:
     problem: Problem = worker.data
     assert problem.full_size is not None
     kept = Kept(problem.settings, worker.checkpoint)
+    _seed(problem, worker.config["trial"], worker)
     worker.config, worker.data, worker.checkpoint = worker.config["config"], problem.full_size.data, kept.own
     worker.through, worker.last = kept.taken, problem.settings.max_t
     problem.full_size.train(worker)
+
+
+def _seed(problem: Problem, trial: int, worker: Worker) -> None:
+    """Seed the global generators by trial, epoch and rank: what the function draws of them is the same again."""
+    seed = derive_seed(problem.settings.seed, "full size", trial, worker.iteration)
+    seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)

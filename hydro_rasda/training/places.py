@@ -15,11 +15,9 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from fusion.streams import seed_generators
 from hydro_rasda.contracts import EpochMetrics, TargetOutcome, TargetTask
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem
-from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.best import epochs_since
 from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.measured import HISTORY
@@ -137,8 +135,6 @@ def train_target_on_ranks(
         with place.joined():
             with contextlib.suppress(Over):
                 if own_loop:
-                    seed = derive_seed(task.seed, "full size", trial.number, task.span.start)
-                    seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)
                     train_own_on_rank(worker)
                 else:
                     train_full_size(worker, problem.settings.rasda.lr_rule)

@@ -14,7 +14,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data, make_batches
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import Objective, supervised
-from hydro_rasda.problem import Problem, takes_width_ratio
+from hydro_rasda.problem import Problem, width_form
 from hydro_rasda.trial import Trial
 from surrogate import shrink
 from surrogate.laws import initial_laws
@@ -92,14 +92,14 @@ def keyword_only(config: Config, *, depth: int = 2, width_ratio: float = 1.0) ->
 
 @pytest.mark.parametrize("model_fn", [mlp, second_argument, keyword_only])
 def test_forms_of_a_model_function_with_a_width(model_fn: Any) -> None:
-    assert takes_width_ratio(model_fn)
+    assert width_form(model_fn) is not None
     checked = dry_run(problem(model_fn), trials())
     assert checked.parameters["0.weight"] == "(32, 64) torch.float32"
     assert problem(model_fn).surrogate(trials()[0]).get_parameter("0.weight").shape == (16, 64)
 
 
 def test_a_model_function_without_a_width() -> None:
-    assert not takes_width_ratio(fixed_mlp)
+    assert width_form(fixed_mlp) is None
     checked = dry_run(problem(fixed_mlp), trials())
     assert [tuple(t.shape) for t in checked.example_input] == [(4, 64)]
 

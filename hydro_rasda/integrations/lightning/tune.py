@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +21,11 @@ from hydro_rasda.integrations.lightning.modules import (
 )
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
 from hydro_rasda.integrations.lightning.optimizers import Unfollowed
-from hydro_rasda.problem import takes_width_ratio
+from hydro_rasda.integrations.narrow import width_or_full
+from hydro_rasda.problem import WidthForm, call_model_fn, width_form
 from hydro_rasda.run.result import TuneResult
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
-from surrogate import shrink
 
 DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "max_t", "precision")
 
@@ -103,7 +101,8 @@ def tune_module(
     made = {**_constants(trainer, train_dataloaders), **space}
     with preserved_generators():
         config = sample(made, 1, 0)[0]
-        module = _first(module_fn, config)
+        form = width_form(module_fn)
+        module = _first(module_fn, form, config)
         refused += unfollowed(module)
         if not refused:
             train, validation = train_loader(train_dataloaders), eval_loader(val_dataloaders)
@@ -115,8 +114,9 @@ def tune_module(
         if refused:
             raise ValueError("tune_module() cannot follow:\n- " + "\n- ".join(refused))
         width = options.pop("surrogate", 1 / 8)
-        if not takes_width_ratio(module_fn):
-            width = _width(module, width, objective, next(iter(validation(1))))
+        if form is None:
+            batch = next(iter(validation(1)))
+            width = width_or_full(module, width, lambda: _called_with(module, objective, batch))
     chosen: dict[str, Any] = {"ema": 0.0, "precision": PRECISIONS[str(trainer.precision)], "surrogate": width}
     tuned = tune(
         module_fn,
@@ -137,30 +137,28 @@ def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
     return {"lr": 1.0, "batch_size": getattr(loader, "batch_size", None) or 1, "grad_clip": clip}
 
 
-def _first(module_fn: Callable[..., LightningModule], config: dict[str, Any]) -> LightningModule:
-    wide = {} if not takes_width_ratio(module_fn) else {"width_ratio": 1.0}
+def _first(
+    module_fn: Callable[..., LightningModule], form: WidthForm | None, config: dict[str, Any]
+) -> LightningModule:
     try:
-        named = "width_ratio" in inspect.signature(module_fn).parameters
-        module = module_fn(config, **wide) if named else module_fn(config, *wide.values())
+        module = call_model_fn(module_fn, form, config, 1.0)
     except Exception as error:
         raise ValueError(f"`module_fn` fails for {config!r} with {type(error).__name__}: {error}") from error
     require(isinstance(module, LightningModule), "module_fn", type(module).__name__, "one that makes a LightningModule")
+    assert isinstance(module, LightningModule)
     return module
 
 
-def _width(module: LightningModule, width: Any, objective: StepObjective, batch: Any) -> Any:
-    """The width ratio that was asked for; 1, which is said, where the module cannot be made so narrow."""
-    if not isinstance(width, float) or not 0 < width < 1:
-        return width
+def _called_with(module: LightningModule, objective: StepObjective, batch: Any) -> Any:
+    """What a step calls the module with: positional arguments, or a dict of keyword arguments.
+
+    Raises:
+        ValueError: where it does not call it.
+    """
     calls: list[Any] = []
     handle = module.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)
-    try:
-        with torch.no_grad():
-            objective(module.eval(), batch)
-        handle.remove()
-        shrink(module, width, calls[0])
-    except Exception as error:
-        told = "its steps do not call it" if not calls else str(error).splitlines()[0]
-        warnings.warn(f"the module is swept at its full width (`surrogate=1`), not at {width:g}: {told}", stacklevel=3)
-        return 1
-    return width
+    with handle, torch.no_grad():
+        objective(module.eval(), batch)
+    if not calls:
+        raise ValueError("its steps do not call it")
+    return calls[0]

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, TrainingArguments
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_is, require
 from hydro_rasda.integrations.loaders import Collator
+from hydro_rasda.integrations.narrow import width_or_full
 from hydro_rasda.integrations.transformers.arguments import PRECISIONS, metric_of, unfollowed, warmup_of
 from hydro_rasda.integrations.transformers.data import collator, loaders
 from hydro_rasda.integrations.transformers.models import model_function
@@ -23,7 +24,6 @@ from hydro_rasda.integrations.transformers.result import TrainerResult, make_tra
 from hydro_rasda.integrations.transformers.space import own_names, to_space
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
-from surrogate import shrink
 
 DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "mode", "max_t", "precision", "seed", "device")
 """Arguments of `tune` that the training arguments decide."""
@@ -100,7 +100,8 @@ def tune_trainer(
         collate = collator(first, args, data_collator, processing_class)
         train, validation = loaders(args, collate, train_dataset, eval_dataset)
         width = options.pop("surrogate", 1 / 8)
-        surrogate = _width(first, width, next(iter(validation(1))))
+        few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, next(iter(validation(1))))
+        surrogate = width_or_full(first, width, lambda: few)
     made |= _warmup_epochs(made, args, len(train_dataset))
     chosen: dict[str, Any] = {
         "storage_path": args.output_dir,
@@ -144,20 +145,6 @@ def _first_model(model_fn: Callable[..., nn.Module], space: Mapping[str, Any], s
         raise ValueError(f"`model` fails for {config!r} with {type(error).__name__}: {error}") from error
     require(isinstance(model, nn.Module), "model", type(model).__name__, "one that makes a torch.nn.Module")
     return model
-
-
-def _width(model: nn.Module, width: Any, batch: Any) -> Any:
-    """The width ratio that was asked for; 1, which is said, where the model cannot be made so narrow."""
-    if not isinstance(width, float) or not 0 < width < 1:
-        return width
-    few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, batch)
-    try:
-        shrink(model, width, few)
-    except ValueError as error:
-        told = str(error).splitlines()[0]
-        warnings.warn(f"the model is swept at its full width (`surrogate=1`), not at {width:g}: {told}", stacklevel=3)
-        return 1
-    return width
 
 
 def _warmup_epochs(space: Mapping[str, Any], args: TrainingArguments, examples: int) -> dict[str, float]:
