@@ -155,17 +155,23 @@ class Supervised:
                 f"the model returns a {type(output).__name__}, but `loss_fn` needs a tensor; give "
                 "`objective=`, a function of (model, batch) that returns a dict with the loss"
             )
-        if target.is_floating_point() and output.shape != target.shape:
+        config = {"config": config_of(model)} if self.configured else {}
+        loss_fn = partial(self.loss_fn, **config)
+        differ = target.is_floating_point() and output.shape != target.shape
+        if differ and (_of_torch(self.loss_fn) or (self.checked and _mixes_examples(loss_fn, output, target))):
             raise ValueError(
                 f"target of shape {tuple(target.shape)} for a model output of shape {tuple(output.shape)}: a "
-                "floating-point target must have the output's shape"
+                "floating-point target must have the output's shape, or `loss_fn` must bring them together, such "
+                "as by output.squeeze(-1)"
             )
         if self.checked and self.loss_fn is F.cross_entropy:
             _check_classes(output, target)
-        config = {"config": config_of(model)} if self.configured else {}
-        metrics = {"loss": self.loss_fn(output, target, **config)}
+        metrics = {"loss": loss_fn(output, target)}
+        if self.checked:
+            _check_loss(metrics["loss"])
         if target.is_floating_point():
-            metrics["mae"] = (output - target).abs().mean()
+            if output.squeeze().shape == target.squeeze().shape:
+                metrics["mae"] = (output.reshape(target.shape) - target).abs().mean()
         elif (dim := _class_dim(output, target, self.loss_fn)) is not None:
             metrics["accuracy"] = (output.argmax(dim) == target).float().mean()
         if self.collected:
@@ -178,15 +184,17 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
 
     Classification also reports `accuracy`: where an integer target [N, ...] has the shape of the output without its
     classes, which are the second dimension [N, C, ...], as torch's losses have them, or the last [N, ..., C], as
-    language models do. Regression (a floating-point target) reports `mae`, the mean absolute error.
+    language models do. Regression (a floating-point target of the output's shape, but for dimensions of size 1)
+    reports `mae`, the mean absolute error.
 
     Args:
         loss_fn: Mean loss of a batch; one with an argument `config` is given the configuration, see `tune`. Where
             classes could be either dimension, they are the second for a loss of torch's, and the last for any other.
 
     Returns:
-        The objective. It raises ValueError where a floating-point target [N, ...] has another shape than the output:
-        broadcasting one against the other would train on nonsense.
+        The objective. It raises ValueError where a floating-point target [N, ...] has another shape than the output,
+        and the loss is one of torch's: broadcasting one against the other would train on nonsense. In a dry run
+        (`checked`) any other loss that broadcasts them is found, too.
     """
     return Supervised(loss_fn, configured=takes_config(loss_fn))
 
@@ -196,11 +204,30 @@ def checked(objective: Objective) -> Objective:
     return replace(objective, checked=True) if isinstance(objective, Supervised) else objective
 
 
+def _of_torch(loss_fn: LossFn) -> bool:
+    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    return getattr(function, "__module__", "").startswith("torch.nn.")
+
+
+def _mixes_examples(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
+    """Whether a loss compares each output with all targets: their values count in it, but not their order.
+
+    It is given values of its own, since outputs of a readout that begins at zero are all alike.
+    """
+    if target.ndim == 0 or len(target) < 2:
+        return False
+    drawn = torch.Generator().manual_seed(0)
+    outputs, targets, others = (torch.rand(of.shape, generator=drawn).to(of.device) for of in (output, target, target))
+    try:
+        loss, turned, other = (loss_fn(outputs, given).detach() for given in (targets, targets.roll(1, 0), others))
+    except Exception:  # not for such values; for the user's own it may be
+        return False
+    return torch.allclose(loss, turned, rtol=1e-4) and not torch.allclose(loss, other, rtol=1e-4)
+
+
 def _class_dim(output: Tensor, target: Tensor, loss_fn: LossFn) -> int | None:
     """The dimension of the output that holds the classes of an integer target; None where there is none."""
-    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
-    of_torch = getattr(function, "__module__", "").startswith("torch.nn.")
-    for dim in (1, -1) if of_torch else (-1, 1):
+    for dim in (1, -1) if _of_torch(loss_fn) else (-1, 1):
         # Under vmap, too, these are the shapes of one model's.
         if output.ndim > 1 and output.movedim(dim, -1).shape[:-1] == target.shape:
             return dim
@@ -232,6 +259,12 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
     if len(wrong):
         classes = f"the output's {output.shape[1]} classes, from 0 to {output.shape[1] - 1}"
         raise ValueError(f"{told}a target is {int(wrong[0])}, none of {classes}")
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(f"`loss_fn` returned {returned}, but must return a scalar tensor, the mean loss of the batch")
 
 
 def _pair(batch: Batch) -> tuple[object, Tensor]:

@@ -382,7 +382,10 @@ def _check(
     callbacks: Sequence[Listener],
 ) -> None:
     """Refuse what no later step would refuse before work starts."""
-    check_function("model_fn", model_fn, 1, 2, rule="a function of (config) or (config, width_ratio)", or_class=True)
+    rule = "a function of (config) or (config, width_ratio)"
+    if isinstance(model_fn, nn.Module):  # it could be called, but with inputs
+        raise ValueError(f"`model_fn` is a model, a {type(model_fn).__name__}, but must be {rule} that builds one")
+    check_function("model_fn", model_fn, 1, 2, rule=rule, or_class=True)
     rule = "a function (no class) of (output, target) or (output, target, config)"
     check_function("loss_fn", loss_fn, 3 if takes_config(loss_fn) else 2, rule=rule)
     if objective is not None:

@@ -41,11 +41,13 @@ class Progress:
 
     def __init__(self, console: Console | None = None, silent: bool = False) -> None:
         self.console = console or make_console(silent, _Unread)
+        # In 80 columns, times and the best score would be cut short.
+        self._narrow = self.console.width < 110
         self._bars = rich.progress.Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=8 if self._narrow else 30),
             MofNCompleteColumn(),
-            TextColumn("epochs"),
+            *([] if self._narrow else [TextColumn("epochs")]),
             TimeElapsedColumn(),
             TextColumn("[dim]left"),
             TimeRemainingColumn(),
@@ -71,7 +73,7 @@ class Progress:
             self._asked = event
         elif isinstance(event, StageBegan):
             self._end()
-            self._task = self._bars.add_task(event.title, total=event.epochs, note=self._best_so_far())
+            self._task = self._bars.add_task(event.title, total=event.epochs, note=self._note())
         elif isinstance(event, StageEnded):
             self._end()
 
@@ -79,7 +81,7 @@ class Progress:
         if self._task is None:
             return
         best = self._best_so_far() or event.note
-        self._bars.update(self._task, advance=event.epochs, note=best)
+        self._bars.update(self._task, advance=event.epochs, note=self._note() or event.note)
         if self._said is None:
             self._said = event.seconds
         if not self.console.is_terminal and event.seconds - self._said >= LINE_SECONDS:
@@ -97,6 +99,13 @@ class Progress:
         sign = 1 if self._asked.mode == "min" else -1
         if value is not None and (before is None or sign * value < sign * before[0]):
             self._best[event.stage] = value, event.trial
+            if self._task is not None:
+                self._bars.update(self._task, note=self._note())
+
+    def _note(self) -> str:
+        """The best so far, as short as a bar's line has room for."""
+        best = self._best_so_far()
+        return best.partition(" (")[0] if self._narrow else best
 
     def _best_so_far(self) -> str:
         """At full size, or on surrogates where nothing has trained there."""

@@ -92,6 +92,44 @@ def test_a_target_that_would_be_broadcast_is_refused() -> None:
         supervised(F.mse_loss)(nn.Linear(4, 1), (X, torch.zeros(6)))
 
 
+def broadcasting(output: Tensor, target: Tensor) -> Tensor:
+    """[N, 1] against [N] is [N, N]."""
+    return (output - target).square().mean()
+
+
+def quantiles(output: Tensor, target: Tensor) -> Tensor:
+    """Pinball losses of two quantiles, [N, 2], of one target, [N]."""
+    error = target[:, None] - output
+    return torch.maximum(error * torch.tensor([0.1, 0.9]), error * torch.tensor([-0.9, -0.1])).mean()
+
+
+def test_a_loss_of_ones_own_may_bring_output_and_target_together() -> None:
+    model, target = nn.Linear(4, 1), torch.linspace(-1, 1, 6)
+    metrics = checked(supervised(lambda output, target: F.mse_loss(output.squeeze(-1), target)))(model, (X, target))
+    torch.testing.assert_close(metrics["mae"], (model(X).squeeze(-1) - target).abs().mean())
+    assert set(checked(supervised(quantiles))(nn.Linear(4, 2), (X, target))) == {"loss"}
+    unread = checked(supervised(lambda output, target: output.square().mean()))
+    assert set(unread(nn.Linear(4, 2), (X, target))) == {"loss"}
+
+
+def test_a_loss_of_ones_own_that_broadcasts_them_is_refused_in_a_dry_run() -> None:
+    nn.init.zeros_((model := nn.Linear(4, 1)).weight)  # all outputs are alike
+    with pytest.raises(ValueError, match=r"of shape \(6, 1\).* or `loss_fn` must bring them together"):
+        checked(supervised(broadcasting))(model, (X, torch.linspace(-1, 1, 6)))
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "returned"),
+    [
+        (partial(F.cross_entropy, reduction="none"), r"a tensor of shape \(6,\)"),
+        (lambda output, target: F.cross_entropy(output, target).item(), "a float"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_tensor_is_refused_in_a_dry_run(loss_fn: Any, returned: str) -> None:
+    with pytest.raises(ValueError, match=f"`loss_fn` returned {returned}, but must return a scalar tensor"):
+        checked(supervised(loss_fn))(LINEAR, (X, torch.zeros(6, dtype=torch.int64)))
+
+
 SOFT = torch.eye(3)[[0, 1, 2, 0, 1, 2]] * 0.9 + 0.1 / 3
 
 

@@ -393,6 +393,7 @@ SPLIT = {"rasda": RASDAConfig(strategy="fsdp")}
             "`model_fn` returned a str, but must return a torch.nn.Module",
         ),
         ({"model_fn": "mlp"}, ValueError, "`model_fn` is 'mlp', but must be a function"),
+        ({"model_fn": nn.Linear(1, 1)}, ValueError, "`model_fn` is a model, a Linear, but must be a function"),
         ({"model_fn": ignores_width}, ValueError, "model_fn.*width_ratio"),
         ({"model_fn": other_names}, ValueError, "model_fn.*width_ratio"),
         ({"train_data": (X[:, :9], Y)}, ValueError, r"the model cannot take a batch \[\(8, 9\) float32.*`train_data`"),

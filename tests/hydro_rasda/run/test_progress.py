@@ -112,6 +112,20 @@ def test_it_tells_the_best_so_far(mode: Literal["min", "max"], surrogate: str, t
     ]
 
 
+def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best_at_once() -> None:
+    file = io.StringIO()
+    with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
+        progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
+        progress.on_event(StageBegan(seconds=0.0, title="surrogates", epochs=384))
+        progress.on_event(EpochsTrained(seconds=1.0, epochs=128))
+        metrics = {"train_loss": 1.0, "val_loss": 0.0123456}
+        progress.on_event(EpochEnded(seconds=1.0, stage="surrogate", trial=100, epoch=1, metrics=metrics))
+    bar = file.getvalue().rstrip().rsplit("surrogates", 1)[-1]
+    assert "128/384" in bar
+    assert "best val_loss 0.01235" in bar
+    assert "…" not in bar
+
+
 SPEAKING = """
 import sys
 from pathlib import Path
