@@ -141,7 +141,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
-    return DryRun(parameters, example, pretrained, shared, frozenset(notes.read), whole, peak)
+    reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
+    return DryRun(parameters, example, pretrained, shared, reads, whole, peak)
 
 
 def _whole_names(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 `loss` is the mean over the batch; it is differentiated. Any further scalars are metrics, averaged over the examples.
 Under fusion it runs once for K models (`torch.func.vmap`): no `.item()`, no branch on a tensor's values.
 
-An object may also have a method `optimizer_settings(model, config) -> OptimizerSettings`.
+An object may also have a method `optimizer_settings(model, config) -> OptimizerSettings`, and, as `reads`, the keys of
+its own that this reads of a configuration.
 """
 
 

@@ -167,8 +167,10 @@ def _axis(name: str, trials: Sequence[TrialRecord]) -> tuple[list[Any], dict[str
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
     few = len(set(map(repr, values))) <= _NAMED and all(isinstance(value, int) for value in values)
     if len(numbers) == len(values) and not few:
-        wide = min(numbers) > 0 and max(numbers) / min(numbers) > 20
-        return [figures_of(v) for v in numbers], axis | (LOG if wide else {})
+        span = max(numbers) / min(numbers) if min(numbers) > 0 else 1.0
+        # All of 2, 3, ... 9, or 2 and 5 in three decades, lie on each other where an axis is short.
+        wide = LOG | {"dtick": "D2" if span < 100 else 1}
+        return [figures_of(v) for v in numbers], axis | (wide if span > 20 else {})
     named = [escaped(show(value, 4)) for value in values]
     order = sorted(set(zip(map(_sortable, values), named)))
     names = [*dict.fromkeys(text for _, text in order)]

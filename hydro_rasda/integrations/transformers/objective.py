@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.trainer_pt_utils import LabelSmoother
 
 from hydro_rasda.data import Batch
-from hydro_rasda.integrations.transformers.arguments import warmup_of
+from hydro_rasda.integrations.transformers.arguments import SCHEDULED, warmup_of
 from hydro_rasda.integrations.transformers.data import base_of
 from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
 from hydro_rasda.objective import IGNORED, OptimizerSettings
@@ -30,6 +30,8 @@ class TrainerObjective:
         warmup: `warmup_steps`, likewise.
         options: `lr_scheduler_kwargs`, as pairs.
     """
+
+    reads: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
 
     smoothing: float
     schedule: str

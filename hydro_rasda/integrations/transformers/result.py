@@ -24,7 +24,7 @@ class TrainerResult:
     """
 
     tuned: TuneResult
-    args: TrainingArguments
+    args: TrainingArguments = field(repr=False)  # of a hundred lines
     _inputs: dict[str, Any] = field(default_factory=dict, repr=False)
     _finish: Callable[[nn.Module], nn.Module] | None = field(default=None, repr=False)
 

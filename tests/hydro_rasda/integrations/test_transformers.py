@@ -150,6 +150,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("error:neither .model_fn. nor the library reads")
 def test_a_configuration_is_made_narrower_and_some_of_it_is_searched(tmp_path: Path) -> None:
     space = {
         "learning_rate": loguniform(1e-3, 1e-1),
@@ -164,6 +165,7 @@ def test_a_configuration_is_made_narrower_and_some_of_it_is_searched(tmp_path: P
     result = tuned(config, args, space, model_class=AutoModelForCausalLM, surrogate=1 / 2, num_samples=6, top_k=2)
     best = result.tuned.best_config
     assert result.args.per_device_train_batch_size == best["batch_size"] // 2
+    assert "accelerator_config" not in repr(result)  # nor any other of a hundred arguments
     assert (result.args.warmup_steps, result.args.lr_scheduler_type) == (
         best["warmup_steps"],
         best["lr_scheduler_type"],
