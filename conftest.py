@@ -18,6 +18,12 @@ import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
+# Where several processes have a thread for each core, those that wait would spin on cores that others need: the same
+# steps took 35 times as long beside each other. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Ray's workers are nice by default: beside a process that computes, they would hardly ever run.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 SLOW = (
     "README.md",
     "fusion/README.md",

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-RAY = ("tests/hydro_rasda/backends/", "tests/benchmarks/vs_asha/test_cell.py", "tests/test_examples.py")
+RAY = (
+    "tests/hydro_rasda/backends/ray/",
+    "tests/hydro_rasda/backends/test_contract.py",
+    "tests/hydro_rasda/backends/test_either_backend.py",
+    "tests/benchmarks/vs_asha/test_cell.py",
+    "tests/test_examples.py::test_digits_on_ray",
+    "tests/test_examples.py::test_the_ray_script",
+)
 """One process after another may have a Ray: two at once would starve each other of workers."""
 
 
@@ -20,7 +27,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByModule(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            module = nodeid.partition("::")[0]
-            return "ray" if module.startswith(RAY) else module
+            return "ray" if nodeid.startswith(RAY) else nodeid.partition("::")[0]
 
     return ByModule(config, log)
