@@ -1,18 +1,21 @@
-"""A run in a process of its own, to be killed: `python -m tests.hydro_rasda.resumable STORAGE NAME [DEVICES]`.
+"""A run in a process of its own, to be killed: `python -m tests.hydro_rasda.resumable STORAGE NAME [DEVICES [UNITS]]`.
 
-With a number of devices, on a Ray cluster of so many CPU slots.
+With a number of devices, on a Ray cluster of so many CPU slots. Once its journal has so many units, it waits to be
+killed: a signal comes late where the machine is busy.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from sklearn.datasets import load_digits
 
-from hydro_rasda import RASDAConfig, choice, loguniform, tune, uniform
+from hydro_rasda import Event, RASDAConfig, choice, loguniform, tune, uniform
 from tests.hydro_rasda.models import mlp
 
 SPACE: dict[str, Any] = {
@@ -25,7 +28,13 @@ SPACE: dict[str, Any] = {
 }
 
 
-def main(storage_path: str, name: str, devices: str = "0") -> None:
+def main(storage_path: str, name: str, devices: str = "0", units: str = "1000") -> None:
+    journal = Path(storage_path, name, "journal.jsonl")
+
+    def wait(event: Event) -> None:
+        if journal.exists() and journal.read_bytes().count(b'"event": "unit"') >= int(units):
+            time.sleep(600)
+
     on_ray: dict[str, Any] = {}
     if int(devices):
         ray.init(address="local", num_cpus=int(devices), include_dashboard=False, log_to_driver=False)
@@ -47,6 +56,7 @@ def main(storage_path: str, name: str, devices: str = "0") -> None:
         checkpoint_every=1,
         storage_path=storage_path,
         name=name,
+        callbacks=[wait],
         **on_ray,
     )
     print("best", result.best_metric, flush=True)

@@ -19,8 +19,9 @@ import torch
 from hydro_rasda import Event, RungDecided, TuneResult
 
 
-def start(storage_path: Path, name: str, threads: int = 1) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(storage_path), name]
+def start(storage_path: Path, name: str, threads: int = 1, units: int = 1000) -> subprocess.Popen[str]:
+    """It waits once its journal has so many units."""
+    command = [sys.executable, "-m", "tests.hydro_rasda.resumable", str(storage_path), name, "0", str(units)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
@@ -55,7 +56,7 @@ def timeless(journal: Path) -> list[str]:
 
 def stop_after(units: int, how: signal.Signals, storage_path: Path, name: str, threads: int) -> str:
     """Start the run and send it a signal as soon as its journal has this many units; returns what it printed."""
-    with start(storage_path, name, threads) as process:
+    with start(storage_path, name, threads, units + 2) as process:
         while len(keys(storage_path / name / "journal.jsonl")) < units:
             assert process.poll() is None, "the run ended before it was stopped"
             time.sleep(0.002)
@@ -82,7 +83,7 @@ def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, thread
     reached = [len(keys(broken))]
     # The last one while two trials still train: after them, a run is over sooner than a signal comes.
     for point in (between_rungs, in_last_stage, len(order) - 6):
-        stop_after(point, signal.SIGKILL, tmp_path, "broken", threads)
+        stop_after(max(point, reached[-1] + 1), signal.SIGKILL, tmp_path, "broken", threads)
         reached.append(len(keys(broken)))
     assert all(earlier < later < len(order) for earlier, later in pairwise(reached))
 

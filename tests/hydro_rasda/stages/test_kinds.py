@@ -193,7 +193,7 @@ def test_a_trial_whose_model_is_built_without_end_fails_alone(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pace, "TIMES", 1)
-    monkeypatch.setattr(Pace, "LEAST_S", 1.0)
+    monkeypatch.setattr(Pace, "LEAST_S", 3.0)
 
     def model_fn(config: Config, width_ratio: float) -> nn.Module:
         if "hangs" in config:

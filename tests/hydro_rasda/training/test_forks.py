@@ -72,7 +72,7 @@ def test_tensors_come_back_and_reports_come_before(capfd: pytest.CaptureFixture[
 
 
 def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "LEAST_S", 0.5)
+    monkeypatch.setattr(Pace, "LEAST_S", 3.0)
 
     def lively(notify: Notify) -> str:
         notify(1)
@@ -89,7 +89,7 @@ def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monke
     assert found[0] == "done"
     assert "no epoch was over for" in found[1].how
     assert dict(imap_forked([lively], 1, IGNORE, own)) == {0: "done"}
-    assert set(psutil.Process().children()) == others
+    assert set(psutil.Process().children()) <= others
 
 
 def test_a_report_that_took_no_time_by_a_coarse_clock_is_known_too() -> None:
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_death(tmp_path: Path) -> None:
     pieces = [without_reports(partial(load_checkpoint, tmp_path / "gone.pt")), without_reports(partial(time.sleep, 60))]
     with pytest.raises(DamagedCheckpoint, match=r"gone\.pt cannot be read: FileNotFoundError"):
         list(imap_forked(pieces, 1, IGNORE))
-    assert set(psutil.Process().children()) == others
+    assert set(psutil.Process().children()) <= others
 
 
 def test_warnings_reach_the_caller_once() -> None:
@@ -201,7 +201,7 @@ def test_pieces_end_with_a_parent_that_is_killed() -> None:
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         parent.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}") and not _zombie(pid)]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.01)
