@@ -103,6 +103,20 @@ class Late(Searcher):  # type: ignore[misc]
         pass
 
 
+class EndsAll(tune.Stopper):  # type: ignore[misc]
+    """Ends the experiment once a trial has come so far."""
+
+    def __init__(self, t: int) -> None:
+        self._t, self._reached = t, False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self._reached |= result["training_iteration"] >= self._t
+        return False
+
+    def stop_all(self) -> bool:
+        return self._reached
+
+
 class HoldsHalf(tune.Callback):  # type: ignore[misc]
     """Holds workers that the scheduler counts on, until a trial has failed, or the other one has come to run, too.
 

@@ -12,11 +12,11 @@ from tests.hydro_rasda.backends.ray import feeding
 
 def main(folder: str) -> None:
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    configs = [{"lr": 0.5 / 2 ** (3 * i % 8), "seconds": 0.3} for i in range(6)]
+    configs = [{"lr": 0.5 / 2 ** (3 * i % 8), "seconds": 0.3} for i in range(4)]
     run = feeding.open_run(Path(folder) / "run", feeding.of_linear(feeding.noise()), configs, max_t=8)
     full = FullSize(run, {"CPU": 1}, space={"lr": loguniform(1e-3, 1.0)}, train=feeding.train)
-    full.offer(range(6))
-    full.finish(range(6))
+    full.offer(range(4))
+    full.finish(range(4))
     best = min(run.checkpoints, key=lambda number: run.score("target", number))
     print("FINISHED", len(run.failures), best, run.epochs("target", best), run.checkpoints[best])
     run.store.close()

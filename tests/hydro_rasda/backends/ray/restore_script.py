@@ -18,7 +18,7 @@ def main(folder: str) -> None:
     else:
         tuner = tune.Tuner(
             curve,
-            param_space={"x": tune.grid_search([(3 * i % 8) / 8 for i in range(8)]), "seconds": 0.6},
+            param_space={"x": tune.grid_search([(3 * i % 5) / 5 for i in range(5)]), "seconds": 0.6},
             tune_config=tune.TuneConfig(scheduler=RASDAScheduler(max_t=8), metric="loss", mode="min"),
             run_config=tune.RunConfig(storage_path=folder, name="run", verbose=0),
         )

@@ -70,7 +70,7 @@ def trained(run: Run, number: int) -> torch.nn.Module:
 
 
 def wait_for(what: Callable[[], bool], stage: FullSize) -> None:
-    until = time.monotonic() + 90
+    until = time.monotonic() + 200
     while not what():
         assert time.monotonic() < until
         stage.poll()
@@ -179,7 +179,7 @@ def test_a_killed_driver_leaves_all_that_the_next_one_needs(tmp_path: Path) -> N
     path = tmp_path / "run"
     command = [sys.executable, "-m", "tests.hydro_rasda.backends.ray.feeding_script", str(tmp_path)]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 200
     while not survivors_reached(path / "ray", workers=2) and time.monotonic() < until:
         assert driver.poll() is None, "the first run ended before it was killed"
         time.sleep(0.05)
@@ -195,7 +195,7 @@ def test_a_killed_driver_leaves_all_that_the_next_one_needs(tmp_path: Path) -> N
         if line["event"] == "metrics":
             assert line["epoch"] == reached.get(line["trial"], 0) + 1
             reached[line["trial"]] = line["epoch"]
-    assert set(reached) == set(range(6))
+    assert set(reached) == set(range(4))
     # What this process did began where the last checkpoint of the one before was taken.
     kept = [json.loads(line) for line in before.splitlines()]
     saved = {line["value"]["checkpoint"] for line in kept if line["event"] == "unit" and "/to-" in line["key"]}

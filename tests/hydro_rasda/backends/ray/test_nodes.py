@@ -42,8 +42,6 @@ class LoseNode(tune.Callback):  # type: ignore[misc]
 def test_a_trial_spans_nodes_and_shrinks_to_those_that_are_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if ray.is_initialized():
-        ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     try:
         node = cluster.add_node(num_cpus=4)

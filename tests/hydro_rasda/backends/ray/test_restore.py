@@ -29,7 +29,7 @@ def survivors_reached(path: Path, workers: int) -> list[JournalEntry]:
 def test_rungs_promotions_and_sizes_come_back(tmp_path: Path) -> None:
     path = tmp_path / "run"
     driver = subprocess.Popen([*COMMAND, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 200
     while not (before := survivors_reached(path, workers=2)) and time.monotonic() < until:
         assert driver.poll() is None, "the first run ended before it was killed"
         time.sleep(0.05)
@@ -43,7 +43,7 @@ def test_rungs_promotions_and_sizes_come_back(tmp_path: Path) -> None:
     after = read_journal(str(path))
     assert after[: len(before)] == before
     trials = {e.trial for e in after}
-    assert len(trials) == 8
+    assert len(trials) == 5
     rungs_before, rungs_after = replay(before, trials).rungs, replay(after, trials).rungs
     for milestone, rung in rungs_before.items():
         assert list(rungs_after[milestone].items())[: len(rung)] == list(rung.items())

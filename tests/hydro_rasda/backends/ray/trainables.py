@@ -46,6 +46,13 @@ def linear(worker: Worker) -> None:
         )
 
 
+def counting(worker: Worker) -> None:
+    """Nothing but iterations; faults once where told to."""
+    while worker.iteration < 4:
+        _fault(worker)
+        worker.report({"loss": 0.0}, {})
+
+
 def _fault(worker: Worker) -> None:
     fault = worker.config.get("fault")
     marker = Path(worker.config["folder"], f"{worker.trial}-faulted")
