@@ -182,7 +182,7 @@ def tune(
             `resources_per_worker` and `scheduler` are its own.
         address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
-            a GPU where the cluster has any, else all CPUs of a node.
+            a GPU where the cluster has any, else all CPUs of a node. More: see `RayBackend`.
         scheduler: Of the full-size trials on Ray: "rasda"; "asha", "hyperband", "median" or "pbt"; or one of Ray Tune's
             schedulers. All but RASDA train on `rasda.workers` throughout.
         storage_path: Folder of runs.

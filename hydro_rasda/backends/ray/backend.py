@@ -45,7 +45,9 @@ class RayBackend:
         address: Of a running cluster; None starts Ray on this machine, and stops it again. A Ray that this process is
             connected to already is used as it is.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
-            a GPU where the cluster has any, else all CPUs of a node.
+            a GPU where the cluster has any, else all CPUs of a node. On CPUs, "memory" bounds the bytes of what a
+            device trains at the same time. With {"GPU": 0.5}, two workers share a GPU, each with half of its memory
+            (not yet run).
         scheduler: Of the full-size trials: "rasda"; "asha", "hyperband", "median" or "pbt"; or one of Ray Tune's
             schedulers. All but RASDA train on `rasda.workers` throughout.
     """

@@ -18,6 +18,7 @@ from hydro_rasda.backends.ray.ranks import actor_options
 from hydro_rasda.checks import require
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import worker_slots
+from hydro_rasda.training.device import Share
 from hydro_rasda.training.fused import Load
 from hydro_rasda.training.trainer import Trainer
 
@@ -66,13 +67,39 @@ class _Answer:
             raise DeviceDied(str(death)) from None
 
 
+def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
+    """What a device has of what it shares with others: a GPU, or the memory of its node.
+
+    Args:
+        node: Resources of its node, in Ray's words.
+        worker: Its own; `memory` bounds what trains there at the same time, as well as what Ray starts beside it.
+
+    >>> share_on({"CPU": 8, "memory": 40e9}, {"CPU": 2, "memory": 3e9})
+    Share(processes=4, memory=12000000000.0)
+    >>> share_on({"CPU": 16, "GPU": 4}, {"CPU": 1, "GPU": 0.5})
+    Share(processes=2, memory=None)
+    """
+    fitting = max(1, worker_slots([node], worker))
+    if (gpu := worker.get("GPU", 0)) > 0:
+        return Share(min(fitting, max(1, int(1 / gpu + 1e-9))))
+    return Share(fitting, fitting * worker["memory"] if worker.get("memory") else None)
+
+
+class _Trainer(Trainer):
+    """Trains on what Ray gave its actor."""
+
+    def __init__(self, problem: Any, worker: Mapping[str, float]) -> None:
+        here = ray.get_runtime_context().get_node_id()
+        node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
+        where = torch.device("cuda" if worker.get("GPU", 0) > 0 else "cpu")
+        super().__init__(problem, where, max(1, int(worker.get("CPU", 0))), share=share_on(node, worker))
+
+
 class _Actor:
     """A device's process on a cluster; see `pool.DeviceProcess`."""
 
     def __init__(self, worker: Mapping[str, float], problem: Any) -> None:
-        where = torch.device("cuda" if worker.get("GPU", 0) > 0 else "cpu")
-        cls = ray.remote(**actor_options(worker))(Trainer)
-        self._actor = cls.remote(problem, where, max(1, int(worker.get("CPU", 0))))
+        self._actor = ray.remote(**actor_options(worker))(_Trainer).remote(problem, worker)
 
     def ask(self, method: str, *arguments: Any) -> _Answer:
         return _Answer(getattr(self._actor, method).remote(*arguments))

@@ -71,7 +71,7 @@ def elastic(
             interval at which they do.
         timeout_s: A rank that the others wait for longer is taken for dead; so is one that reports nothing for longer,
             and for 100 times as long as any iteration has taken since the trial started or was resized.
-        backend: "gloo" or "nccl"; None for NCCL on GPUs and gloo elsewhere.
+        backend: "gloo" or "nccl"; None for NCCL where each worker has a GPU to itself, and gloo elsewhere.
 
     Returns:
         A trainable for `tune.Tuner`. A trial whose rank dies or hangs fails, and goes on from its last checkpoint with

@@ -75,7 +75,8 @@ def _join(job: Mapping[str, Any], connection: Connection) -> None:
         connection.send(("store", (host, store.port)))
     store.set(f"here{rank}", "")
     store.wait([f"here{other}" for other in range(world_size)], _ARRIVAL)
-    backend = job["backend"] or ("nccl" if job["gpus"] else "gloo")
+    # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.
+    backend = job["backend"] or ("nccl" if job["gpus"] >= 1 else "gloo")
     timeout = timedelta(seconds=job["timeout_s"])
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
