@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -74,6 +74,10 @@ class Worker:
         self.last: int | None = None
         """The iteration that is `tune`'s last."""
         self._times: StepTimes | None = None
+
+    def __getitem__(self, key: object) -> NoReturn:
+        # The training functions of Ray Tune take the configuration itself.
+        raise TypeError(f"the training function is given a Worker, no configuration: take worker.config[{key!r}]")
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """The model on this rank's device, its gradients averaged over the ranks where there are several.

@@ -38,6 +38,11 @@ def worker(connection: Any = None, **changes: Any) -> RankWorker:
     return RankWorker({**JOB, **changes}, data=None, connection=connection)
 
 
+def test_a_worker_that_is_taken_for_a_configuration_says_what_it_is() -> None:
+    with pytest.raises(TypeError, match=r"given a Worker, no configuration: take worker\.config\['lr'\]"):
+        worker()["lr"]
+
+
 @pytest.mark.parametrize("fixed_global", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_each_sample_is_in_one_batch_of_one_rank(world_size: int, fixed_global: bool) -> None:
