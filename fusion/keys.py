@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,18 @@ from typing import Any
 
 from fusion.checks import require
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
+VECTORIZED = ("sgd", "adam", "adamw")
+"""Optimizers whose members are updated together."""
+
+OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop")
+"""All that have a name here: of the others, torch's own updates each member by itself."""
+
+OWN = "own"
+"""Stands for the name of an optimizer that a function of the user's makes."""
+
+_UNFIT = ("lbfgs", "muon", "rprop", "sparseadam")
+"""Optimizers of torch that cannot train here."""
+
 SCHEDULES = ("constant", "cosine", "step", "exponential", "linear", "one_cycle")
 
 
@@ -57,13 +69,34 @@ def _schedule(value: Any) -> bool:
     return value in SCHEDULES if isinstance(value, str) else callable(value) and isinstance(value, Hashable)
 
 
-def _of_optimizer(
-    kind: type, holds: Callable[[Any], bool], rule: str, sgd: Any = None, adam: Any = None, adamw: Any = None
-) -> Key:
+def _optimizer(value: Any) -> bool:
+    named = _name_of(value)
+    if isinstance(named, str):
+        return named in OPTIMIZERS
+    try:
+        inspect.signature(value).bind([], lr=0.1)
+        hash(value)
+    except TypeError:
+        return False
+    except ValueError:  # what is written in C has no signature to look at
+        pass
+    return callable(value)
+
+
+def _name_of(value: Any) -> Any:
+    """The name of one of torch's own classes, where it has one here; else the value."""
+    if isinstance(value, type) and value.__module__.startswith("torch.optim"):
+        name = value.__name__.lower()
+        return name if name in (*OPTIMIZERS, *_UNFIT) else value
+    return value
+
+
+def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **defaults: Any) -> Key:
     """A key that the optimizers read for which a default is given."""
-    given = {"sgd": sgd, "adam": adam, "adamw": adamw}
-    defaults = {name: value for name, value in given.items() if value is not None}
     return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
+
+
+_ADAMS = ("adam", "adamw", "adamax", "nadam", "radam")
 
 
 _finite = _number(lambda value: 0 <= value < math.inf)
@@ -73,16 +106,32 @@ _GROUP = "lr."
 _EPOCHS = "a finite number of epochs >= 0"
 
 KEYS: Mapping[str, Key] = {
-    "optimizer": Key(str, OPTIMIZERS.__contains__, f"one of {', '.join(OPTIMIZERS)}", "optimizer", "adamw"),
+    "optimizer": Key(
+        _name_of,
+        _optimizer,
+        f"one of {', '.join(OPTIMIZERS)}, or a function of (params, lr) that makes a torch optimizer; lbfgs needs a "
+        "closure, muon 2-D parameters, sparseadam sparse gradients, and rprop follows no learning rate",
+        "optimizer",
+        "adamw",
+    ),
     "lr": Key(float, _positive, "a finite number > 0", "optimizer"),
-    "momentum": _of_optimizer(float, _fraction, "in [0, 1)", sgd=0.0),
+    "momentum": _of_optimizer(float, _fraction, "in [0, 1)", sgd=0.0, rmsprop=0.0),
     "nesterov": _of_optimizer(bool, _flag, "True or False", sgd=False),
     "dampening": _of_optimizer(float, _number(lambda value: 0 <= value <= 1), "in [0, 1]", sgd=0.0),
-    "weight_decay": _of_optimizer(float, _finite, "a finite number >= 0", sgd=0.0, adam=0.0, adamw=0.01),
+    "weight_decay": _of_optimizer(
+        float, _finite, "a finite number >= 0", **{**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01}
+    ),
     "independent_weight_decay": _of_optimizer(bool, _flag, "True or False", adamw=False),
-    "beta1": _of_optimizer(float, _fraction, "in [0, 1)", adam=0.9, adamw=0.9),
-    "beta2": _of_optimizer(float, _fraction, "in [0, 1)", adam=0.999, adamw=0.999),
-    "eps": _of_optimizer(float, _positive, "a finite number > 0", adam=1e-8, adamw=1e-8),
+    "beta1": _of_optimizer(float, _fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.9)),
+    "beta2": _of_optimizer(float, _fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.999)),
+    "alpha": _of_optimizer(float, _fraction, "in [0, 1)", asgd=0.75, rmsprop=0.99),
+    "rho": _of_optimizer(float, _fraction, "in [0, 1)", adadelta=0.9),
+    "eps": _of_optimizer(
+        float,
+        _positive,
+        "a finite number > 0",
+        **{**dict.fromkeys((*_ADAMS, "rmsprop"), 1e-8), "adadelta": 1e-6, "adagrad": 1e-10},
+    ),
     "batch_size": Key(int, _count, "an integer >= 1", "training loop", 64),
     "accumulate": Key(int, _count, "an integer >= 1", "training loop", 1),
     "grad_clip": Key(float, _norm, "None or a norm > 0", "training loop"),
@@ -142,6 +191,34 @@ def read(config: Mapping[str, Any], name: str) -> Any:
     key, value = KEYS[name], _plain(config[name])
     require(key.holds(value), name, value, key.rule)
     return value if value is None else key.kind(value)
+
+
+def optimizer_name(config: Mapping[str, Any]) -> str:
+    """The name of a configuration's optimizer; `OWN` where that is a function of the user's.
+
+    >>> optimizer_name({}), optimizer_name({"optimizer": lambda params, lr: None})
+    ('adamw', 'own')
+    """
+    found = read(config, "optimizer")
+    return found if isinstance(found, str) else OWN
+
+
+def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function of the user's that makes the optimizer is given besides parameters and learning rate.
+
+    Those keys of the configuration that it has arguments for, whatever they hold.
+
+    >>> own_arguments({"optimizer": lambda params, lr, wd=0.0: None, "lr": 0.1, "wd": 0.5, "width": 8})
+    {'wd': 0.5}
+    """
+    if optimizer_name(config) != OWN:
+        return {}
+    try:
+        _, *others = inspect.signature(read(config, "optimizer")).parameters.values()
+    except ValueError:
+        return {}
+    named = (p.name for p in others if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return {name: _plain(config[name]) for name in named if name in config and name != "lr"}
 
 
 def is_group(name: str) -> bool:

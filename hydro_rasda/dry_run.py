@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fusion.keys import lr_factors, read
+from fusion import optimizer
+from fusion.keys import OWN, lr_factors, optimizer_name, read
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import split
 from hydro_rasda.checks import require
@@ -110,6 +111,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         lr_factors(trial.config, learning)
     except ValueError as error:
         raise _misfit(str(error), error) from error
+    if optimizer_name(trial.config) == OWN:
+        _try_optimizer(trial, target)
     pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), copy.deepcopy(target)
@@ -222,6 +225,16 @@ def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
         total += values.numel()
         same += values.numel() if name in other and torch.equal(values, other[name]) else 0
     return same > PRETRAINED_SHARE * total
+
+
+def _try_optimizer(trial: Trial, target: nn.Module) -> None:
+    try:
+        optimizer(target, trial.config)
+    except ValueError as error:
+        raise _misfit(str(error), error) from error
+    except Exception as error:
+        told = f"`optimizer` is {trial.config['optimizer']!r}, which fails for the model's parameters"
+        raise _misfit(f"{told} with {type(error).__name__}: {error}", error) from error
 
 
 def _try_surrogate(problem: Problem, trial: Trial) -> None:

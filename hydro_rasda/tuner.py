@@ -100,9 +100,10 @@ def tune(
         model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower.
         space: Maps hyperparameters to Ray Tune domains (see `hydro_rasda.space`). The library reads `lr` (required),
-            `optimizer` (sgd, adam, adamw), `momentum`, `nesterov`, `dampening`, `weight_decay`,
-            `independent_weight_decay`, `beta1`, `beta2`, `eps`, `batch_size`, `accumulate` (parts that a batch is
-            learnt from one after another, for less memory), `grad_clip`, `schedule` (constant, cosine, step,
+            `optimizer` (sgd, adam, adamw; adadelta, adagrad, adamax, asgd, nadam, radam, rmsprop; or a function of
+            parameter groups and lr that makes one), `momentum`, `nesterov`, `dampening`, `weight_decay`,
+            `independent_weight_decay`, `beta1`, `beta2`, `alpha`, `rho`, `eps`, `batch_size`, `accumulate` (parts that
+            a batch is learnt from one after another, for less memory), `grad_clip`, `schedule` (constant, cosine, step,
             exponential, linear, one_cycle, or a function of step and steps; see `fusion.lr_factor`) with `gamma`,
             `step_size` and `warmup_epochs`, and on Ray `rescale_warmup_epochs`; `fusion.keys` says what each may be.
             `lr.PREFIX` is the learning rate of a part of the model. All keys reach `model_fn`.

@@ -21,7 +21,12 @@ def _adam(infshape: InfShape) -> float:
     return 1.0 / float(infshape.width_mult()) if infshape.ninf() == 2 else 1.0
 
 
-_RULES: dict[str, Callable[[InfShape], float]] = {"sgd": _sgd, "adam": _adam, "adamw": _adam}
+_ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "nadam", "radam", "rmsprop")
+
+_RULES: dict[str, Callable[[InfShape], float]] = {
+    **dict.fromkeys(("sgd", "asgd"), _sgd),
+    **dict.fromkeys(_ADAPTIVE, _adam),
+}
 
 
 def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
@@ -30,15 +35,18 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. With m the width multiplier
     (surrogate over target, below 1):
 
-    | parameter                  | SGD                  | Adam, AdamW |
-    |----------------------------|----------------------|-------------|
-    | hidden (two widths)        | m_fan_out / m_fan_in | 1 / m       |
-    | input, output, bias, norm  | m                    | 1           |
-    | no width                   | 1                    | 1           |
+    | parameter                  | SGD, ASGD            | adaptive |
+    |----------------------------|----------------------|----------|
+    | hidden (two widths)        | m_fan_out / m_fan_in | 1 / m    |
+    | input, output, bias, norm  | m                    | 1        |
+    | no width                   | 1                    | 1        |
+
+    Adaptive ones divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop, and, while
+    `eps` is far below the squared gradients, Adadelta, whose default of 1e-6 often is not.
 
     Args:
         surrogate: A module from `make_surrogate` or `shrink`, or a deep copy of one.
-        optimizer: `"sgd"`, `"adam"` or `"adamw"`.
+        optimizer: Name of a class of `torch.optim` in that table, in small letters.
 
     Returns:
         Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio 1.

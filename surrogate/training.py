@@ -16,9 +16,7 @@ Objective = Callable[[nn.Module, Any], Tensor]
 
 
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
+    cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)
 }
 _ABSENT: dict[str, Any] = {"schedule": "constant", "warmup_epochs": 0, "independent_weight_decay": False}
 """Keys that fused training follows and the loop here does not -> the value that asks for nothing."""
@@ -29,8 +27,9 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
 
     Args:
         surrogate: From `make_surrogate` or `shrink`; at width ratio 1 all multipliers are 1.
-        config: `lr` (required), `optimizer` ("sgd", "adam" or "adamw"; default "adamw"), `weight_decay`; for SGD
-            `momentum`, `dampening`, `nesterov`; for Adam `beta1`, `beta2`, `eps`. What is left out has torch's default.
+        config: `lr` (required), `optimizer` (a name that `lr_multipliers` knows; default "adamw") and, where that has
+            them, `weight_decay`, `momentum`, `dampening`, `nesterov`, `alpha`, `rho`, `beta1`, `beta2`, `eps`. What is
+            left out has torch's default.
 
     Raises:
         ValueError: where `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
@@ -47,15 +46,18 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
     for name, group in zip(names, optimizer.param_groups):
         group["lr"] *= rates[name]
         group["weight_decay"] *= decays[name]
+        if kind == "asgd":  # its own decay, beside that
+            group["lambd"] *= decays[name]
     return optimizer
 
 
 def _given(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration states, as torch's optimizer takes it: torch has the defaults."""
-    keys = ("lr", "weight_decay", *(("momentum", "dampening", "nesterov") if kind == "sgd" else ("eps",)))
-    given = {key: config[key] for key in keys if key in config}
-    if kind != "sgd" and ("beta1" in config or "beta2" in config):
-        beta1, beta2 = inspect.signature(_OPTIMIZERS[kind]).parameters["betas"].default
+    settings = inspect.signature(_OPTIMIZERS[kind]).parameters
+    keys = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "alpha", "rho", "eps")
+    given = {key: config[key] for key in keys if key in config and key in settings}
+    if "betas" in settings and ("beta1" in config or "beta2" in config):
+        beta1, beta2 = settings["betas"].default
         given["betas"] = (config.get("beta1", beta1), config.get("beta2", beta2))
     return given
 

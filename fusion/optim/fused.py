@@ -6,6 +6,7 @@ vectors [K], what also differs from parameter to parameter (multipliers, step co
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -17,10 +18,12 @@ from torch.autograd.graph import increment_version
 
 from fusion.checks import check_each, check_mapping, refusal, require
 from fusion.kept import kept
+from fusion.keys import OPTIMIZERS, OWN
 from fusion.members import member_indices, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim import native
-from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
+from fusion.optim.apart import Apart
+from fusion.optim.hyper import Hyperparameters
 from fusion.optim.runs import Run, runs_of
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import Multipliers, check_multipliers, torch_optimizer
@@ -37,7 +40,8 @@ class FusedOptimizer:
 
     Members whose neighbours use the same rule are updated together, all parameters of one type at once: K members of
     any depth take as few operators as one of one layer if those of one optimizer stand side by side. For that,
-    parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster.
+    parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster. Members
+    with other optimizers than sgd, adam and adamw are updated by torch's own, one after another.
 
     Args:
         fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
@@ -73,6 +77,7 @@ class FusedOptimizer:
             raise ValueError("`fused` has no stacked parameter that needs gradients")
         self._index = {name: i for i, name in enumerate(self.names)}
         self._moments: dict[str, Rows] = {}
+        self._apart: dict[int, Apart] = {}
         self.changes = 0
         self._schedule_SK: Tensor | None = None
         self._next = torch.zeros(1, dtype=torch.int64)
@@ -90,6 +95,11 @@ class FusedOptimizer:
     def K(self) -> int:  # noqa: N802
         """The number of members."""
         return len(self.members)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether `step` never waits for the host: where torch updates a member, it does."""
+        return all(hp.is_vectorized for hp in self.members)
 
     def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
         """Multiply the learning rates, those given at construction, by `factor`: a number, or [K]."""
@@ -146,15 +156,18 @@ class FusedOptimizer:
             return
         self._count(present, takes)
         with self._left_alone(stacked, takes):
-            if native.can_update([stacked[name] for name in self.names], self.K):
+            self._step_apart(stacked, present, takes)
+            if self._runs and native.can_update([stacked[name] for name in self.names], self.K):
                 self._step_members(stacked, present, takes)
-            else:
+            elif self._runs:
                 self._step_rows(stacked, present, takes)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
         self.members = [self.members[k] for k in chosen]
+        # One that is kept twice goes on as two.
+        self._apart = {i: copy.deepcopy(self._apart[k]) for i, k in enumerate(chosen) if k in self._apart}
         for name in _TABLES:
             setattr(self, name, getattr(self, name)[chosen])
         self._moments = {key: rows.keep(chosen) for key, rows in self._moments.items()}
@@ -174,6 +187,7 @@ class FusedOptimizer:
         self._schedule_SK = None
         keys = {**self._moments, **other._moments}
         self._moments = {key: self._moment(key).concat(other._moment(key)) for key in keys}
+        self._apart |= {self.K + k: apart for k, apart in other._apart.items()}
         self.members = self.members + other.members
         for name in _TABLES:
             ours = getattr(self, name)
@@ -193,14 +207,16 @@ class FusedOptimizer:
         (k,) = member_indices([k], self.K, "k")
         check_module(module)
         hp = self.members[k]
-        both_KP = (self._lr_multipliers_KP, self._decay_multipliers_KP)
-        lr, decay = (dict(zip(self.names, of_KP[k].tolist())) for of_KP in both_KP)
-        optimizer = torch_optimizer(module, hp, lr, decay)
+        lr, decay = self._multipliers_of(k)
         parameters, steps = dict(module.named_parameters()), self.steps_KP[k].tolist()
+        optimizer = torch_optimizer(parameters, hp, lr, decay)
+        apart = {} if hp.is_vectorized else self._apart_of(k).state_dict()
         for name, step in zip(self.names, steps):
-            if step:
+            if step and hp.is_vectorized:
                 moments = {key: rows.parts[name][k].clone() for key, rows in self._moments.items()}
                 optimizer.state[parameters[name]] = _torch_state(hp, step, moments)
+            elif apart.get(name):
+                optimizer.state[parameters[name]] = apart[name]
         # Through torch's own checks, which also put each tensor where this kind of optimizer wants it.
         optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
@@ -208,11 +224,12 @@ class FusedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that `load_state_dict` restores, hyperparameters included: tensors and plain values only."""
         return {
-            "members": [dict(vars(hp)) for hp in self.members],
+            "members": [{**vars(hp), "make": hp.make is not None} for hp in self.members],
             "names": list(self.names),
             "state": {
                 name: {key: rows.parts[name].clone() for key, rows in self._moments.items()} for name in self.names
             },
+            "apart": [self._apart[k].state_dict() if k in self._apart else None for k in range(self.K)],
             "steps": self.steps_KP.clone(),
             "lr_factor": self.lr_factor_K.clone(),
             "schedule": None if self._schedule_SK is None else (self._schedule_SK.clone(), self._next.clone()),
@@ -228,7 +245,8 @@ class FusedOptimizer:
             members: Which of the members in `state_dict` to load, in this order, as after `keep(members)`; all if None.
 
         Raises:
-            ValueError: where it is of other parameters, or of another number of members than the model has.
+            ValueError: where it is of other parameters, of another number of members than the model has, or of a member
+                whose optimizer a function made, in place of one without.
             IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
         """
         check_mapping("state_dict", state_dict, "members", "names", *_STATE)
@@ -238,7 +256,8 @@ class FusedOptimizer:
         chosen = list(range(K)) if members is None else member_indices(members, K, "members")
         if len(chosen) != self.fused.K:
             raise ValueError(f"`state_dict` has {len(chosen)} members, but must have {self.fused.K}, as the model has")
-        self.members = [Hyperparameters(**state_dict["members"][k]) for k in chosen]
+        own = [hp.make for hp in self.members]
+        self.members = [_hyperparameters(state_dict["members"][k], own[i]) for i, k in enumerate(chosen)]
         self._moments = {}
         for name, moments in state_dict["state"].items():
             for key, moment in moments.items():
@@ -252,12 +271,17 @@ class FusedOptimizer:
         self._lr_multipliers_KP = state_dict["lr_multipliers"][chosen]
         self._decay_multipliers_KP = state_dict["weight_decay_multipliers"][chosen]
         self._tabulate()
+        self._apart = {}
+        saved = state_dict.get("apart", [None] * K)
+        for position, k in enumerate(chosen):
+            if saved[k] is not None and not self.members[position].is_vectorized:
+                self._apart_of(position).load_state_dict(saved[k])
 
     def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
         """Multipliers as [K, P], each member's taken from those of its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
         check_multipliers(name, multipliers, known)
-        columns = {kind: (multipliers or {}).get(kind, {}) for kind in OPTIMIZERS}
+        columns = {kind: (multipliers or {}).get(kind, {}) for kind in (*OPTIMIZERS, OWN)}
         rows = [[columns[hp.kind].get(name, 1.0) for name in self.names] for hp in self.members]
         return torch.tensor(rows, dtype=torch.float64)
 
@@ -336,6 +360,33 @@ class FusedOptimizer:
                 if run.start + r not in stay:
                     native.update(hp, slots[r], factors[run.start + r])
 
+    def _step_apart(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
+        """Update those members that torch updates, one after another."""
+        members = [k for k, hp in enumerate(self.members) if not hp.is_vectorized]
+        if not members:
+            return
+        unreached, factors = self.fused.unreached(), self.lr_factor_K.tolist()
+        for k in members:
+            if takes is None or bool(takes[k]):
+                reached = ((n, stacked[n].grad) for n in present if k not in unreached.get(n, ()))
+                gradients = {name: grad[k] for name, grad in reached if grad is not None}
+                self._apart_of(k).update({name: stacked[name][k] for name in self.names}, gradients, factors[k])
+        for name in present:
+            increment_version(stacked[name])
+
+    def _apart_of(self, k: int) -> Apart:
+        """The optimizer of a member that torch updates."""
+        if k not in self._apart:
+            stacked = self.fused.stacked
+            views = {name: stacked[name][k] for name in self.names}
+            self._apart[k] = Apart(self.members[k], views, *self._multipliers_of(k))
+        return self._apart[k]
+
+    def _multipliers_of(self, k: int) -> tuple[dict[str, float], dict[str, float]]:
+        """One member's, of learning rates and of weight decays, by name of the parameter."""
+        lr, decay = (of_KP[k].tolist() for of_KP in (self._lr_multipliers_KP, self._decay_multipliers_KP))
+        return dict(zip(self.names, lr)), dict(zip(self.names, decay))
+
     def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """A parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
         parameter = stacked[name]
@@ -380,6 +431,13 @@ class FusedOptimizer:
 
     def _moments_of(self, name: str) -> list[Tensor]:
         return [rows.parts[name] for rows in self._moments.values()]
+
+
+def _hyperparameters(saved: Mapping[str, Any], make: Any) -> Hyperparameters:
+    if not saved.get("make"):
+        return Hyperparameters(**{**saved, "make": None})
+    require(make is not None, "state_dict", saved, "loaded by an optimizer whose members have the same functions")
+    return Hyperparameters(**{**saved, "make": make})
 
 
 def _torch_state(hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -104,15 +104,18 @@ class Run:
 
 
 def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
-    """Split members into the longest runs with one rule.
+    """Split members into the longest runs with one rule; those that torch updates are left out.
 
     >>> hps = [Hyperparameters(kind, lr=0.1) for kind in ("adam", "adamw", "sgd", "adam")]
     >>> [(run.start, run.stop) for run in runs_of(hps)]
     [(0, 2), (2, 3), (3, 4)]
     """
     start = 0
-    for _, group in groupby(members, key=lambda hp: hp.kind == "sgd"):
+    for (vectorized, _), group in groupby(members, key=lambda hp: (hp.is_vectorized, hp.kind == "sgd")):
         run = list(group)
+        if not vectorized:
+            start += len(run)
+            continue
         names = ("momentum", "dampening", "nesterov") if run[0].kind == "sgd" else ("beta1", "beta2", "eps")
         columns = {name: [float(getattr(hp, name)) for hp in run] for name in names}
         for kind in ("adam", "adamw"):

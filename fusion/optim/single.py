@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion.checks import check_mapping, is_number, require
-from fusion.keys import lr_factors
+from fusion.keys import OWN, lr_factors
 from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
 from fusion.structure import check_module
 
@@ -46,11 +46,12 @@ def optimizer(
         check_multipliers(name, multipliers, dict(module.named_parameters()))
     lr, decay = ((multipliers or {}).get(hp.kind, {}) for multipliers in both.values())
     own = lr_factors(config, (name for name, p in module.named_parameters() if p.requires_grad))
-    return torch_optimizer(module, hp, {**lr, **{name: f * lr.get(name, 1.0) for name, f in own.items()}}, decay)
+    factors = {**lr, **{name: factor * lr.get(name, 1.0) for name, factor in own.items()}}
+    return torch_optimizer(dict(module.named_parameters()), hp, factors, decay)
 
 
 def made_recordable(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer of `optimizer` take its learning rates from tensors, in place, so that steps can be recorded.
+    """Have SGD, Adam or AdamW take its learning rates from tensors, in place, so that steps can be recorded.
 
     Write to `group["lr"]` with `fill_`: what is read when a recorded step is replayed is the tensor.
     """
@@ -75,7 +76,7 @@ def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def let_skip(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer that `optimizer` made update by torch's one-pass kernels, where `step_if` need not wait."""
+    """Have SGD, Adam or AdamW update by torch's one-pass kernels, where `step_if` need not wait."""
     for group in optimizer.param_groups:
         group["fused"] = _in_one_pass(group["params"])
         if group.get("momentum") and not group["dampening"]:
@@ -91,7 +92,7 @@ def step_if(takes: Tensor, optimizer: torch.optim.Optimizer) -> None:
     the first step of SGD with dampening, the host reads it.
     """
     first = not optimizer.state and any(group.get("dampening") for group in optimizer.param_groups)
-    if not first and all(group["fused"] for group in optimizer.param_groups):
+    if not first and all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = (~takes).float().reshape(())  # type: ignore[attr-defined]
         try:
             optimizer.step()
@@ -102,17 +103,28 @@ def step_if(takes: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def torch_optimizer(
-    module: nn.Module, hp: Hyperparameters, lr: Mapping[str, float], decay: Mapping[str, float]
+    named: Mapping[str, nn.Parameter], hp: Hyperparameters, lr: Mapping[str, float], decay: Mapping[str, float]
 ) -> torch.optim.Optimizer:
-    """The same from hyperparameters, and this optimizer's multipliers by name of the parameter."""
-    named = dict(module.named_parameters())
+    """The same from parameters by name, hyperparameters, and this optimizer's multipliers, likewise."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         if parameter.requires_grad:
             groups.setdefault((lr.get(name, 1.0), decay.get(name, 1.0)), []).append(parameter)
     if not groups:
         raise ValueError("`module` has no parameter that needs gradients")
-    return _torch_optimizer(hp, [_group(hp, *factors, params) for factors, params in groups.items()])
+    if hp.is_vectorized:
+        return _torch_optimizer(hp, [_group(hp, *factors, params) for factors, params in groups.items()])
+    made = hp.made([{"params": params, "lr": hp.lr * factor} for (factor, _), params in groups.items()])
+    factors_of = {id(p): factors for factors, params in groups.items() for p in params}
+    found = [id(p) for group in made.param_groups for p in group["params"]]
+    rule = "one that takes all parameters, in the groups that it is given or in parts of these"
+    require(sorted(found) == sorted(factors_of), "optimizer", hp.make, rule)
+    for group in made.param_groups:
+        (_, factor), *others = {factors_of[id(p)] for p in group["params"]}
+        require(not others, "optimizer", hp.make, rule)
+        # `lambd` is ASGD's own decay, beside the weight decay: both go with the learning rate.
+        group.update({name: group[name] * factor for name in ("weight_decay", "lambd") if group.get(name)})
+    return made
 
 
 def check_multipliers(name: str, multipliers: object, known: Collection[str]) -> None:
@@ -131,7 +143,8 @@ def check_multipliers(name: str, multipliers: object, known: Collection[str]) ->
     check_mapping(name, multipliers)
     assert isinstance(multipliers, Mapping)
     for kind, factors in multipliers.items():
-        require(kind in OPTIMIZERS, f"{name}[{kind!r}]", factors, f"of an optimizer, one of {', '.join(OPTIMIZERS)}")
+        rule = f"of an optimizer, one of {', '.join((*OPTIMIZERS, OWN))}"
+        require(kind in (*OPTIMIZERS, OWN), f"{name}[{kind!r}]", factors, rule)
         check_mapping(f"{name}[{kind!r}]", factors)
         for parameter, factor in factors.items():
             where = f"{name}[{kind!r}][{parameter!r}]"

@@ -130,7 +130,8 @@ class _Trials:
                 clip_grad_norm_(fused, norms)
             update.step()
 
-        return fused, partial(GraphedStep(step, fused, update) if self.graph else step, self.batch)
+        graph = self.graph and update.can_be_recorded
+        return fused, partial(GraphedStep(step, fused, update) if graph else step, self.batch)
 
 
 def usable_memory(device: torch.device, groups: int = 1) -> int | None:

@@ -13,6 +13,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.space import longest_warmup, tuned
 from hydro_rasda.stages.scout import survived_dry_run
+from hydro_rasda.training.parameters import check_rule
 from hydro_rasda.trial import Trial
 from surrogate import doubtful_hyperparameters
 
@@ -50,7 +51,8 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
         folder: The run's; None where no later call could have the same.
 
     Raises:
-        ValueError: where no trial can be trained; see `dry_run`.
+        ValueError: where no trial can be trained; see `dry_run`. Or where one has surrogates and an optimizer for which
+            nobody knows how learning rates transfer.
     """
     settings, messages = problem.settings, []
     found = survived_dry_run(problem, trials, folder)
@@ -60,6 +62,9 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
         messages.append(told)
         warnings.warn(told, stacklevel=3)
         settings = replace(settings, surrogate=1)
+    if settings.surrogate < 1:
+        for trial in trials:
+            check_rule(trial.config)
     _warn_of_doubtful(space, settings.surrogate)
     _warn_of_endless(warmup, settings.max_t)
     later = _without_rungs_before(warmup, settings)

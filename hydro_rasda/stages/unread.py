@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fusion.keys import KEYS, is_group, is_read
+from fusion.keys import KEYS, is_group, is_read, own_arguments
 from hydro_rasda.problem import Problem
 from hydro_rasda.reads import Notes, paths
 from hydro_rasda.trial import Trial
@@ -37,7 +37,8 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     if notes is None:
         return {}
     unread = [path for path in paths(config) if path not in notes.read]
-    left = [path for path in unread if not (is_group(path) or (path in KEYS and is_read(path, config)))]
+    ours = own_arguments(config).keys() | {name for name in KEYS if is_read(name, config)}
+    left = [path for path in unread if not (is_group(path) or path in ours)]
     known = (notes.asked | KEYS.keys()) - set(paths(config)) if left else ()
     return {path: _closest(path, known) for path in left}
 

@@ -67,7 +67,8 @@ class FusedLearner:
         self._scale = loss_scale(problem.settings.precision, self.fused.K, problem.device)
         self._max_t = problem.settings.max_t
         self._scheduled: tuple[int, float] | None = None
-        self._graph = recorded(self._update, self.fused, self.optimizer) if records(problem) else None
+        graph = records(problem) and self.optimizer.can_be_recorded
+        self._graph = recorded(self._update, self.fused, self.optimizer) if graph else None
 
     def seed(self, seeds: Sequence[int]) -> None:
         if self.fused.K == 1:

@@ -24,6 +24,8 @@ _AUTO = {
     "AdamW": "linear",
     "NAdam": "sqrt",
     "RAdam": "sqrt",
+    "ASGD": "linear",
+    "Adadelta": "sqrt",
     "Adamax": "sqrt",
     "Adagrad": "sqrt",
     "RMSprop": "sqrt",
@@ -35,8 +37,8 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
 
     Args:
         growth: Workers now over workers at the start.
-        rule: "linear", "sqrt", "none", a function of `growth`, or "auto": linear for SGD, Adam and AdamW, sqrt for
-            other adaptive optimizers.
+        rule: "linear", "sqrt", "none", a function of `growth`, or "auto": linear for SGD, ASGD, Adam and AdamW, sqrt
+            for other adaptive optimizers.
         optimizer: Decides what "auto" means.
 
     Raises:

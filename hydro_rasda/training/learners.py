@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fusion import GraphedStep, LossScale, lr_factor, optimizer
-from fusion.keys import read
+from fusion.keys import VECTORIZED, optimizer_name, read
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
@@ -68,7 +68,8 @@ class SingleLearner:
         shard: Which rank this is; the default process group holds as many as there are.
         ema: Share of a full training's steps over which the weights are averaged that are evaluated and remembered; 0
             for those of the last step.
-        graph: Whether steps are recorded, which the device must be able to; on several ranks they are not.
+        graph: Whether steps are recorded, which the device must be able to; on several ranks they are not, nor by other
+            optimizers than SGD, Adam and AdamW.
         scale: Of the loss, where the objective computes in float16.
         sharded: Whether several ranks split the model between them, see `sharding`; else each has all of it (DDP).
 
@@ -103,11 +104,12 @@ class SingleLearner:
             # Which parameters a step uses may differ from step to step, as with stochastic depth.
             self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
         self.optimizer = optimizer(model, settings.config, **multipliers(settings, model, 1))
-        if scale is not None:
+        of_ours = optimizer_name(settings.config) in VECTORIZED
+        if scale is not None and of_ours:
             let_skip(self.optimizer)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._graph: GraphedStep | None = None
-        if graph and shard.world == 1 and _is_dense(model):
+        if graph and of_ours and shard.world == 1 and _is_dense(model):
             made_recordable(self.optimizer)
             self._graph = recorded(self._update, model)
         self._config, self._objective, self._max_t = settings.config, objective, max_t

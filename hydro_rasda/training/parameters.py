@@ -8,6 +8,9 @@ from typing import Any
 from torch import nn
 
 from fusion import OPTIMIZERS
+from fusion.keys import OWN, optimizer_name
+from fusion.optim import Hyperparameters
+from hydro_rasda.checks import require
 from hydro_rasda.objective import Objective, OptimizerSettings
 from hydro_rasda.precision import as_given
 from surrogate import lr_multipliers, weight_decay_multipliers
@@ -29,12 +32,27 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
         settings: Of that module.
         module: A model, or its surrogate.
         surrogate: The surrogate's width over the model's.
+
+    Raises:
+        ValueError: where muP has no rule for the optimizer on a surrogate.
     """
     own = {"lr_multipliers": settings.lr_factors, "weight_decay_multipliers": settings.weight_decay_factors}
     if surrogate == 1:
-        return {name: dict.fromkeys(OPTIMIZERS, factors) for name, factors in own.items() if factors}
+        return {name: dict.fromkeys((*OPTIMIZERS, OWN), factors) for name, factors in own.items() if factors}
+    check_rule(settings.config)
     of_mup = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
     return {name: {o: _product(rule(module, o), own[name]) for o in OPTIMIZERS} for name, rule in of_mup.items()}
+
+
+def check_rule(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration whose optimizer no rule is known for by which learning rates change with the width.
+
+    Raises:
+        ValueError: where a function makes an optimizer that is of no class with a name in `fusion.OPTIMIZERS`.
+    """
+    if optimizer_name(config) == OWN and Hyperparameters.from_config(config).kind == OWN:
+        rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of narrow "
+        require(False, "optimizer", config["optimizer"], f"{rule}surrogates transfer; or set `surrogate=1`")
 
 
 def _product(factors: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:

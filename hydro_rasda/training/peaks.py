@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusion import OPTIMIZERS
-from fusion.keys import KEYS, read
+from fusion.keys import KEYS, OWN, optimizer_name, read
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
@@ -100,15 +100,15 @@ def at_most(known: Mapping[int, float], members: int) -> float:
 
 def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
     """Equal for groups of as many members that take as much: their models', and their optimizers'."""
-    kinds = {str(read(trial.config, "optimizer")) for trial in trials}
-    return "+".join([kind, *(name for name in OPTIMIZERS if name in kinds)])
+    kinds = {optimizer_name(trial.config) for trial in trials}
+    return "+".join([kind, *(name for name in (*OPTIMIZERS, OWN) if name in kinds)])
 
 
 def kind_of_target(trial: Trial) -> str:
     """Equal for full-size models that take as much, as far as can be told without building them."""
     config = trial.config
     shapes = {name: value for name, value in config.items() if name not in KEYS}
-    return digest(content((shapes, str(read(config, "optimizer")), trial.batch_size)))[:12]
+    return digest(content((shapes, read(config, "optimizer"), trial.batch_size)))[:12]
 
 
 def _sound(kept: Any) -> defaultdict[str, Bytes]:

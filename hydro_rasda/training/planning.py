@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import fusion
 from fusion import OPTIMIZERS, FusionWarning, GraphWarning
 from fusion.backoff import is_out_of_memory
-from fusion.keys import read
+from fusion.keys import OWN, optimizer_name, read
 from fusion.width.plan import FusionPlan, best_width
 from fusion.width.probe import plan_fusion, usable_memory
 from hydro_rasda.contracts import Widths
@@ -103,9 +103,10 @@ def _peak(measured: Measured, width: int) -> float:
 
 def _updates(trials: Sequence[Trial]) -> str:
     """What a step of these trials does besides the model's own work."""
-    kinds = {str(read(trial.config, "optimizer")) for trial in trials}
+    kinds = {optimizer_name(trial.config) for trial in trials}
+    own = {digest(content(read(trial.config, "optimizer"))) for trial in trials if optimizer_name(trial.config) == OWN}
     clipped = any(read(trial.config, "grad_clip") for trial in trials)
-    return "+".join([kind for kind in OPTIMIZERS if kind in kinds] + ["clipped"] * clipped)
+    return "+".join([kind for kind in OPTIMIZERS if kind in kinds] + sorted(own) + ["clipped"] * clipped)
 
 
 def _widths(measured: Measured | None, room: float) -> Widths:

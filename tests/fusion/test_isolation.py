@@ -22,6 +22,7 @@ OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
         {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
         {"optimizer": "sgd", "lr": 0.1},
     ],
+    "apart": [{"optimizer": kind, "lr": 0.01} for kind in ("nadam", "rmsprop", "nadam", "sgd")],
 }
 SICK = 1
 

@@ -13,7 +13,7 @@ import fusion
 from fusion.keys import KEYS, OPTIMIZERS, SCHEDULES, check, default, is_read, read
 from hydro_rasda import tune
 
-TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+TORCH = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)}
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

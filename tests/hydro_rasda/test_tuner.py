@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -365,6 +366,39 @@ def broken(config: Config, width_ratio: float = 1.0) -> nn.Module:
     raise OSError("no weights here")
 
 
+def closing(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS([p for group in params for p in group["params"]], lr=lr)
+
+
+def of_user(params: Any, lr: float, nesterov: bool = False) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=lr, momentum=0.9, nesterov=nesterov)
+
+
+def test_any_optimizer(quick: Quick) -> None:
+    """By name, by class and by function: those that are SGD score as SGD does, on surrogates and at full size."""
+    of_library = {"lr": grid_search([0.03, 0.1]), "optimizer": "sgd", "momentum": 0.9, "nesterov": True}
+    of_function = {"lr": of_library["lr"], "optimizer": of_user, "nesterov": True}
+    theirs = quick(space=of_library, num_samples=1, name="theirs")
+    ours = quick(space=of_function, num_samples=1, name="ours")
+    for one, other in zip(theirs.trials, ours.trials, strict=True):
+        assert one.surrogate_metric == pytest.approx(other.surrogate_metric, rel=1e-3)
+    assert theirs.best_metric == pytest.approx(ours.best_metric, rel=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mixed = quick(space={"lr": 0.01, "optimizer": grid_search(["rmsprop", torch.optim.NAdam, of_user])})
+    assert [trial.error for trial in mixed.trials] == [None] * len(mixed.trials)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule"), [(closing, "needs no closure"), (torch.optim.Adafactor, "or set `surrogate=1`")]
+)
+def test_optimizers_that_cannot_work_are_refused_before_any_training(optimizer: Any, rule: str, quick: Quick) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fusion.optim.fused.FusedOptimizer.step", pytest.fail)
+        with pytest.raises(ValueError, match=f"`optimizer` is .* but must be .*{rule}"):
+            quick(space={**LR, "optimizer": optimizer})
+
+
 X, Y = torch.rand(8, 64), torch.arange(8)
 SPLIT = {"rasda": RASDAConfig(strategy="fsdp")}
 
@@ -379,6 +413,7 @@ SPLIT = {"rasda": RASDAConfig(strategy="fsdp")}
         ({"space": {"lr": uniform(0, 1)}}, ValueError, r"`space\['lr'\]` is float uniform\(0, 1\), but must be"),
         ({"space": {"lr": sample_from(lambda config: -1)}}, ValueError, "`lr` is -1, but must be"),
         ({"space": {**LR, "optimizer": "lion"}}, ValueError, r"`space\['optimizer'\]` is 'lion', but must be one of"),
+        ({"space": {**LR, "optimizer": torch.optim.LBFGS}}, ValueError, r"'optimizer'\].* lbfgs needs a closure"),
         ({"space": {**LR, "schedule": choice(["warp"])}}, ValueError, r"`space\['schedule'\]` is choice\(\['warp'\]\)"),
         ({"space": [0.1]}, ValueError, "`space` is"),
         ({"space": {**LR, "accumulate": choice([1, 2])}, **SPLIT}, ValueError, r"`space\['accumulate'\]` is .* 1 with"),

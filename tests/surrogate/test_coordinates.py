@@ -42,9 +42,9 @@ def random_batches(model_fn: ModelFn) -> list[tuple[Tensor, Tensor]]:
     return [(x, torch.randint(10, (len(x),)))] * 5
 
 
-def check(model_fn: ModelFn, optimizer: str, *, plain: bool) -> CoordinateCheck:
-    config = {"optimizer": optimizer, "lr": 0.1 if optimizer == "sgd" else 0.01}
-    batches = random_batches(model_fn)
+def check(model_fn: ModelFn, optimizer: str, *, plain: bool, steps: int = 5, **own: float) -> CoordinateCheck:
+    config = {"optimizer": optimizer, "lr": 0.1 if optimizer in ("sgd", "asgd") else 0.01, **own}
+    batches = random_batches(model_fn)[:1] * steps
     return coordinate_check(model_fn, config, WIDTHS, batches, objective, seeds=2, plain=plain)
 
 
@@ -70,6 +70,20 @@ def test_surrogates_pass(model_fn: ModelFn, optimizer: str) -> None:
 def test_plain_narrow_models_fail(model_fn: ModelFn, optimizer: str) -> None:
     found = check(model_fn, optimizer, plain=True)
     assert not found.passed, found.table()
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("adagrad", "adamax", "asgd", "nadam", "rmsprop")},
+    "adadelta": {"lr": 1.0, "eps": 1e-12},
+    "radam": {"steps": 15},  # of which the first five are not adaptive
+}
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_other_optimizers_pass_by_adams_rule_or_sgds(optimizer: str) -> None:
+    found = check(wide_mlp, optimizer, plain=False, **OTHERS[optimizer])
+    assert found.passed, found.table()
+    assert not check(wide_mlp, optimizer, plain=True, **OTHERS[optimizer]).passed
 
 
 def test_plain_mlp_under_adam_grows_in_proportion_to_the_width() -> None:

@@ -64,7 +64,7 @@ def test_a_copy_keeps_its_multipliers() -> None:
 
 def test_errors() -> None:
     surrogate = make_surrogate(mlp, {})
-    with pytest.raises(ValueError, match=r"`optimizer` is 'lamb', .* one of \['adam', 'adamw', 'sgd'\]"):
+    with pytest.raises(ValueError, match=r"`optimizer` is 'lamb', .* one of .*'adam', .*'sgd'"):
         lr_multipliers(surrogate, "lamb")
     with pytest.raises(ValueError, match="Linear without a width plan, but must come from make_surrogate"):
         lr_multipliers(nn.Linear(2, 2), "sgd")

@@ -47,6 +47,14 @@ def test_settings_reach_the_optimizer() -> None:
     assert (adam.defaults["betas"], adam.defaults["eps"]) == ((0.8, 0.999), 1e-6)
 
 
+def test_the_others_of_torch_have_their_settings_too() -> None:
+    model = make_surrogate(mlp, {}, 1 / 4)
+    rms = make_optimizer(model, {"optimizer": "rmsprop", "lr": 0.1, "alpha": 0.5, "momentum": 0.9, "beta1": 0.5})
+    assert (rms.defaults["alpha"], rms.defaults["momentum"]) == (0.5, 0.9)
+    asgd = make_optimizer(model, {"optimizer": "asgd", "lr": 0.1})
+    assert [group["lr"] * group["lambd"] for group in asgd.param_groups] == pytest.approx([1e-5] * 8)
+
+
 @pytest.mark.parametrize("optimizer", ORACLES)
 def test_what_is_left_out_has_torchs_default(optimizer: str) -> None:
     """Which are also the defaults of fused training."""

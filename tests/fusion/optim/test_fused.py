@@ -20,6 +20,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
 
+
+def noisy(params: Any, lr: float, alpha: float = 0.99) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(params, lr=lr, alpha=alpha, centered=True, weight_decay=0.1)
+
+
 MIXED: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 0.02, "beta1": 0.8, "weight_decay": 0.1},
     {"optimizer": "adam", "lr": 0.01, "beta2": 0.9, "eps": 1e-3, "lr.first": 0.03, "lr.first.bias": 0.002},
@@ -29,6 +34,14 @@ MIXED: list[dict[str, Any]] = [
     {"lr": 0.03, "weight_decay": 0.2},
     {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.3, "dampening": 0.5},
     {"optimizer": "adamw", "lr": 0.03, "weight_decay": 0.02, "independent_weight_decay": True},
+    {"optimizer": "adadelta", "lr": 0.5, "rho": 0.8, "eps": 1e-4},
+    {"optimizer": "adagrad", "lr": 0.05, "weight_decay": 0.1, "lr.first": 0.01},
+    {"optimizer": "adamax", "lr": 0.02, "beta1": 0.8},
+    {"optimizer": "asgd", "lr": 0.2, "weight_decay": 0.01},
+    {"optimizer": "nadam", "lr": 0.01, "beta2": 0.99},
+    {"optimizer": "radam", "lr": 0.02, "eps": 1e-4},
+    {"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.5, "alpha": 0.9, "eps": 1e-4},
+    {"optimizer": noisy, "lr": 0.01, "alpha": 0.9},
 ]
 
 
@@ -125,7 +138,9 @@ def test_multipliers_match_parameter_groups() -> None:
         "sgd": {"first.weight": 0.5, "scale": 3.0},
         "adam": {"second.bias": 0.0},
     }
+    rates = {**rates, "nadam": {"first.weight": 2.0}, "rmsprop": {"scale": 0.5}}
     decays: Mapping[str, Mapping[str, float]] = {"adam": {"first.weight": 4.0}, "adamw": {"first.weight": 0.5}}
+    decays = {**decays, "asgd": {"first.weight": 2.0}, "rmsprop": {"first.weight": 3.0}}
     models = nets(len(MIXED))
     fused = fuse(models)
     train(fused, fused_optimizer(fused, MIXED, lr_multipliers=rates, weight_decay_multipliers=decays), range(4))
@@ -157,13 +172,13 @@ def test_keep_and_concat_carry_the_state() -> None:
             opts[k].zero_grad()
             fused.map(loss, (X, Y, step == 1)).sum().backward()
             opts[k].step()
-    chosen = [[2, 0], [4, 0, 1]]
+    chosen = [[2, 0], [4, 0, 6, 1, 12, 10]]
     for fused, opt, indices in zip(groups, opts, chosen, strict=True):
         fused.keep(indices)
         opt.keep(indices)
     groups[0].concat(groups[1])
     opts[0].concat(opts[1])
-    survivors = [2, 0, 7, 3, 4]
+    survivors = [2, 0, 7, 3, 9, 4, 15, 13]
     train(groups[0], opts[0], range(3, 7))
     for position, k in enumerate(survivors):
         alone = optimizer(models[k], MIXED[k])
@@ -202,13 +217,16 @@ def test_state_dict_resumes_exactly(tmp_path: Any) -> None:
     train(fused, opt, range(3, 5))
 
     again = fuse(nets(len(MIXED)))
-    resumed = fused_optimizer(again, [{"lr": 1.0}] * len(MIXED))
+    others: list[dict[str, Any]] = [{"lr": 1.0}] * (len(MIXED) - 1)
+    resumed = fused_optimizer(again, [*others, {"lr": 1.0, "optimizer": noisy}])
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
     again.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["optimizer"])
     train(again, resumed, range(3, 5))
     for name, parameter in fused.stacked.items():
         assert torch.equal(parameter, again.stacked[name])
+    with pytest.raises(ValueError, match=r"`state_dict` is .* by an optimizer whose members have the same functions"):
+        fused_optimizer(again, [{"lr": 1.0}] * len(MIXED)).load_state_dict(saved["optimizer"])
 
 
 def test_state_dict_does_not_follow_later_steps() -> None:

@@ -1,5 +1,7 @@
 """The optimizer of one module, from a configuration."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,44 @@ def test_kinds_and_settings() -> None:
     assert type(adam) is torch.optim.Adam
     assert (adam.param_groups[0]["betas"], adam.param_groups[0]["eps"]) == ((0.5, 0.999), 1e-3)
     assert type(optimizer(module, {"lr": 0.1})) is torch.optim.AdamW
+
+
+def test_the_other_optimizers_of_torch_and_functions_that_make_one() -> None:
+    module = nn.Linear(2, 2)
+    rms = optimizer(module, {"optimizer": "rmsprop", "lr": 0.1, "momentum": 0.9, "alpha": 0.5, "beta1": 7})
+    assert type(rms) is torch.optim.RMSprop
+    assert rms.param_groups[0].items() >= {"lr": 0.1, "momentum": 0.9, "alpha": 0.5, "eps": 1e-8}.items()
+    nadam = optimizer(module, {"optimizer": torch.optim.NAdam, "lr": 0.1, "beta2": 0.5, "weight_decay": 0.2})
+    assert type(nadam) is torch.optim.NAdam
+    assert nadam.param_groups[0].items() >= {"betas": (0.9, 0.5), "weight_decay": 0.2}.items()
+    assert type(optimizer(module, {"optimizer": torch.optim.AdamW, "lr": 0.1})) is torch.optim.AdamW
+    decays = {"asgd": {"weight": 2.0}}
+    asgd = optimizer(module, {"optimizer": "asgd", "lr": 0.1, "weight_decay": 0.5}, weight_decay_multipliers=decays)
+    assert [(g["weight_decay"], g["lambd"]) for g in asgd.param_groups] == [(1.0, 2e-4), (0.5, 1e-4)]
+    factor = optimizer(module, {"optimizer": torch.optim.Adafactor, "lr": 0.1, "d": 2.0, "width": 3})
+    assert factor.param_groups[0].items() >= {"lr": 0.1, "d": 2.0}.items()
+
+
+def one_group(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for group in params for p in group["params"]], lr)
+
+
+@pytest.mark.parametrize(
+    ("own", "rule"),
+    [
+        ("lbfgs", "one of sgd, .* lbfgs needs a closure, muon 2-D parameters"),
+        (torch.optim.LBFGS, "one of sgd, .* lbfgs needs a closure"),
+        (torch.optim.Muon if hasattr(torch.optim, "Muon") else "muon", "one of sgd, .* muon 2-D parameters"),
+        (lambda params: None, "a function of \\(params, lr\\)"),
+        (3, "a function of"),
+        (lambda params, lr: torch.optim.LBFGS([p for g in params for p in g["params"]]), "needs no closure"),
+        (lambda params, lr: None, "one that makes a torch optimizer"),
+        (one_group, "one that takes all parameters, in the groups"),
+    ],
+)
+def test_optimizers_that_cannot_work(own: Any, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"`optimizer` is .* but must be .*{rule}"):
+        optimizer(nn.Linear(2, 2), {"optimizer": own, "lr": 0.1, "lr.bias": 0.2})
 
 
 def test_one_group_for_each_pair_of_multipliers_and_frozen_parameters_in_none() -> None:

@@ -33,6 +33,7 @@ CONFIGS: list[Config] = [
     {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01, "schedule": "exponential", "gamma": 0.7},
     {"optimizer": "adamw", "lr": 0.01, "warmup_epochs": 1.5, "grad_clip": 0.5},
     {"optimizer": "sgd", "lr": 0.1},
+    {"optimizer": "nadam", "lr": 0.01, "schedule": "cosine", "grad_clip": 0.5},
 ]
 
 

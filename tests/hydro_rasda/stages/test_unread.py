@@ -113,7 +113,7 @@ def test_the_key_that_was_meant(problem: Problem) -> None:
 def test_only_what_no_trial_reads_is_told() -> None:
     with pytest.warns(UserWarning, match=r"neither `model_fn` nor the library reads `x` \(did you mean `y`\?\): what"):
         warn_of_unread([{"x": "y", "z": None}, {"x": "y"}])
-    with pytest.warns(UserWarning, match=r"`momentum` \(read where `optimizer` is sgd\)"):
+    with pytest.warns(UserWarning, match=r"`momentum` \(read where `optimizer` is sgd or rmsprop\)"):
         warn_of_unread([{"momentum": None}])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
