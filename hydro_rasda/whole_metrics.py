@@ -15,10 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hydro_rasda.checks import is_number
-from hydro_rasda.objective import OUTPUTS, TARGETS, scalars
+from hydro_rasda.objective import IGNORED, OUTPUTS, TARGETS, scalars
 
 WholeMetrics = Callable[[Tensor, Tensor], Mapping[str, Any]]
-"""`metrics(outputs [N, ...], targets [N, ...]) -> {name: number}`, of one model; tensors on the CPU."""
+"""`metrics(outputs [N, ...], targets [N, ...]) -> {name: number}`, of one model; tensors on the CPU.
+
+Sequences that are shorter than the longest are filled up with -100, which cross-entropy ignores in targets.
+"""
 
 
 @dataclass
@@ -89,10 +92,21 @@ def measured(metrics: WholeMetrics, outputs: Tensor, targets: Tensor) -> dict[st
 
 
 def _joined(batches: Sequence[Tensor]) -> Tensor:
+    """Batches as one; where sequences in some are longer, the others are filled up with `IGNORED`."""
+    sizes = {batch.shape[2:] for batch in batches}
+    if len(sizes) > 1 and len({len(size) for size in sizes}) == 1:
+        longest = [max(of_axis) for of_axis in zip(*sizes)]
+        batches = [_filled(batch, longest) for batch in batches]
     try:
         return torch.cat(list(batches), 1)
     except RuntimeError as error:
         raise ValueError(f"`metrics` is given all batches at once, but these cannot be joined: {error}") from error
+
+
+def _filled(batch: Tensor, sizes: Sequence[int]) -> Tensor:
+    whole = batch.new_full((*batch.shape[:2], *sizes), IGNORED)
+    whole[tuple(map(slice, batch.shape))] = batch
+    return whole
 
 
 def _interleaved(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

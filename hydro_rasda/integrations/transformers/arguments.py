@@ -124,6 +124,16 @@ def _values_refused(args: TrainingArguments) -> list[str]:
     return refused
 
 
+def metrics_refused(args: TrainingArguments) -> list[str]:
+    """Values of arguments about `compute_metrics` that cannot be followed, where there is one."""
+    refused = []
+    if args.batch_eval_metrics:
+        refused.append("batch_eval_metrics=True: compute_metrics is given the whole validation set")
+    if args.include_for_metrics:
+        refused.append(f"include_for_metrics={args.include_for_metrics!r}: compute_metrics is given logits and labels")
+    return refused
+
+
 _STATEFUL = {"reduce_lr_on_plateau", "greedy"}
 
 

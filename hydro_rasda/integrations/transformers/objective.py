@@ -16,6 +16,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from hydro_rasda.data import Batch
 from hydro_rasda.integrations.transformers.arguments import SCHEDULED, warmup_of
 from hydro_rasda.integrations.transformers.data import base_of
+from hydro_rasda.integrations.transformers.metrics import Predictions
 from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
 from hydro_rasda.objective import IGNORED, OptimizerSettings
 
@@ -29,6 +30,7 @@ class TrainerObjective:
         schedule: `lr_scheduler_type`, where the configuration has none.
         warmup: `warmup_steps`, likewise.
         options: `lr_scheduler_kwargs`, as pairs.
+        predictions: What is returned besides in evaluation, for `compute_metrics`.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
@@ -37,6 +39,7 @@ class TrainerObjective:
     schedule: str
     warmup: float
     options: tuple[tuple[str, Any], ...]
+    predictions: Predictions | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         if not isinstance(batch, Mapping):
@@ -47,14 +50,22 @@ class TrainerObjective:
         if items is not None:
             inputs["num_items_in_batch"] = items
         outputs = model(**inputs)
+        loss = self._loss(model, batch, outputs, smoothed, items)
+        if self.predictions is None or model.training:
+            return {"loss": loss}
+        return {"loss": loss, **self.predictions(model, batch, outputs)}
+
+    def _loss(self, model: nn.Module, batch: Batch, outputs: Any, smoothed: Tensor | None, items: Any) -> Tensor:
         if smoothed is not None:
             shifted = type(base_of(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
             smoother = LabelSmoother(epsilon=self.smoothing)
-            return {"loss": smoother(outputs, smoothed, shift_labels=shifted, num_items_in_batch=items)}
+            of_smoothed: Tensor = smoother(outputs, smoothed, shift_labels=shifted, num_items_in_batch=items)
+            return of_smoothed
         if isinstance(outputs, Mapping) and "loss" not in outputs:
             got = f"the model returns {', '.join(outputs)} for a batch of {', '.join(batch)}"
             raise ValueError(f"{got}, but must return a loss: the data may have no labels")
-        return {"loss": outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]}
+        loss: Tensor = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
+        return loss
 
     def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
         """Weight decay where `Trainer` has it, and its schedule; its warm-up is part of that."""
@@ -89,8 +100,8 @@ def _accepts_loss_kwargs(model_class: type[nn.Module]) -> bool:
     return any(p.kind == p.VAR_KEYWORD for p in inspect.signature(model_class.forward).parameters.values())
 
 
-def trainer_objective(args: TrainingArguments) -> TrainerObjective:
+def trainer_objective(args: TrainingArguments, predictions: Predictions | None = None) -> TrainerObjective:
     """The objective that these arguments ask for."""
     options = tuple(dict(args.lr_scheduler_kwargs or {}).items())
     kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    return TrainerObjective(args.label_smoothing_factor, kind, warmup_of(args), options)
+    return TrainerObjective(args.label_smoothing_factor, kind, warmup_of(args), options, predictions)

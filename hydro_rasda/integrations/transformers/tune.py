@@ -10,14 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
-from transformers import PretrainedConfig, TrainingArguments
+from transformers import EvalPrediction, PretrainedConfig, TrainingArguments
 
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_is, require
 from hydro_rasda.integrations.loaders import Collator
 from hydro_rasda.integrations.narrow import width_or_full
-from hydro_rasda.integrations.transformers.arguments import PRECISIONS, metric_of, unfollowed, warmup_of
+from hydro_rasda.integrations.transformers.arguments import (
+    PRECISIONS,
+    metric_of,
+    metrics_refused,
+    unfollowed,
+    warmup_of,
+)
 from hydro_rasda.integrations.transformers.data import collator, loaders
+from hydro_rasda.integrations.transformers.metrics import TrainerMetrics, predictions_of
 from hydro_rasda.integrations.transformers.models import model_function
 from hydro_rasda.integrations.transformers.objective import trainer_objective
 from hydro_rasda.integrations.transformers.result import TrainerResult, make_trainer_result
@@ -25,7 +32,10 @@ from hydro_rasda.integrations.transformers.space import own_names, to_space
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
 
-DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "mode", "max_t", "precision", "seed", "device")
+DECIDED = (
+    *("train_data", "val_data", "loss_fn", "objective", "metrics", "metric", "mode", "max_t"),
+    *("precision", "seed", "device"),
+)
 """Arguments of `tune` that the training arguments decide."""
 
 
@@ -38,7 +48,8 @@ def tune_trainer(
     eval_dataset: Any,
     data_collator: Collator | None = None,
     processing_class: Any = None,
-    compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+    compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
+    preprocess_logits_for_metrics: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     model_class: Any = None,
     **options: Any,
 ) -> TrainerResult:
@@ -68,7 +79,9 @@ def tune_trainer(
         eval_dataset: Likewise; trials are compared on it.
         data_collator: As `Trainer` takes it.
         processing_class: Likewise: a tokenizer pads batches where there is no collator.
-        compute_metrics: Likewise, for `TrainerResult.trainer`. Trials are compared by the loss.
+        compute_metrics: Likewise: of the whole validation set, after each epoch, for each trial. With it, trials are
+            compared by `args.metric_for_best_model`, in the direction of `args.greater_is_better`; else by the loss.
+        preprocess_logits_for_metrics: Likewise: what is kept of a batch's logits until then, such as their argmax.
         model_class: Class of a `PretrainedConfig`'s model; None: as its `architectures` say.
         options: Other arguments of `tune`, such as `num_samples`, `surrogate`, `backend` or `name`. `storage_path` is
             `args.output_dir` where it is left out, and `ema` is 0, as `Trainer` averages no weights.
@@ -84,8 +97,13 @@ def tune_trainer(
     made, wrong = to_space(space, args)
     refused, idle = unfollowed(args)
     metric, mode = metric_of(args)
-    if metric != "val_loss":
-        refused.append(f"metric_for_best_model={args.metric_for_best_model!r}: trials are compared by the loss")
+    whole = None if compute_metrics is None or args.prediction_loss_only else TrainerMetrics(compute_metrics)
+    if metric != "val_loss" and whole is None:
+        refused.append(
+            f"metric_for_best_model={args.metric_for_best_model!r}: give compute_metrics=, which computes it"
+        )
+    if whole is not None:
+        refused += metrics_refused(args)
     refused += wrong + [f"{name}=: {_DECIDED}" for name in options if name in DECIDED]
     for name, data in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
         if not (isinstance(data, Sized) and hasattr(data, "__getitem__")) or isinstance(data, Mapping):
@@ -116,7 +134,10 @@ def tune_trainer(
         made,
         train_data=train,
         val_data=validation,
-        objective=trainer_objective(args),
+        objective=trainer_objective(
+            args, None if whole is None else predictions_of(args, preprocess_logits_for_metrics)
+        ),
+        metrics=whole,
         metric=metric,
         mode=mode,
         max_t=int(args.num_train_epochs),
@@ -130,6 +151,7 @@ def tune_trainer(
         "data_collator": data_collator,
         "processing_class": processing_class,
         "compute_metrics": compute_metrics,
+        "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
     }
     return make_trainer_result(tuned, args, given, getattr(model, "trimmed", None))
 

@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Trainer, TrainingArguments, get_scheduler
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MambaConfig,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+    get_scheduler,
+)
 
 from hydro_rasda import choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
@@ -129,6 +137,76 @@ def test_equal_to_trainer_alone(case: str, tmp_path: Path) -> None:
     assert result.tuned.best_metric == pytest.approx(trainer.evaluate()["eval_loss"], rel=0.02 if rounded else 1e-5)
 
 
+def trimmed(features: list[Any]) -> dict[str, Any]:
+    """A batch as long as its longest sentence, as tokenizers pad it."""
+    batch = default_data_collator(features)
+    longest = int(batch["attention_mask"].sum(1).max())
+    return {name: value[:, :longest] if value.ndim > 1 else value for name, value in batch.items()}
+
+
+def of_logits(prediction: Any) -> dict[str, float]:
+    """No mean over batches: how much the largest logits differ, and how often they are the labels'."""
+    logits, labels = prediction.predictions, prediction.label_ids
+    assert logits.shape[:-1] == labels.shape
+    known = labels != -100
+    return {"spread": logits.max(-1)[known].std(), "eval_hits": (logits.argmax(-1) == labels)[known].mean()}
+
+
+def of_tokens(prediction: Any) -> dict[str, float]:
+    known = prediction.label_ids != -100
+    return {"hits": (prediction.predictions == prediction.label_ids)[known].mean(), "used": len(known)}
+
+
+@pytest.mark.parametrize(
+    ("model_init", "data", "changes", "options", "best"),
+    [
+        (gpt2, TEXT, {"metric_for_best_model": "eval_spread", "greater_is_better": False}, {}, min),
+        (gpt2, TEXT, {"metric_for_best_model": "spread", "label_smoothing_factor": 0.2}, {}, max),
+        (bert, LABELLED, {"metric_for_best_model": "hits"}, {}, max),
+        (llama, TEXT, {}, {}, min),
+        (
+            llama,
+            TEXT,
+            {"metric_for_best_model": "hits", "bf16": True},
+            {
+                "compute_metrics": of_tokens,
+                "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
+            },
+            max,
+        ),
+    ],
+)
+def test_compared_by_what_trainer_would_be(
+    model_init: Any, data: Any, changes: Any, options: Any, best: Any, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path, num_train_epochs=2, load_best_model_at_end=True, **changes)
+    options = {"compute_metrics": of_logits, "data_collator": trimmed, "top_k": 2, **options}
+    result = tuned(model_init, args, data=data, **options)
+    evaluated = result.trainer().evaluate()
+    name = (args.metric_for_best_model or "loss").removeprefix("eval_")
+    assert result.tuned.best_metric == pytest.approx(evaluated[f"eval_{name}"], rel=2e-2 if args.bf16 else 1e-5)
+    finalists = [trial for trial in result.tuned.trials if trial.epochs]
+    assert len(finalists) == 2
+    # These models start from the same weights, so that the sweep is at full width, too.
+    found = [line[f"val_{name}"] for trial in finalists for line in trial.history]
+    assert result.tuned.best_metric == pytest.approx(best(found), rel=1e-4)
+
+
+def test_what_compute_metrics_cannot_be_given_is_refused(tmp_path: Path) -> None:
+    def several() -> nn.Module:
+        model: Any = bert()
+        model.config.output_hidden_states = True
+        return model  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="returns logits, hidden_states beside its loss, for labels labels; here"):
+        tuned(several, arguments(tmp_path), data=LABELLED, compute_metrics=of_logits, surrogate=1)
+    args = arguments(tmp_path, include_for_metrics=["inputs"], batch_eval_metrics=True)
+    with pytest.raises(ValueError, match=r"\n- batch_eval_metrics=True: .*\n- include_for_metrics=\['inputs'\]: "):
+        tuned(gpt2, args, compute_metrics=of_logits)
+    with pytest.raises(ValueError, match=r"`metric` is 'val_f1', but must be one of .*'val_hits'"):
+        tuned(gpt2, arguments(tmp_path, metric_for_best_model="f1"), compute_metrics=of_logits)
+
+
 @pytest.mark.parametrize("kind", schedule_types())
 def test_every_schedule_at_every_step(kind: str) -> None:
     options = {"min_lr_rate": 0.1} if "with_min_lr" in kind else {"num_decay_steps": 5} if "stable" in kind else {}
@@ -191,7 +269,13 @@ def test_what_cannot_be_made_narrower_is_swept_at_full_width_which_is_said(tmp_p
 
 def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: Path) -> None:
     args = arguments(
-        tmp_path, fp16=False, max_steps=7, neftune_noise_alpha=5.0, optim="adafactor", num_train_epochs=1.5
+        tmp_path,
+        fp16=False,
+        max_steps=7,
+        neftune_noise_alpha=5.0,
+        optim="adafactor",
+        num_train_epochs=1.5,
+        metric_for_best_model="f1",
     )
     space = {
         "learning_rate": loguniform(1e-3, 1e-1),
@@ -208,6 +292,7 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
         "neftune_noise_alpha=5.0",
         "optim='adafactor'",
         "num_train_epochs=1.5",
+        "metric_for_best_model='f1'",
         "space['lr_scheduler_type']",
         "space['optim']",
         "space['batch_size']",
