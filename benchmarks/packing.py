@@ -1,9 +1,10 @@
 """Packing jobs on devices: decisions against HiGHS, makespans in virtual time, and trainings that are really run.
 
-    python -m benchmarks.packing [decisions] [makespan] [run] [--quick] [--out FOLDER]
+    python -m benchmarks.packing [decisions] [makespan] [run] [tune-local] [tune-ray] [--quick] [--out FOLDER]
 
 Parts that are named are measured again, by default the first two; the others stay as they were measured. It rewrites
-`packing.{json,md}` in `benchmarks/results`, or in another folder. `run` needs the machine to itself.
+`packing.{json,md}` in `benchmarks/results`, or in another folder. The
+others need the machine to themselves.
 """
 
 from __future__ import annotations
@@ -183,13 +184,18 @@ def environment(quick: bool) -> Row:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("numpy", "scipy", "torch")},
+        "versions": {name: version(name) for name in ("numpy", "ray", "scipy", "torch")},
         "load": round(os.getloadavg()[0], 1),
         "option": "--quick" if quick else "",
     }
 
 
-PARTS: dict[str, Callable[[bool], Any]] = {"decisions": decisions, "makespan": makespan, "run": packing_live.run}
+PARTS: dict[str, Callable[[bool], Any]] = {
+    "decisions": decisions,
+    "makespan": makespan,
+    "run": packing_live.run,
+    **{f"tune-{place}": partial(packing_live.tuned, place) for place in packing_live.PLACES},
+}
 
 BY_DEFAULT = ("decisions", "makespan")
 

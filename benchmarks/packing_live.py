@@ -1,14 +1,20 @@
-"""Small trainings that cannot be fused, really run: packed on the cores of this machine, and one at a time.
+"""Small trainings that cannot be fused, really run: several at a time on a device of this machine, and one at a time.
 
-    python -m benchmarks.packing run [--quick]
+    python -m benchmarks.packing run tune-local tune-ray [--quick]
 
-A training by itself: `python -m benchmarks.packing_live ARCHITECTURE LR BATCH EPOCHS`.
+A training by itself: `python -m benchmarks.packing_live ARCHITECTURE LR BATCH EPOCHS`; all of them as one search:
+`python -m benchmarks.packing_live tune local|ray several|one QUICK FOLDER`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import tempfile
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +29,14 @@ MEMORY = 2e9
 Row = dict[str, Any]
 
 
-def train(architecture: str, lr: float, batch: int, epochs: int) -> float:
-    """Train a classifier of scikit-learn's digits; its accuracy on those that it did not see."""
-    import torch
-    from sklearn.datasets import load_digits
+def model(architecture: str, width: int = 32) -> Any:
+    """A classifier of 8 x 8 pixels; two of different architectures or widths cannot be fused."""
     from torch import Tensor, nn
 
     class Recurrent(nn.Module):
         def __init__(self, layer: nn.Module) -> None:
             super().__init__()
-            self.layer, self.out = layer, nn.Linear(32, 10)
+            self.layer, self.out = layer, nn.Linear(width, 10)
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.out(self.layer(x.unflatten(1, (8, 8)))[0][:, -1])
@@ -41,34 +45,50 @@ def train(architecture: str, lr: float, batch: int, epochs: int) -> float:
     class Attending(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.out = nn.Linear(8, 32), nn.Linear(32, 10)
-            self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+            self.embed, self.out = nn.Linear(8, width), nn.Linear(width, 10)
+            self.layer = nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True)
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.out(self.layer(self.embed(x.unflatten(1, (8, 8)))).mean(1))
             return out
 
-    torch.manual_seed(0)
+    layers = [64, *[2 * width] * 6]
     made = {
-        "mlp": lambda: nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)),
-        "deep": lambda: nn.Sequential(*[part for _ in range(6) for part in (nn.Linear(64, 64), nn.ReLU())]),
+        "mlp": lambda: nn.Sequential(nn.Linear(64, 8 * width), nn.ReLU(), nn.Linear(8 * width, 10)),
+        "deep": lambda: nn.Sequential(*[part for sizes in pairwise(layers) for part in (nn.Linear(*sizes), nn.ReLU())]),
         "conv": lambda: nn.Sequential(
-            nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 10)
+            nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36 * width, 10)
         ),
-        "lstm": lambda: Recurrent(nn.LSTM(8, 32, batch_first=True)),
-        "gru": lambda: Recurrent(nn.GRU(8, 32, batch_first=True)),
+        "lstm": lambda: Recurrent(nn.LSTM(8, width, batch_first=True)),
+        "gru": lambda: Recurrent(nn.GRU(8, width, batch_first=True)),
         "transformer": Attending,
     }
-    model: nn.Module = made[architecture]()
-    digits = load_digits()
-    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    return made[architecture]()
+
+
+def digits() -> tuple[Any, Any]:
+    """Scikit-learn's, as `(inputs, target)`: 1,500 to train on, the others held back."""
+    import torch
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+    return (x[:1500], y[:1500]), (x[1500:], y[1500:])
+
+
+def train(architecture: str, lr: float, batch: int, epochs: int) -> float:
+    """Train a classifier of scikit-learn's digits; its accuracy on those that it did not see."""
+    import torch
+
+    torch.manual_seed(0)
+    made, ((x, y), (held, truth)) = model(architecture), digits()
+    optimizer = torch.optim.Adam(made.parameters(), lr=lr)
     for _ in range(epochs):
-        for rows in torch.randperm(1500).split(batch):
+        for rows in torch.randperm(len(x)).split(batch):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            torch.nn.functional.cross_entropy(made(x[rows]), y[rows]).backward()
             optimizer.step()
-    return float((model(x[1500:]).argmax(1) == y[1500:]).float().mean())
+    return float((made(held).argmax(1) == truth).float().mean())
 
 
 def run(quick: bool) -> list[Row]:
@@ -104,6 +124,84 @@ def _summed_up(result: PackResult) -> Row:
     }
 
 
+WIDTHS = (24, 32, 40, 48)
+SEVERAL, ONE = "several", "one"
+PLACES = ("local", "ray")
+
+
+def tuned(place: str, quick: bool) -> list[Row]:
+    """`tune` over models of which no two can be fused, several at a time on a device and one, in pairs."""
+    rows = []
+    for i in range(1 if quick else 3):
+        row: Row = {"pair": i, "place": place}
+        for way in sorted((SEVERAL, ONE), reverse=i % 2 == 1):
+            row[way] = _of_own(place, way, quick)
+        rows.append({**row, "ratio": row[ONE]["seconds"] / row[SEVERAL]["seconds"]})
+    return rows
+
+
+def _of_own(*arguments: object) -> Row:
+    """What `search` measures, in a process of its own, which knows nothing of the others."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "HYDRO_RASDA_CACHE": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "benchmarks.packing_live", "tune", *map(str, arguments), folder]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: Row = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def search(place: str, way: str, quick: bool, folder: str) -> Row:
+    """Tune: on the GPU where there is one, else on all cores as one device. Ray's start does not count.
+
+    One at a time: on a GPU, one process; on a CPU, one core, as small models keep no second one busy.
+    """
+    import ray
+    import torch
+
+    from hydro_rasda import LocalBackend, RayBackend, grid_search, loguniform, tune
+
+    gpu = torch.cuda.is_available()
+    cores = len(os.sched_getaffinity(0)) if way == SEVERAL or gpu else 1
+    torch.set_num_threads(cores)
+    backend: Any = "local"
+    if place == "ray":
+        ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        part = {"CPU": 1, "GPU": 0.5 if way == SEVERAL else 1} if gpu else {"CPU": cores}
+        backend = RayBackend(resources_per_worker=part)
+    elif gpu:
+        backend = LocalBackend(["cuda:0"] * (2 if way == SEVERAL else 1))
+    train_data, val_data = digits()
+    began = time.monotonic()
+    result = tune(
+        lambda config: model(config["architecture"], config["width"]),
+        {
+            "architecture": grid_search([*ARCHITECTURES[: 3 if quick else None]]),
+            "width": grid_search([*WIDTHS[: 1 if quick else None]]),
+            "lr": loguniform(1e-3, 1e-2),
+            "optimizer": "adam",
+            "batch_size": 32,
+        },
+        train_data=train_data,
+        val_data=val_data,
+        num_samples=1,
+        max_t=3 if quick else 27,
+        surrogate=1,
+        fusion=1,
+        backend=backend,
+        storage_path=folder,
+        progress=False,
+    )
+    seconds = time.monotonic() - began
+    epochs = result.cost.surrogate_epochs + result.cost.target_epochs
+    failed = sum(record.status == "failed" for record in result.trials)
+    told = {"seconds": seconds, "trials": len(result.trials), "epochs": epochs, "failed": failed}
+    return {**told, "device": "GPU" if gpu else "CPU", "best": result.best_trial, "loss": result.best_metric}
+
+
 if __name__ == "__main__":
-    name, rate, size, epochs = sys.argv[1:]
-    print(train(name, float(rate), int(size), int(epochs)))
+    if sys.argv[1] == "tune":
+        _, _, where, how, short, into = sys.argv
+        print(json.dumps(search(where, how, short == "True", into)))
+    else:
+        name, rate, size, times = sys.argv[1:]
+        print(train(name, float(rate), int(size), int(times)))

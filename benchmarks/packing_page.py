@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
-from benchmarks.packing_live import ARCHITECTURES, MEMORY, SETTINGS
+from benchmarks.packing_live import ARCHITECTURES, MEMORY, ONE, PLACES, SETTINGS, SEVERAL, WIDTHS
 from benchmarks.packing_profiles import ORIGINS
 from benchmarks.rasda_report import table
 
@@ -44,6 +45,12 @@ def markdown(results: Row) -> str:
     if "run" in results:
         rows = results["run"]["rows"]
         parts += ["## Really run", _RUN, _where(results["run"]), table(_runs(rows))]
+    if there := [results[name] for name in (f"tune-{place}" for place in PLACES) if name in results]:
+        parts += ["## Inside `tune`", _TUNE]
+        for part in there:
+            parts += [_where(part), table(_tuned(part["rows"])), _median(part["rows"])]
+        if not any(row[ONE]["device"] == "GPU" for part in there for row in part["rows"]):
+            parts += ["On a GPU (two processes with half of it each, and one) it is ready, but has not been run."]
     return "\n\n".join(parts) + "\n"
 
 
@@ -110,6 +117,36 @@ def _runs(rows: list[Row]) -> list[Row]:
     ]
 
 
+def _tuned(rows: list[Row]) -> list[Row]:
+    return [
+        {
+            "pair": row["pair"],
+            "backend": row["place"],
+            "device": row[ONE]["device"],
+            "trials": row[ONE]["trials"],
+            "epochs": f"{row[ONE]['epochs']} and {row[SEVERAL]['epochs']}",
+            "one at a time, s": row[ONE]["seconds"],
+            "several, s": row[SEVERAL]["seconds"],
+            "times as fast": row["ratio"],
+            "failed": row[ONE]["failed"] + row[SEVERAL]["failed"],
+            "loss of the best": f"{row[ONE]['loss']:.4f} and {row[SEVERAL]['loss']:.4f}",
+            "the same trial": "yes" if row[ONE]["best"] == row[SEVERAL]["best"] else "no",
+        }
+        for row in rows
+    ]
+
+
+def _median(rows: list[Row]) -> str:
+    """The median ratio, and whether it is enough."""
+    ratios = [row["ratio"] for row in rows]
+    shown = f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] times as fast; {ENOUGH} or more:"
+    verdict = "met" if median(ratios) >= ENOUGH else "**missed**"
+    return f"`{rows[0]['place']}`, median of {len(ratios)}: {shown} {verdict}."
+
+
+ENOUGH = 1.3
+"""So many times as fast several at a time are to be as one, as HyperSack's packing is to be on two cores."""
+
 _HEAD = """# Packing jobs on devices
 
 HyperSack's policies (FF, FFD, WF, WFD) and ours (`FastestTogether`), as the library has them. Rerun:
@@ -129,3 +166,11 @@ from the first to the last second, and no interference."""
 _RUN = f"""Small classifiers of scikit-learn's digits, of {len(ARCHITECTURES)} architectures and {len(SETTINGS)}
 settings, each a process of its own: by `pack`, which knows nothing of them, with {MEMORY / 1e9:g} GB for all, and one
 after another with a thread for each core; which of a pair came first alternates."""
+
+_TUNE = f"""`tune` over the same {len(ARCHITECTURES)} architectures in {len(WIDTHS)} widths each, no two of which can
+be fused (`fusion=1`: nothing is measured to find that out), at full width: halved at each rung, then the finalists to
+the end. Several at a time: all cores as one device, with a trial on each; one at a time: one core. (With a thread for
+each core instead, one at a time took 78 to 106 s for the same search on a busy machine: threads that wait for each
+other at every step lose more than a second core brings.) "Load" says what else ran: where the cores are busy already,
+there is nothing to gain. Each search has a process of its own, and an empty cache;
+which of a pair came first alternates. Ray had been started before."""

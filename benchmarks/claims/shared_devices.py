@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import bubbles, packing
+from benchmarks import bubbles, packing, packing_live
 from benchmarks.claims.claim import Claim, machine_of, read_file
-from benchmarks.packing_page import PAPERS_DECISIONS
+from benchmarks.packing_page import ENOUGH, PAPERS_DECISIONS
 from benchmarks.packing_profiles import NEIGHBOUR
 
 
@@ -21,6 +21,7 @@ def packed(folder: Path) -> list[Claim]:
         *_packing_decisions(result.get("decisions")),
         *_packing_makespans(result.get("makespan")),
         *_packing_run(result.get("run")),
+        *(claim for place in packing_live.PLACES for claim in _packing_tune(result.get(f"tune-{place}"))),
     ]
 
 
@@ -84,6 +85,18 @@ def _packing_run(part: Any) -> list[Claim]:
     name = f"Packing, really run: {rows[0]['jobs']} small trainings on {rows[0]['cores']:g} cores over one at a time"
     met = median(ratios) >= 1.3 and not killed
     return [Claim(name, shown, "1.3x, none killed", met, where, "packing.md")]
+
+
+def _packing_tune(part: Any) -> list[Claim]:
+    if not part:
+        return []
+    rows = part["rows"]
+    ratios, one = [row["ratio"] for row in rows], rows[0][packing_live.ONE]
+    where = f"{machine_of(part['environment'])}; load {part['environment']['load']}; {len(rows)} pairs"
+    what = f"{one['trials']} trials that cannot be fused, several at a time on the {one['device']} over one"
+    shown = f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]"
+    name = f"Packing inside `tune`, backend `{rows[0]['place']}`: {what}"
+    return [Claim(name, shown, f"{ENOUGH}x", median(ratios) >= ENOUGH, where, "packing.md")]
 
 
 def in_bubbles(folder: Path) -> list[Claim]:

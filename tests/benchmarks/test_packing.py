@@ -6,10 +6,11 @@ from statistics import fmean
 import pytest
 
 from benchmarks.packing import FILE, OURS, PAPERS, SYSTEMS, highs, occupancy, policies, row_of
-from benchmarks.packing_live import ARCHITECTURES, train
+from benchmarks.packing_live import ARCHITECTURES, ONE, SEVERAL, WIDTHS, Row, model, train
 from benchmarks.packing_page import markdown
 from benchmarks.packing_profiles import HIGHEST, LOWEST, SECONDS, h100s_and_a100s, problem
 from benchmarks.rasda_report import RESULTS
+from fusion import fusion_key
 from hydro_rasda.schedulers import Interference, Job, Placed, Room, one_a_device
 from hydro_rasda.simulator import simulate_packing
 
@@ -69,6 +70,31 @@ def test_a_run_is_told_with_its_kills() -> None:
     row = {"pair": 0, "jobs": 48, "cores": 2, "ratio": 1.5, **ways}
     text = markdown({"run": {"environment": about, "rows": [row]}})
     assert "| 0 | 48 | 15 | 10 | 1.5 | 0 | 1 | 0 |" in text
+
+
+def test_searches_are_told_with_their_median_and_what_was_not_run() -> None:
+    about = {"date": "2026-01-01", "cpu": "x", "cores": 2, "versions": {}, "load": 0, "option": ""}
+    found = {"trials": 24, "epochs": 100, "failed": 0, "device": "CPU", "best": 3, "loss": 0.25}
+
+    def rows(place: str, least: float) -> list[Row]:
+        ratios = [least, least + 1, least + 2]
+        times = [({**found, "seconds": 10 * ratio}, {**found, "seconds": 10}, ratio) for ratio in ratios]
+        return [
+            {"pair": i, "place": place, ONE: one, SEVERAL: several, "ratio": ratio}
+            for i, (one, several, ratio) in enumerate(times)
+        ]
+
+    local, there = ({"environment": about, "rows": rows(*of)} for of in (("local", 1.3), ("ray", 0.1)))
+    text = markdown({"tune-local": local, "tune-ray": there})
+    assert "| 0 | local | CPU | 24 | 100 and 100 | 13 | 10 | 1.3 | 0 | 0.2500 and 0.2500 | yes |" in text
+    assert "`local`, median of 3: 2.30 [1.30, 3.30] times as fast; 1.3 or more: met." in text
+    assert "`ray`, median of 3: 1.10 [0.10, 2.10] times as fast; 1.3 or more: **missed**." in text
+    assert "has not been run" in text
+
+
+def test_no_two_models_that_are_tuned_can_be_fused() -> None:
+    keys = {fusion_key(model(architecture, width)) for architecture in ARCHITECTURES for width in WIDTHS}
+    assert len(keys) == len(ARCHITECTURES) * len(WIDTHS)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
