@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.fusion_cases import CASES, Case
-from fusion import FusionPlan, fuse, fused_optimizer, keep_freed_memory, optimizer, plan_fusion
+from fusion import FusionPlan, clip_grad_norm_, fuse, fused_optimizer, keep_freed_memory, optimizer, plan_fusion
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 0
@@ -87,11 +87,11 @@ def measure(case: Case, trials: int, seconds: float) -> Row:
         planned=_speedups(plan),
         pairs=len(ratios),
         speedup=statistics.median(ratios),
-        quartiles=_quartiles(ratios),
+        quartiles=quartiles(ratios),
         ms_alone=1e3 * statistics.median(t.wall / n for t, n in zip(alone, at)),
         ms_fused=1e3 * statistics.median(t.wall / n for t, n in zip(fused, at)),
         cpu_speedup=statistics.median(cpu_ratios),
-        cpu_quartiles=_quartiles(cpu_ratios),
+        cpu_quartiles=quartiles(cpu_ratios),
         load=os.getloadavg()[0],
         jax=jax_speedup(case, trials, alone, at),
         ratios=[round(r, 3) for r in ratios],
@@ -102,7 +102,8 @@ def _speedups(plan: FusionPlan) -> dict[int, float]:
     return {K: round(rate / plan.throughput[1], 2) for K, rate in plan.throughput.items()}
 
 
-def _quartiles(ratios: Sequence[float]) -> tuple[float, float]:
+def quartiles(ratios: Sequence[float]) -> tuple[float, float]:
+    """The first and the third."""
     low, _, high = statistics.quantiles(ratios, n=4)
     return low, high
 
@@ -115,7 +116,7 @@ def _pairs(
     for size in sizes:
         at = slice(start, start + size)
         alone = _one_after_another(case, modules[at], configs[at], batch)
-        pairs.append((alone, _fused(case, modules[at], configs[at], batch) if size > 1 else alone))
+        pairs.append((alone, fused_pass(case, modules[at], configs[at], batch) if size > 1 else alone))
         start += size
     return pairs
 
@@ -133,14 +134,20 @@ def _one_after_another(case: Case, modules: Sequence[Any], configs: Sequence[dic
     return run
 
 
-def _fused(case: Case, modules: Sequence[Any], configs: Sequence[dict[str, Any]], batch: Any) -> Pass:
+def fused_pass(
+    case: Case, modules: Sequence[Any], configs: Sequence[dict[str, Any]], batch: Any, max_norm: float | None = None
+) -> Pass:
+    """Steps of all trials at once; with `max_norm`, each trial's gradients are clipped."""
     fused = fuse(modules)
     update = fused_optimizer(fused, configs)
+    norms = None if max_norm is None else [max_norm] * len(modules)
 
     def run() -> None:
         for _ in range(STEPS):
             update.zero_grad()
             fused.map(case.loss, batch).sum().backward()
+            if norms is not None:
+                clip_grad_norm_(fused, norms)
             update.step()
 
     return run
@@ -160,11 +167,12 @@ def _race(pairs: Sequence[tuple[Pass, Pass]], seconds: float) -> tuple[list[Time
     start = time.perf_counter()
     while len(times[0]) < MIN_PAIRS or time.perf_counter() - start < seconds:
         for run, out in zip(pairs[len(times[0]) % len(pairs)], times):
-            out.append(_timed(run))
+            out.append(timed(run))
     return times
 
 
-def _timed(run: Pass) -> Times:
+def timed(run: Pass) -> Times:
+    """What one pass takes."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     return Times(time.perf_counter() - wall, time.process_time() - cpu)
@@ -228,7 +236,7 @@ def render(result: dict[str, Any]) -> str:
     for row in rows:
         case, groups = cases[row["case"]], row["groups"]
         cells = [case.title, row["trials"], f"{len(groups)} of {max(groups)}"]
-        cells += [_spread(row["speedup"], row["quartiles"]), _spread(row["cpu_speedup"], row["cpu_quartiles"])]
+        cells += [spread(row["speedup"], row["quartiles"]), spread(row["cpu_speedup"], row["cpu_quartiles"])]
         cells += [case.target if row["trials"] == 32 else "", f"{row['ms_alone']:.2f}", f"{row['ms_fused']:.2f}"]
         cells += [row["pairs"], f"{row['load']:.1f}", row["jax"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
@@ -237,7 +245,8 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *result.get("notes", [])]).rstrip() + "\n"
 
 
-def _spread(median: float, quartiles: Sequence[float]) -> str:
+def spread(median: float, quartiles: Sequence[float]) -> str:
+    """A median with its quartiles."""
     return f"{median:.2f} [{quartiles[0]:.2f}, {quartiles[1]:.2f}]"
 
 

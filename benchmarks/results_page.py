@@ -23,6 +23,7 @@ QUICK = "quick.json"
 PARTS = (
     tune.against_asha,
     fusion.throughput,
+    fusion.between_versions,
     fusion.on_a_gpu,
     fusion.ranking,
     rasda.as_published,
