@@ -204,6 +204,8 @@ def test_description_is_the_same_in_every_process() -> None:
         ("independent_weight_decay", np.bool_(True), choice([0, 1])),
         ("beta1", 0.0, 1.0),
         ("beta2", uniform(0.9, 1.0), uniform(0.9, 1.1)),
+        ("alpha", 0.99, 1.0),
+        ("rho", uniform(0.8, 1.0), uniform(0.8, 1.1)),
         ("eps", 1e-8, 0.0),
         ("batch_size", choice([1, 32]), choice([0, 32])),
         ("batch_size", choice([np.int64(8)]), 32.0),
