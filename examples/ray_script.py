@@ -50,8 +50,7 @@ def train(worker: Worker) -> None:
 def main() -> None:
     """Tunes an MLP on scikit-learn's digits: 8 configurations, 1 -> 8 workers each."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--address", help="a running Ray cluster; without it, one is started here")
-    parser.add_argument("--cpus", type=int, default=8, help="logical CPUs of a cluster that is started here")
+    parser.add_argument("--address", help="a running Ray cluster; without it, one of 8 logical CPUs is started here")
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--storage", default=os.path.expanduser("~/ray_results"), help="a folder that all nodes see")
     arguments = parser.parse_args()
@@ -59,7 +58,7 @@ def main() -> None:
     if arguments.address:
         ray.init(address=arguments.address, log_to_driver=False)
     else:
-        ray.init(address="local", num_cpus=arguments.cpus, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     digits = load_digits()
     data = (torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
 

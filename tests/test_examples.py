@@ -46,20 +46,20 @@ def test_digits_on_ray_ends_with_the_same_model(tmp_path: Path) -> None:
     assert digits(tmp_path, "--backend", "ray") == digits(tmp_path)
 
 
-@pytest.mark.timeout(600)  # sixteen processes import torch, whatever else the machine does
+@pytest.mark.timeout(600)  # over twenty processes import torch, whatever else the machine does
 def test_the_ray_script_doubles_the_workers_of_survivors(tmp_path: Path) -> None:
     # Ray warns of every step of its own that takes half a second, as on a busy machine any may.
     patient = {"TUNE_WARN_THRESHOLD_S": "inf", "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "inf"}
-    arguments = ("--storage", str(tmp_path), "--trials", "4", "--cpus", "4")
+    arguments = ("--storage", str(tmp_path), "--trials", "4")
     said = run(tmp_path, "ray_script.py", *arguments, OMP_NUM_THREADS="1", **patient)
     assert "Traceback" not in said, said
     warnings = [line for line in said.splitlines() if "WARN" in line or "Warning" in line]
     assert [line for line in warnings if "Token authentication" not in line] == [], said  # Ray's own, once
     trials = re.findall(r"^\w+: [\d.]+((?: \d)+)$", said, re.MULTILINE)
     assert len(trials) == 4, said
-    assert " 1 2 4 4 4 4 4 4" in trials, said
+    assert " 1 2 4 4 8 8 8 8" in trials, said
     assert any(workers in (" 1", " 1 2", " 1 2 4 4") for workers in trials), f"none was stopped: {said}"
-    assert float(found(r"best: .*accuracy ([\d.]+) with 4 workers", said)[1]) >= 0.9, said
+    assert float(found(r"best: .*accuracy ([\d.]+) with 8 workers", said)[1]) >= 0.9, said
 
 
 def test_packed_trainings_share_the_cores(tmp_path: Path) -> None:
