@@ -60,14 +60,18 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
         strategy: `RASDAConfig.strategy`: with "fsdp", batches cannot be taken in parts.
 
     Raises:
-        ValueError: where it is no mapping with string keys, it has no domain, a grid that is no list or of more points
-            than can be tried, or a key that the library reads can take a value that breaks its rule.
+        ValueError: where it is no mapping with string keys, it has no domain, one of reversed bounds, a grid that is no
+            list or of more points than can be tried, or a key that the library reads can take a value that breaks its rule.
     """
     named = isinstance(space, Mapping) and all(isinstance(key, str) for key in space)
     require(named, "space", space, "a mapping of names to domains")
     assert isinstance(space, Mapping)
     domains = {name: value for name, value in _leaves(space) if _is_domain(value)}
     require(bool(domains), "space", dict(space), "one with a domain, such as loguniform(1e-4, 1), to search")
+    for name, domain in domains.items():
+        if isinstance(domain, (Float, Integer)) and None not in (domain.lower, domain.upper):
+            rule = "a domain whose lower bound is below its upper one"
+            require(domain.lower < domain.upper, f"space[{name!r}]", _Shown(domain), rule)
     points = num_samples
     for name, grid in ((name, value["grid_search"]) for name, value in domains.items() if _is_grid(value)):
         listed = isinstance(grid, Sequence) and not isinstance(grid, str | bytes) and len(grid) > 0

@@ -237,6 +237,13 @@ def test_every_rule_is_tested() -> None:
     assert {case[0] for case in marks[0].args[1]} == set(KEYS)
 
 
+@pytest.mark.parametrize("domain", [uniform(1, 0.5), loguniform(0.1, 0.001), randint(5, 3), randint(3, 3)])
+def test_bounds_in_the_wrong_order_are_named(domain: Any) -> None:
+    told = r"`space\['encoder/width'\]` is (float|integer) .*, but must be a domain whose lower bound is below its upper"
+    with pytest.raises(ValueError, match=told):
+        check_space({"lr": loguniform(1e-3, 1), "encoder/width": domain})
+
+
 def test_a_message_shows_the_domain() -> None:
     with pytest.raises(ValueError, match=r"`space\['lr'\]` is float uniform\(0, 1\), but must be a finite number > 0"):
         check_space({"lr": uniform(0, 1)})
