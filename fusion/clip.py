@@ -58,7 +58,7 @@ def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
         return grads, None
     flat = fused.flat(parameters)
     flat.gather(parameters)
-    return list(flat.gradients.by_dtype.values()), flat
+    return list(flat.gradients.blocks.values()), flat
 
 
 def _limits(max_norm: float | Sequence[float] | Tensor, K: int) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ What touches each of a model's parameters takes as many operations as there are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,53 +14,80 @@ from torch import Tensor, nn
 from fusion.kept import kept
 from fusion.members import member_rows
 
-Layout = Mapping[torch.dtype, Mapping[str, torch.Size]]
-"""What stands in the rows of each type, in order: name -> shape of one member's."""
+LARGE = 2**14
+"""Elements of a member's tensor from which it has rows of its own on a CPU.
+
+Beside others in a row, all members' have gaps between them, and what takes them as one matrix, such as a first layer
+whose input all share, copies them first. There a few operations more cost less.
+"""
+
+
+class Block(NamedTuple):
+    """What is in one [K, N].
+
+    Attributes:
+        dtype: Its type.
+        alone: Whose rows they are, where a tensor has its own.
+    """
+
+    dtype: torch.dtype
+    alone: str = ""
+
+
+Layout = Mapping[Block, Mapping[str, torch.Size]]
+"""What stands in the rows of each block, in order: name -> shape of one member's."""
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     """The layout of tensors [K, ...].
 
     >>> layout_of({"weight": torch.zeros(5, 2, 3), "bias": torch.zeros(5, 2)})
-    {torch.float32: {'weight': torch.Size([2, 3]), 'bias': torch.Size([2])}}
+    {Block(dtype=torch.float32, alone=''): {'weight': torch.Size([2, 3]), 'bias': torch.Size([2])}}
     """
-    layout: dict[torch.dtype, dict[str, torch.Size]] = {}
+    layout: dict[Block, dict[str, torch.Size]] = {}
     for name, tensor in tensors.items():
-        layout.setdefault(tensor.dtype, {})[name] = tensor.shape[1:]
+        shape = tensor.shape[1:]
+        alone = tensor.device.type == "cpu" and shape.numel() >= LARGE
+        layout.setdefault(Block(tensor.dtype, name if alone else ""), {})[name] = shape
     return layout
 
 
 class Rows:
-    """Tensors by name that lie side by side, those of one type in one [K, N].
+    """Tensors by name that lie side by side, those of one block in one [K, N].
 
     Attributes:
         layout: What is where.
-        by_dtype: Type -> [K, N].
+        blocks: Block -> [K, N].
         parts: Name -> [K, ...], a view.
     """
 
-    def __init__(self, layout: Layout, by_dtype: Mapping[torch.dtype, Tensor]) -> None:
-        self.layout, self.by_dtype = layout, dict(by_dtype)
+    def __init__(self, layout: Layout, blocks: Mapping[Block, Tensor]) -> None:
+        self.layout, self.blocks = layout, dict(blocks)
         self.parts: dict[str, Tensor] = {}
-        for dtype, shapes in layout.items():
-            columns = self.by_dtype[dtype].split([shape.numel() for shape in shapes.values()], 1)
+        for block, shapes in layout.items():
+            columns = self.blocks[block].split([shape.numel() for shape in shapes.values()], 1)
             for (name, shape), part in zip(shapes.items(), columns, strict=True):
                 self.parts[name] = part.view(len(part), *shape)
 
     @classmethod
     def zeros(cls, layout: Layout, K: int, device: torch.device) -> Rows:
         """Rows of zeros."""
-        widths = {dtype: sum(shape.numel() for shape in shapes.values()) for dtype, shapes in layout.items()}
-        return cls(layout, {dtype: torch.zeros(K, N, dtype=dtype, device=device) for dtype, N in widths.items()})
+        widths = {block: sum(shape.numel() for shape in shapes.values()) for block, shapes in layout.items()}
+        return cls(layout, {block: torch.zeros(K, N, dtype=block.dtype, device=device) for block, N in widths.items()})
+
+    @classmethod
+    def of(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> Rows:
+        """Copies of tensors [K, ...]."""
+        return cls(layout, {block: torch.cat([_flat(tensors[name]) for name in of], 1) for block, of in layout.items()})
 
     def keep(self, chosen: Sequence[int]) -> Rows:
         """A copy with these members alone, in this order."""
-        return Rows(self.layout, {dtype: member_rows(rows, chosen) for dtype, rows in self.by_dtype.items()})
+        return Rows(self.layout, {block: member_rows(rows, chosen) for block, rows in self.blocks.items()})
 
     def concat(self, other: Rows) -> Rows:
         """A copy with another's members after its own."""
-        joined = {dtype: torch.cat([a, other.by_dtype[dtype].to(a.device)]) for dtype, a in self.by_dtype.items()}
-        return Rows(self.layout, joined)
+        joined = {n: torch.cat([part, other.parts[n].to(part.device)]) for n, part in self.parts.items()}
+        return Rows.of(self.layout, joined)
 
 
 class FlatParameters:
@@ -78,9 +106,8 @@ class FlatParameters:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         layout = layout_of(parameters)
-        by_dtype = {dtype: torch.cat([_flat(parameters[name]) for name in names], 1) for dtype, names in layout.items()}
-        self.values = Rows(layout, by_dtype)
-        self.gradients = Rows(layout, {dtype: torch.zeros_like(rows) for dtype, rows in by_dtype.items()})
+        self.values = Rows.of(layout, parameters)
+        self.gradients = Rows(layout, {block: torch.zeros_like(rows) for block, rows in self.values.blocks.items()})
         for name, part in self.values.parts.items():
             parameters[name].data = part
         self._places = {name: part.data_ptr() for name, part in self.values.parts.items()}
@@ -97,7 +124,7 @@ class FlatParameters:
 
     def gather(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Bring the gradients into the rows, of which they then are views; without one, zeros stand in its place."""
-        for dtype, names in self.gradients.layout.items():
+        for block, names in self.gradients.layout.items():
             parts = [self.gradients.parts[name] for name in names]
             grads = [parameters[name].grad for name in names]
             if all(grad is part for grad, part in zip(grads, parts)):
@@ -105,7 +132,7 @@ class FlatParameters:
             there = [grad for grad in grads if grad is not None and grad.numel()]
             if len(there) == len(grads) and all(grad.is_contiguous() for grad in there):
                 # On a GPU one kernel, where copies into columns are one each.
-                rows = self.gradients.by_dtype[dtype]
+                rows = self.gradients.blocks[block]
                 torch._chunk_cat(there, 0, len(rows), out=rows)
             else:
                 _copy_those_there(parts, grads)
@@ -115,7 +142,7 @@ class FlatParameters:
 
     def on_device(self, numbers: tuple[float, ...], dtype: torch.dtype) -> Tensor:
         """One number for each member as [K, 1], copied to the device once and then kept."""
-        device = next(iter(self.values.by_dtype.values())).device
+        device = next(iter(self.values.blocks.values())).device
         return kept(
             self._constants, (numbers, dtype), lambda: torch.tensor(numbers, dtype=dtype, device=device)[:, None]
         )

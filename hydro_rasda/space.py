@@ -61,7 +61,8 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
 
     Raises:
         ValueError: where it is no mapping with string keys, it has no domain, one of reversed bounds, a grid that is no
-            list or of more points than can be tried, or a key that the library reads can take a value that breaks its rule.
+            list or of more points than can be tried, or a key that the library reads can take a value that breaks its
+            rule.
     """
     named = isinstance(space, Mapping) and all(isinstance(key, str) for key in space)
     require(named, "space", space, "a mapping of names to domains")

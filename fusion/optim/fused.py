@@ -399,7 +399,7 @@ class FusedOptimizer:
         factor_K1 = self.lr_factor_K[:, None]
         for tile in self._tiles_of(present, flat.values.layout):
             moments = [self._moment(key) for key in tile.run.moments]
-            stored = [rows.by_dtype[tile.segment.dtype] for rows in (flat.values, flat.gradients, *moments)]
+            stored = [rows.blocks[tile.segment.block] for rows in (flat.values, flat.gradients, *moments)]
             steps_K1 = self.steps_KP.narrow(1, self._index[tile.segment.names[0]], 1)
             tile.update(stored, steps_K1, factor_K1, None if takes is None else takes[:, None])
         for name in present:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusion.rows import Layout
+from fusion.rows import Block, Layout
 
 BLOCK = 2**17
 """Elements to update at a time on a CPU: temporaries of that size are found in memory that is at hand.
@@ -44,13 +44,13 @@ class Segment:
     """Neighbouring parameters of one type that have taken as many steps as each other, in each member.
 
     Attributes:
-        dtype: Of the parameters.
+        block: Where they lie.
         start: Their first column of [K, N].
         names: Theirs, in order.
         sizes: Elements of each.
     """
 
-    dtype: torch.dtype
+    block: Block
     start: int
     names: Sequence[str]
     sizes: Sequence[int]
@@ -80,17 +80,17 @@ def segments(
         alike = all(multipliers[n] == multipliers[name] for n in run)
         return alike or all(K * shapes[n].numel() <= block(device) // _LARGE for n in (*run, name))
 
-    for dtype, shapes in layout.items():
+    for where, shapes in layout.items():
         run: list[str] = []
         start = column = width = 0
         for name, shape in shapes.items():
             size = shape.numel()
             if run and not (name in steps and width + size <= block(device) and joins(run, name, shapes)):
-                yield Segment(dtype, start, run, [shapes[n].numel() for n in run])
+                yield Segment(where, start, run, [shapes[n].numel() for n in run])
                 run, width = [], 0
             if name in steps:
                 start = start if run else column
                 run, width = [*run, name], width + size
             column += size
         if run:
-            yield Segment(dtype, start, run, [shapes[n].numel() for n in run])
+            yield Segment(where, start, run, [shapes[n].numel() for n in run])

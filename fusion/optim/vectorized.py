@@ -39,7 +39,7 @@ class Tile:
         self._group_n: Tensor | None = None
         if len(groups) > 1 and device.type != "cpu":
             self._group_n = torch.arange(len(groups)).repeat_interleave(torch.tensor(self._widths)).to(device)
-        self._math = _math_dtype(segment.dtype)
+        self._math = _math_dtype(segment.block.dtype)
         self._constants = self._rounded(run.constants(decay_RG))
 
     @torch.no_grad()

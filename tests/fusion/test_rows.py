@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import FusedModel, FusedOptimizer, fuse, fused_optimizer
+from fusion import FusedModel, FusedOptimizer, fuse, fused_optimizer, rows
 from fusion.optim import native
 from fusion.rows import FlatParameters
 
@@ -27,9 +27,11 @@ class Odd(nn.Module):
         return out
 
 
-@pytest.fixture(autouse=True)
-def vectorized(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[rows.LARGE, 16], ids=["together", "matrix alone"])
+def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(native, "WORTH_IT", 10**12)
+    monkeypatch.setattr(rows, "LARGE", request.param)
+    return int(request.param)
 
 
 def odd(K: int = 3) -> FusedModel:
@@ -53,12 +55,20 @@ def test_values_and_gradients_stay_and_member_k_is_row_k() -> None:
         assert torch.equal(fused.stacked[name], p)
         assert p.grad is not None
         assert torch.equal(fused.stacked[name].grad, p.grad)  # type: ignore[arg-type]
-    flat.values.by_dtype[torch.float32][1] = 7.0
-    flat.gradients.by_dtype[torch.float64][2] = 8.0
+    for block in flat.values.blocks.values():
+        block[1] = 7.0
+    for block in flat.gradients.blocks.values():
+        block[2] = 8.0
     assert (fused.stacked["matrix"][1] == 7).all()
     assert fused.stacked["scalar"][1] == 7
     assert torch.equal(fused.stacked["matrix"][[0, 2]], twin.stacked["matrix"][[0, 2]])
     assert (fused.stacked["double_"].grad[2] == 8).all()  # type: ignore[index]
+
+
+def test_a_large_parameter_has_no_gaps_between_members(large: int) -> None:
+    fused = odd()
+    fused.flat(fused.stacked)
+    assert fused.stacked["matrix"].is_contiguous() == (large <= fused.stacked["matrix"][0].numel())
 
 
 def test_gradients_of_any_layout_are_gathered_and_those_that_are_missing_are_zero() -> None:
@@ -67,9 +77,9 @@ def test_gradients_of_any_layout_are_gathered_and_those_that_are_missing_are_zer
     for grad_a, grad_b in [(torch.randn(2, 4, 3).mT, torch.randn(2)), (torch.randn(2, 3, 4), None)]:
         parameters["a"].grad, parameters["b"].grad = grad_a, grad_b
         flat.gather(parameters)
-        rows = flat.gradients.by_dtype[torch.float32]
         b = torch.zeros(2) if grad_b is None else grad_b
-        assert torch.equal(rows, torch.cat([grad_a.reshape(2, -1), b[:, None]], 1))
+        gathered = torch.cat([flat.gradients.parts[name].reshape(2, -1) for name in "ab"], 1)
+        assert torch.equal(gathered, torch.cat([grad_a.reshape(2, -1), b[:, None]], 1))
         assert (parameters["b"].grad is None) == (grad_b is None)
 
 

@@ -239,7 +239,7 @@ def test_every_rule_is_tested() -> None:
 
 @pytest.mark.parametrize("domain", [uniform(1, 0.5), loguniform(0.1, 0.001), randint(5, 3), randint(3, 3)])
 def test_bounds_in_the_wrong_order_are_named(domain: Any) -> None:
-    told = r"`space\['encoder/width'\]` is (float|integer) .*, but must be a domain whose lower bound is below its upper"
+    told = r"`space\['encoder/width'\]` is (float|integer) .*, but must be a domain whose lower bound is below"
     with pytest.raises(ValueError, match=told):
         check_space({"lr": loguniform(1e-3, 1), "encoder/width": domain})
 

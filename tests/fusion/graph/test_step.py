@@ -124,7 +124,7 @@ def test_no_step_allocates_what_the_next_one_reads(recorder: Recorder) -> None:
 
     def addresses() -> list[int]:
         fused, optimizer = training.fused, training.optimizer
-        moments = [rows.by_dtype[torch.float32] for rows in optimizer._moments.values()]
+        moments = [block for rows in optimizer._moments.values() for block in rows.blocks.values()]
         grads = [p.grad for p in fused.stacked.values() if p.grad is not None]
         own = [optimizer.steps_KP, optimizer.lr_factor_K, optimizer._schedule_SK, optimizer._next]
         tensors = [*fused.parameters(), *fused.buffers(), *grads, *moments, *own]

@@ -1,5 +1,6 @@
 """An update of all members takes as many operators as there are kinds of parameters, however many there are."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.fusion_cases import mlp, resnet18
-from fusion import clip_grad_norm_, fuse, fused_optimizer, optimizer
+from fusion import clip_grad_norm_, fuse, fused_optimizer, optimizer, rows
 from fusion.optim import native, segments
 
 K = 4
@@ -46,9 +47,10 @@ class Operators(TorchDispatchMode):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks as large as there, and with none of the kernels that a CPU has."""
+    """In blocks as large as there, all parameters in one, and with none of the kernels that a CPU has."""
     monkeypatch.setattr(native, "WORTH_IT", 10**12)
     monkeypatch.setattr(segments, "BLOCK", segments.BLOCK_ELSEWHERE)
+    monkeypatch.setattr(rows, "LARGE", math.inf)
 
 
 def multipliers(module: nn.Module, kind: str, seed: int) -> dict[str, dict[str, float]]:
