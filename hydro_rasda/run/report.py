@@ -111,21 +111,19 @@ def cost_line(result: RunRecord) -> str:
 
 
 def doubt_line(result: RunRecord) -> list[str]:
-    """How sure the choice among the finalists is, and what another one might bring; nothing where only one trained."""
+    """How sure the choice among the finalists is, and who or what might be better; nothing where only one trained."""
     trained = {record.trial: record for record in result.trials if not math.isnan(record.chance)}
     winner = trained.get(result.best_trial)
     if winner is None or len(trained) < 2:
         return []
     line = f"trial {winner.trial} is the best of {len(trained)} at full size with probability {winner.chance:.2f}"
-    other = max(trained.values(), key=lambda record: record.chance)
-    if other.status == "stopped" and other.chance > winner.chance:
-        line += (
-            f"; trial {other.trial}, stopped after epoch {other.epochs}, may have become better ({other.chance:.2f}), "
-            "which a larger `full_trainings` would show"
-        )
     if math.isfinite(result.expected_gain):
         line += f"; training one more would be expected to gain at most {show(result.expected_gain)} in {result.metric}"
-    return [line]
+    other = max(trained.values(), key=lambda record: record.chance)
+    if other.status != "stopped" or other.chance <= winner.chance:
+        return [line]
+    doubt = f"trial {other.trial}, stopped after epoch {other.epochs}, may have become better ({other.chance:.2f})"
+    return [line, f"{doubt}: a larger `full_trainings` would show"]
 
 
 def agreement_line(result: RunRecord) -> list[str]:

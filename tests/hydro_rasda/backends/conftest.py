@@ -1,4 +1,4 @@
-"""One Ray of 8 logical CPUs for all tests that ask for it, and a look whether it left anything behind."""
+"""One Ray of 8 logical CPUs for the tests that ask for it, and a look whether it left anything behind."""
 
 import os
 import time
@@ -25,20 +25,9 @@ def processes_of(raylet: int) -> list[str]:
     return found
 
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that share a Ray come last: others make one of their own, or assert that none runs."""
-    places = [place for place, item in enumerate(items) if item.path.is_relative_to(HERE)]
-    ours = sorted((items[place] for place in places), key=lambda item: "ray8" in getattr(item, "fixturenames", ()))
-    for place, item in zip(places, ours):
-        items[place] = item
-
-
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def ray8() -> Iterator[None]:
-    """To start one, with its processes and their imports, takes longer than most tests on it."""
+    """A module's own: some tests make a cluster of their own, others assert that no Ray runs."""
     ray = pytest.importorskip("ray")
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
     raylet = ray.get(ray.remote(num_cpus=0)(lambda: os.getppid()).remote())
@@ -52,7 +41,7 @@ def ray8() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def all_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test leaves held on the shared Ray would keep a later one waiting for ever."""
+    """What a test leaves held on a module's Ray would keep a later one waiting for ever."""
     yield
     if "ray8" not in request.fixturenames:
         return

@@ -77,8 +77,8 @@ def test_a_line_says_how_sure_the_choice_is() -> None:
     assert f"{told}; training one more would be expected to gain at most 0.0125 in val_loss\n" in printed(RECORD)
     assert f"{told}\n" in printed(replace(RECORD, expected_gain=math.nan))
     doubtful = tuple(replace(each, chance={2: 0.2, 1: 0.8}.get(each.trial, math.nan)) for each in RECORD.trials)
-    other = "; trial 1, stopped after epoch 2, may have become better (0.80), which a larger `full_trainings` would"
-    assert other in " ".join(printed(replace(RECORD, trials=doubtful)).split())
+    other = "trial 1, stopped after epoch 2, may have become better (0.80): a larger `full_trainings` would show\n"
+    assert other in printed(replace(RECORD, trials=doubtful))
     alone = replace(RECORD, trials=tuple(replace(each, chance=math.nan) for each in RECORD.trials[:2]))
     assert "probability" not in printed(alone)
 
