@@ -101,7 +101,8 @@ class FastestTogether:
             taken, work = device.best(waiting)
             if taken is None:
                 too_little = device.memory
-            if taken is None or work - device.work < least:
+            # What hardly computes adds little anywhere: nothing would ever start it.
+            if taken is None or work - device.work < min(least, waiting[taken].compute / 2):
                 heappop(heap)
                 continue
             job = waiting.pop(taken)

@@ -33,7 +33,8 @@ def slowly(interference: Interference, jobs: list[Job], rooms: list[Room]) -> li
         rate = rooms[at].rate
         now = work(interference, together[at], rate)
         best = max(waiting[:LOOK], key=lambda job: round(work(interference, [*together[at], job], rate), 12))
-        if left[at] < LEAST * rate or work(interference, [*together[at], best], rate) - now < LEAST * rate:
+        added = work(interference, [*together[at], best], rate) - now
+        if left[at] < LEAST * rate or added < min(LEAST * rate, best.compute / 2):
             closed.add(at)
             continue
         waiting.remove(best)
@@ -90,6 +91,12 @@ def test_a_gap_is_filled_beyond_what_there_is_and_a_full_device_left_alone() -> 
     jobs = [Job(name, 1, 0.4, 60) for name in "abcdefgh"]
     placed = FastestTogether()(jobs, [Room("gpu", 40, 1), Room("full", 40, 0.01)])
     assert [device for _, device in placed] == ["gpu"] * 3
+
+
+def test_what_hardly_computes_starts_all_the_same() -> None:
+    """Where it was measured, the cores were busy, or it slept."""
+    asleep = [Job("a", 1, LEAST, 60), Job("b", 1, LEAST, 60)]
+    assert FastestTogether()(asleep, [Room("cpu", 40, 4, 4)]) == [Placed("a", "cpu"), Placed("b", "cpu")]
 
 
 def test_nothing_to_decide() -> None:
