@@ -19,6 +19,9 @@ OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "adamax", "asgd", "nadam", "ra
 OWN = "own"
 """Stands for the name of an optimizer that a function of the user's makes."""
 
+KINDS = (*OPTIMIZERS, OWN)
+"""What `optimizer_name` gives."""
+
 _UNFIT = ("lbfgs", "muon", "rprop", "sparseadam")
 """Optimizers of torch that cannot train here."""
 

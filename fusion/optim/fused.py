@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 
 from fusion.checks import check_each, check_mapping, refusal, require
 from fusion.kept import kept
-from fusion.keys import OPTIMIZERS, OWN
+from fusion.keys import KINDS
 from fusion.members import member_indices, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim import native
@@ -281,7 +281,7 @@ class FusedOptimizer:
         """Multipliers as [K, P], each member's taken from those of its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
         check_multipliers(name, multipliers, known)
-        columns = {kind: (multipliers or {}).get(kind, {}) for kind in (*OPTIMIZERS, OWN)}
+        columns = {kind: (multipliers or {}).get(kind, {}) for kind in KINDS}
         rows = [[columns[hp.kind].get(name, 1.0) for name in self.names] for hp in self.members]
         return torch.tensor(rows, dtype=torch.float64)
 

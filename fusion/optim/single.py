@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion.checks import check_mapping, is_number, require
-from fusion.keys import OWN, lr_factors
-from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
+from fusion.keys import KINDS, lr_factors
+from fusion.optim.hyper import Hyperparameters
 from fusion.structure import check_module
 
 Multipliers = Mapping[str, Mapping[str, float]]
@@ -143,8 +143,8 @@ def check_multipliers(name: str, multipliers: object, known: Collection[str]) ->
     check_mapping(name, multipliers)
     assert isinstance(multipliers, Mapping)
     for kind, factors in multipliers.items():
-        rule = f"of an optimizer, one of {', '.join((*OPTIMIZERS, OWN))}"
-        require(kind in (*OPTIMIZERS, OWN), f"{name}[{kind!r}]", factors, rule)
+        rule = f"of an optimizer, one of {', '.join(KINDS)}"
+        require(kind in KINDS, f"{name}[{kind!r}]", factors, rule)
         check_mapping(f"{name}[{kind!r}]", factors)
         for parameter, factor in factors.items():
             where = f"{name}[{kind!r}][{parameter!r}]"

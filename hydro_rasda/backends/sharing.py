@@ -22,8 +22,9 @@ class SharedGpus:
         The process sees that GPU alone, as its first. Empty where it has to take turns, or `where` is no GPU.
         """
         gpu = uuid_of(where) if self._daemons.possible else None
-        found = self._daemons.environment(gpu) if gpu is not None else {}
-        return {**found, "CUDA_VISIBLE_DEVICES": gpu} if gpu is not None and found else {}
+        if gpu is None or not (found := self._daemons.environment(gpu)):
+            return {}
+        return {**found, "CUDA_VISIBLE_DEVICES": gpu}
 
     def stop(self) -> None:
         """End all daemons; no process may be left that they serve."""

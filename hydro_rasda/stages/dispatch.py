@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fusion import OPTIMIZERS
-from fusion.keys import OWN, optimizer_name
+from fusion.keys import KINDS, optimizer_name
 from hydro_rasda.contracts import Devices, GroupTask, Span, Widths, group_key
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
@@ -62,7 +61,7 @@ class Dispatcher:
         return True
 
     def _place(self, number: int) -> _Place:
-        return (*OPTIMIZERS, OWN).index(optimizer_name(self._run.trials[number].config)), number
+        return KINDS.index(optimizer_name(self._run.trials[number].config)), number
 
     def __bool__(self) -> bool:
         """Whether any trial may begin."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fusion import OPTIMIZERS
-from fusion.keys import OWN, optimizer_name
+from fusion.keys import KINDS, OWN, optimizer_name
 from fusion.optim import Hyperparameters
 from hydro_rasda.checks import require
 from hydro_rasda.objective import Objective, OptimizerSettings
@@ -38,7 +38,7 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
     """
     own = {"lr_multipliers": settings.lr_factors, "weight_decay_multipliers": settings.weight_decay_factors}
     if surrogate == 1:
-        return {name: dict.fromkeys((*OPTIMIZERS, OWN), factors) for name, factors in own.items() if factors}
+        return {name: dict.fromkeys(KINDS, factors) for name, factors in own.items() if factors}
     check_rule(settings.config)
     of_mup = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
     return {name: {o: _product(rule(module, o), own[name]) for o in OPTIMIZERS} for name, rule in of_mup.items()}

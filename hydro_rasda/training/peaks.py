@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion import OPTIMIZERS
-from fusion.keys import KEYS, OWN, optimizer_name, read
+from fusion.keys import KEYS, KINDS, optimizer_name, read
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
@@ -101,7 +100,7 @@ def at_most(known: Mapping[int, float], members: int) -> float:
 def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
     """Equal for groups of as many members that take as much: their models', and their optimizers'."""
     kinds = {optimizer_name(trial.config) for trial in trials}
-    return "+".join([kind, *(name for name in (*OPTIMIZERS, OWN) if name in kinds)])
+    return "+".join([kind, *(name for name in KINDS if name in kinds)])
 
 
 def kind_of_target(trial: Trial) -> str:
