@@ -35,6 +35,7 @@ def against_asha(folder: Path) -> list[Claim]:
         worse = lost(row, between_seeds)
         target = TARGETS[task]
         where = f"{machine(everything)}; {row.compared} seed{'s' * (row.compared > 1)}"
+        where += f", {row.timed} of them timed on one kind of machine" * (row.timed < row.compared)
         name = _vs_asha_name(task) + " (reduced)" * reduced
         tests = f"{row.test.median:.3g} against {rows[BASELINE].test.median:.3g}"
         quality = f"test {everything[0]['score']} {tests}, seed spread {between_seeds:.2g}"

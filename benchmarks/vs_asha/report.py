@@ -115,12 +115,12 @@ sweeps the model at its full width, *surrogates alone* trains them one by one, o
 finalists train to the end. How the race of the finalists is decided was chosen on recorded trainings of five of these
 tasks (`replay.md`).
 
-Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time over the method's, seed by seed; *without
-start-up*: Ray's time until its first trial began is taken off. *To Ray's score*: seconds until a full-size model's
-validation score was first as good as what Ray's winner ended with, and in how many runs it was. *Floors*: wall time
-over one full-size training of the winner, on all threads. *Seed spread*: standard deviation of the test score between
-two trainings of the same winner from other weights, the second without averages. A test score below Ray's by more than
-that is marked as a loss."""
+Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time over the method's, seed by seed, where
+both ran on the same kind of machine; *without start-up*: Ray's time until its first trial began is taken off. *To
+Ray's score*: seconds until a full-size model's validation score was first as good as what Ray's winner ended with, and
+in how many runs it was. *Floors*: wall time over one full-size training of the winner, on all threads. *Seed spread*:
+standard deviation of the test score between two trainings of the same winner from other weights, of winners without
+averaged weights. A test score below Ray's by more than that is marked as a loss."""
 
 _COLUMNS = (
     "method",
@@ -223,7 +223,7 @@ def verdict(cells: Cells, task: str) -> str:
     """Whether `tune` reaches what it is to reach, and whether its model is as good."""
     rows, target = rows_of(cells, task), TARGETS[task]
     if "tune" not in rows or rows["tune"].speedup is None:
-        return "No pair of `tune` and Ray's ASHA yet."
+        return "No pair of `tune` and Ray's ASHA on one kind of machine yet."
     own = rows["tune"]
     assert own.speedup is not None
     between_seeds = seed_spread([cell for of_method in cells[task].values() for cell in of_method])
@@ -265,6 +265,11 @@ def _older(methods: Mapping[str, Sequence[Cell]]) -> str:
     if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], methods[BASELINE])]:
         times = "when the machine may have been faster or slower, so that times do not compare"
         told.append(f"Run on other days than Ray's ASHA here, {times}: {'; '.join(other)}.")
+    for method in methods:
+        of_method = row(methods[method], methods[BASELINE])
+        if of_method.timed < of_method.compared:
+            share = f"{of_method.timed} of {of_method.compared} runs"
+            told.append(f"Of {METHOD_NAMES[method]}, {share} were on the same kind of machine as Ray's ASHA.")
     return " ".join(told)
 
 

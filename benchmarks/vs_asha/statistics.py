@@ -118,9 +118,12 @@ def epochs(cell: Cell) -> tuple[int, int]:
 def seed_spread(cells: Sequence[Cell]) -> float:
     """Standard deviation of the test score between trainings that differ by their seed alone.
 
-    Each cell's winner was trained once more from other weights: two draws, whose variance is (a - b)^2 / 2.
+    Each cell's winner was trained once more from other weights: two draws, whose variance is (a - b)^2 / 2. Where its
+    weights were averaged, those of the second training were not, which is no difference of seeds: such a cell counts
+    only where there are no others.
     """
-    squares = [(cell["winner"]["test"] - cell["floor"]["test"]) ** 2 / 2 for cell in cells]
+    alike = [cell for cell in cells if not cell["settings"].get("averaged")] or cells
+    squares = [(cell["winner"]["test"] - cell["floor"]["test"]) ** 2 / 2 for cell in alike]
     return math.sqrt(sum(squares) / len(squares))
 
 
@@ -130,7 +133,8 @@ class Row(NamedTuple):
     Attributes:
         cells: How many, one for each seed.
         wall: Seconds.
-        speedup: The baseline's wall over this method's, seed by seed; None without a baseline.
+        timed: How many ran on the same kind of machine as their baseline; only their times are compared.
+        speedup: The baseline's wall over this method's, seed by seed; None where no times compare.
         speedup_without_start: The same without Ray's start-up, until the first trial began.
         to_target: Seconds until the baseline's final validation score was reached, by a full-size model.
         target_speedup: The baseline's time to its own final score over this method's.
@@ -146,6 +150,7 @@ class Row(NamedTuple):
 
     cells: int
     wall: Spread
+    timed: int
     speedup: Spread | None
     speedup_without_start: Spread | None
     to_target: Spread | None
@@ -170,7 +175,7 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
     of_seed = {cell["seed"]: cell for cell in baselines}
     pairs = [(cell, of_seed[cell["seed"]]) for cell in cells if cell["seed"] in of_seed]
     times = [reached(cell, ended(base)) for cell, base in pairs]
-    own = [reached(base, ended(base)) for _, base in pairs]
+    timed = [(cell, base) for cell, base in pairs if cell["environment"]["cpu"] == base["environment"]["cpu"]]
     sign = 1 if maximizes(cells[0]) else -1
     both = [epochs(cell) for cell in cells]
 
@@ -180,10 +185,11 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
     return Row(
         cells=len(cells),
         wall=spread([cell["wall"] for cell in cells]),
-        speedup=of_pairs([base["wall"] / cell["wall"] for cell, base in pairs]),
-        speedup_without_start=of_pairs([(base["wall"] - start_up(base)) / cell["wall"] for cell, base in pairs]),
+        timed=len(timed),
+        speedup=of_pairs([base["wall"] / cell["wall"] for cell, base in timed]),
+        speedup_without_start=of_pairs([(base["wall"] - start_up(base)) / cell["wall"] for cell, base in timed]),
         to_target=of_pairs(times),
-        target_speedup=of_pairs([base / time for base, time in zip(own, times)]),
+        target_speedup=of_pairs([reached(base, ended(base)) / reached(cell, ended(base)) for cell, base in timed]),
         reached=sum(math.isfinite(time) for time in times),
         compared=len(pairs),
         test=spread([cell["winner"]["test"] for cell in cells]),

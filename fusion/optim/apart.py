@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -48,19 +49,37 @@ class Apart:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        """What the optimizer keeps of each parameter, by its name: copies."""
-        return {name: _copied(self._optimizer.state[p]) for name, p in self._parameters.items()}
+    def state_dict(self) -> dict[str, Any]:
+        """What the optimizer keeps, copied: of each parameter, by its name, and in each group, but the learning rate."""
+        kept = {name: self._optimizer.state[p] for name, p in self._parameters.items() if p in self._optimizer.state}
+        groups = [{k: v for k, v in group.items() if k not in _OWN} for group in self._optimizer.param_groups]
+        copied: dict[str, Any] = _copied({"state": kept, "groups": groups})
+        return copied
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        for name, of in state.items():
-            if of:
-                self._optimizer.state[self._parameters[name]] = _copied(of)
-        # Through torch's own checks, which also put each tensor where this kind of optimizer wants it.
-        self._optimizer.load_state_dict(self._optimizer.state_dict())
+        go_on(self._optimizer, self._parameters, state)
 
 
-def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    copied: dict[str, Any] = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, dict(state))
-    return copied
+_OWN = ("params", "lr")
+"""What a group of parameters has from its own optimizer."""
+
+
+def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
+    """Have an optimizer go on from what `Apart.state_dict` gave.
+
+    Args:
+        optimizer: Made from the same hyperparameters and multipliers.
+        parameters: What it updates, by name.
+        state: By the same names.
+    """
+    names = {id(p): name for name, p in parameters.items()}
+    groups = [
+        {**kept, "params": [names[id(p)] for p in group["params"]], "lr": group["lr"]}
+        for group, kept in zip(optimizer.param_groups, state["groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": _copied(state["state"]), "param_groups": groups})
+
+
+def _copied(state: Any) -> Any:
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, state)

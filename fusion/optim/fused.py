@@ -22,7 +22,7 @@ from fusion.keys import KINDS
 from fusion.members import member_indices, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim import native
-from fusion.optim.apart import Apart
+from fusion.optim.apart import Apart, go_on
 from fusion.optim.hyper import Hyperparameters
 from fusion.optim.runs import Run, runs_of
 from fusion.optim.segments import numbered, segments
@@ -210,13 +210,13 @@ class FusedOptimizer:
         lr, decay = self._multipliers_of(k)
         parameters, steps = dict(module.named_parameters()), self.steps_KP[k].tolist()
         optimizer = torch_optimizer(parameters, hp, lr, decay)
-        apart = {} if hp.is_vectorized else self._apart_of(k).state_dict()
+        if not hp.is_vectorized:
+            go_on(optimizer, parameters, self._apart_of(k).state_dict())
+            return optimizer
         for name, step in zip(self.names, steps):
-            if step and hp.is_vectorized:
+            if step:
                 moments = {key: rows.parts[name][k].clone() for key, rows in self._moments.items()}
                 optimizer.state[parameters[name]] = _torch_state(hp, step, moments)
-            elif apart.get(name):
-                optimizer.state[parameters[name]] = apart[name]
         # Through torch's own checks, which also put each tensor where this kind of optimizer wants it.
         optimizer.load_state_dict(optimizer.state_dict())
         return optimizer

@@ -30,7 +30,7 @@ from benchmarks.vs_asha.statistics import (
 def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **values: Any) -> dict[str, Any]:
     winner, floor = {"trial": 0, "test": 0.8}, {"seconds": 2.0, "test": 0.8}
     rest = {"wall": 10.0, "apart": {}, "winner": winner, "floor": floor, "mode": mode, "seed": seed}
-    return {**rest, "events": events, **values}
+    return {**rest, "environment": {"cpu": "a processor"}, "settings": {}, "events": events, **values}
 
 
 @pytest.mark.parametrize("module", [words, statistics], ids=lambda module: module.__name__)
@@ -94,6 +94,19 @@ def test_a_row_compares_seed_by_seed() -> None:
     assert row(own, []).speedup is None
 
 
+def test_times_on_other_machines_are_not_compared() -> None:
+    """Scores are: the second seed's baseline, on a slower processor, counts for all but speed."""
+    events: list[list[float | None]] = [[4.0, 0, 1, 1, 0.9, 0.8]]
+    machines = ("a processor", "a slower one")
+    base = [cell(events, seed, wall=20.0 + 60 * seed, environment={"cpu": cpu}) for seed, cpu in enumerate(machines)]
+    found = row([cell(events, seed) for seed in (0, 1)], base)
+    assert (found.compared, found.timed, found.reached) == (2, 1, 2)
+    assert found.speedup == found.speedup_without_start == (2.0, 2.0, 2.0)
+    elsewhere = row([cell(events, 1)], base)
+    assert (elsewhere.speedup, elsewhere.target_speedup) == (None, None)
+    assert elsewhere.gain is not None
+
+
 def test_the_baseline_takes_as_long_to_its_own_score_as_itself() -> None:
     base = cell([[1.0, 0, 1, 1, 0.4, 0.4], [2.0, 1, 1, 1, 0.7, 0.7], [3.0, 0, 1, 2, 0.9, 0.8]])
     assert ended(base) == 0.9
@@ -106,6 +119,9 @@ def test_two_draws_give_a_variance() -> None:
     """(a - b)^2 / 2 of each pair, averaged: of 0.1 and 0.3, (0.01 + 0.09) / 4."""
     pairs = [cell([], winner={"test": 0.5 + d}, floor={"test": 0.5}) for d in (0.1, -0.3)]
     assert seed_spread(pairs) == pytest.approx(math.sqrt(0.1 / 4))
+    averaged = cell([], winner={"test": 0.9}, floor={"test": 0.1}, settings={"averaged": True})
+    assert seed_spread([*pairs, averaged]) == seed_spread(pairs)
+    assert seed_spread([averaged]) == pytest.approx(math.sqrt(0.64 / 2))
 
 
 def test_times_are_counted_back_from_the_end() -> None:

@@ -25,6 +25,16 @@ def noisy(params: Any, lr: float, alpha: float = 0.99) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(params, lr=lr, alpha=alpha, centered=True, weight_decay=0.1)
 
 
+class Counting(torch.optim.SGD):
+    """Keeps in its groups, as Prodigy does, what later steps are taken by."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["taken"] = group.get("taken", 0) + 1
+            group["momentum"] = 1 - 1 / group["taken"]
+        return super().step(closure)
+
+
 MIXED: list[dict[str, Any]] = [
     {"optimizer": "adam", "lr": 0.02, "beta1": 0.8, "weight_decay": 0.1},
     {"optimizer": "adam", "lr": 0.01, "beta2": 0.9, "eps": 1e-3, "lr.first": 0.03, "lr.first.bias": 0.002},
@@ -42,6 +52,7 @@ MIXED: list[dict[str, Any]] = [
     {"optimizer": "radam", "lr": 0.02, "eps": 1e-4},
     {"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.5, "alpha": 0.9, "eps": 1e-4},
     {"optimizer": noisy, "lr": 0.01, "alpha": 0.9},
+    {"optimizer": Counting, "lr": 0.02},
 ]
 
 
@@ -172,13 +183,13 @@ def test_keep_and_concat_carry_the_state() -> None:
             opts[k].zero_grad()
             fused.map(loss, (X, Y, step == 1)).sum().backward()
             opts[k].step()
-    chosen = [[2, 0], [4, 0, 6, 1, 12, 10]]
+    chosen = [[2, 0], [4, 0, 6, 1, 12, 10, 13]]
     for fused, opt, indices in zip(groups, opts, chosen, strict=True):
         fused.keep(indices)
         opt.keep(indices)
     groups[0].concat(groups[1])
     opts[0].concat(opts[1])
-    survivors = [2, 0, 7, 3, 9, 4, 15, 13]
+    survivors = [2, 0, 7, 3, 9, 4, 15, 13, 16]
     train(groups[0], opts[0], range(3, 7))
     for position, k in enumerate(survivors):
         alone = optimizer(models[k], MIXED[k])
@@ -217,8 +228,9 @@ def test_state_dict_resumes_exactly(tmp_path: Any) -> None:
     train(fused, opt, range(3, 5))
 
     again = fuse(nets(len(MIXED)))
-    others: list[dict[str, Any]] = [{"lr": 1.0}] * (len(MIXED) - 1)
-    resumed = fused_optimizer(again, [*others, {"lr": 1.0, "optimizer": noisy}])
+    others: list[dict[str, Any]] = [{"lr": 1.0}] * (len(MIXED) - 2)
+    functions: list[dict[str, Any]] = [{"lr": 1.0, "optimizer": make} for make in (noisy, Counting)]
+    resumed = fused_optimizer(again, [*others, *functions])
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
     again.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["optimizer"])
