@@ -50,7 +50,7 @@ class Apart:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the optimizer keeps of each parameter, by its name, and in its groups, but their learning rates: copies."""
+        """Copies of what the optimizer keeps of each parameter, by its name, and in its groups, but learning rates."""
         kept = {name: self._optimizer.state[p] for name, p in self._parameters.items() if p in self._optimizer.state}
         groups = [{k: v for k, v in group.items() if k not in _OWN} for group in self._optimizer.param_groups]
         copied: dict[str, Any] = _copied({"state": kept, "groups": groups})
