@@ -21,7 +21,7 @@ def packed(folder: Path) -> list[Claim]:
         *_packing_decisions(result.get("decisions")),
         *_packing_makespans(result.get("makespan")),
         *_packing_run(result.get("run")),
-        *(claim for place in packing_live.PLACES for claim in _packing_tune(result.get(f"tune-{place}"))),
+        *(_packing_tune(place, result.get(f"tune-{place}")) for place in packing_live.PLACES),
     ]
 
 
@@ -75,28 +75,30 @@ def _packing_makespans(part: Any) -> list[Claim]:
 
 
 def _packing_run(part: Any) -> list[Claim]:
+    name, target = "Packing, really run", "1.3x, none killed"
     if not part:
-        return []
+        jobs = len(packing_live.ARCHITECTURES) * len(packing_live.SETTINGS)
+        return [Claim(f"{name}: {jobs} small trainings over one at a time", "not run", target, None, "", "packing.md")]
     rows = part["rows"]
     ratios = [row["ratio"] for row in rows]
     killed = sum(row["packed"]["killed"] for row in rows)
     where = f"{machine_of(part['environment'])}; load {part['environment']['load']}; {len(rows)} pairs"
     shown = f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}], {killed} killed for memory"
-    name = f"Packing, really run: {rows[0]['jobs']} small trainings on {rows[0]['cores']:g} cores over one at a time"
+    name += f": {rows[0]['jobs']} small trainings on {rows[0]['cores']:g} cores over one at a time"
     met = median(ratios) >= 1.3 and not killed
-    return [Claim(name, shown, "1.3x, none killed", met, where, "packing.md")]
+    return [Claim(name, shown, target, met, where, "packing.md")]
 
 
-def _packing_tune(part: Any) -> list[Claim]:
+def _packing_tune(place: str, part: Any) -> Claim:
+    name, target = f"Packing inside `tune`, backend `{place}`", f"{ENOUGH}x"
     if not part:
-        return []
+        return Claim(f"{name}: several at a time over one", "not run", target, None, "", "packing.md")
     rows = part["rows"]
     ratios, one = [row["ratio"] for row in rows], rows[0][packing_live.ONE]
     where = f"{machine_of(part['environment'])}; load {part['environment']['load']}; {len(rows)} pairs"
     what = f"{one['trials']} trials that cannot be fused, several at a time on the {one['device']} over one"
     shown = f"{median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]"
-    name = f"Packing inside `tune`, backend `{rows[0]['place']}`: {what}"
-    return [Claim(name, shown, f"{ENOUGH}x", median(ratios) >= ENOUGH, where, "packing.md")]
+    return Claim(f"{name}: {what}", shown, target, median(ratios) >= ENOUGH, where, "packing.md")
 
 
 def in_bubbles(folder: Path) -> list[Claim]:
@@ -114,10 +116,12 @@ def in_bubbles(folder: Path) -> list[Claim]:
         found.append(
             Claim(f"{name}: used by guests", f"{part['used']:.0%}", f"{bubbles.USED:.0%}", met, where, "bubbles.md")
         )
+    name, target = "A sweep of 64 trials wholly in bubbles: the answer of the same sweep alone", "to the last digit"
     if sweep := result.get("sweep"):
         where = f"{machine_of(sweep['environment'])}; load {sweep['environment']['load']}"
-        name = f"A sweep of {sweep['trials']} trials wholly in bubbles: the answer of the same sweep alone"
         shown = f"{'the same' if sweep['identical'] else 'another'}, in {sweep['bubbles_seconds']:.0f} s for "
         shown += f"{sweep['alone_seconds']:.0f} s"
-        found.append(Claim(name, shown, "to the last digit", sweep["identical"], where, "bubbles.md"))
+        found.append(Claim(name, shown, target, sweep["identical"], where, "bubbles.md"))
+    elif result:
+        found.append(Claim(name, "not run", target, None, "", "bubbles.md"))
     return found
