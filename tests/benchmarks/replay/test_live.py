@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     for seed in (0, 3, 4):
         second = {"trial": 7, "test": 2.0, "score": 2.0}
         told = {"winner": second, "floor": {"test": 2.0 + 2**0.5 / 2}, "events": [[1.0, 7, 1, 9, 2.0, 2.0]]}
-        cell = {"task": "digits", "method": "ray_asha", "mode": "min", "seed": seed, **told}
+        cell = {"task": "digits", "method": "ray_asha", "mode": "min", "seed": seed, "settings": {}, **told}
         (tmp_path / "vs_asha" / f"digits-ray_asha-{seed}.json").write_text(json.dumps(cell))
     return tables
 
