@@ -220,9 +220,15 @@ class _Group:
 
 
 def _alive(processes: Iterable[psutil.Process], seconds: float) -> int:
-    """How many of these there are after so long."""
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return len([other for other in alive if other.is_running() and other.status() != psutil.STATUS_ZOMBIE])
+    """How many of these there are after so long; which, is printed."""
+    _, late = psutil.wait_procs(processes, timeout=seconds)
+    alive = 0
+    for other in late:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if other.status() != psutil.STATUS_ZOMBIE:
+                alive += other.is_running()
+                print(f"left after {seconds:g} s: {' '.join(other.cmdline())[:200]}", file=sys.stderr)
+    return alive
 
 
 def _found(folder: Path) -> tuple[Any, ...]:
