@@ -174,12 +174,14 @@ def _started(folder: Path, name: str, on_ray: bool) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*command, *["--ray"] * on_ray], stdout=said, stderr=said, env=environ)
 
 
-_STARTING = (
+_OF_RAY = (
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
     "ray/_private/workers/default_worker.py",
     "ray/_private/runtime_env/agent/main.py",
     "ray/dashboard/agent.py",
 )
-"""In the commands of Ray's own processes until they are ready, and have names of their own."""
+"""In the commands of Ray's own processes: of agents, and of those that are still starting, and have no other name."""
 
 
 class _Group:
@@ -204,10 +206,7 @@ class _Group:
         for other in others:
             with contextlib.suppress(psutil.NoSuchProcess):
                 words = other.cmdline() or [""]
-                command = " ".join(words)
-                if command.strip() in ("ray::DashboardAgent", "ray::RuntimeEnvAgent") or any(
-                    map(command.count, _STARTING)
-                ):
+                if any(word.strip().endswith(_OF_RAY) for word in words):  # not raylet, which only names them
                     self.agents.add(other)
                 elif words[0].startswith("ray::") and "IDLE" not in words[0]:
                     found["actor"].append(other)

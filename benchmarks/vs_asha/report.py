@@ -145,7 +145,7 @@ def _task(cells: Cells, task: str) -> str:
     everything = [cell for of_method in methods.values() for cell in of_method]
     between_seeds = seed_spread(everything)
     some = everything[0]
-    settings, target = some["settings"], TARGETS[task]
+    settings, target, rows = some["settings"], TARGETS[task], rows_of(cells, task)
     reduced = " (reduced)" if some["reduced"] else ""
     lines = [
         f"## {task}{reduced}: {TASK_NAMES[task]}",
@@ -157,11 +157,11 @@ def _task(cells: Cells, task: str) -> str:
         "",
         "| " + " | ".join(_COLUMNS) + " |",
         "|" + "---|" * len(_COLUMNS),
-        *(_line(METHOD_NAMES[method], rows, between_seeds) for method, rows in rows_of(cells, task).items()),
+        *(_line(METHOD_NAMES[method], of_method, between_seeds) for method, of_method in rows.items()),
         "",
         verdict(cells, task) if not reduced else f"Reduced, so without a target (in full: {target.speedup:g}x).",
     ]
-    for more in (_older(methods), _apart(methods)):
+    for more in (_older(methods, rows), _apart(methods)):
         lines += ["", more] if more else []
     return "\n".join(lines)
 
@@ -255,7 +255,7 @@ OLDER: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 """What `tune`'s older defaults did, and whether a cell's settings are of these."""
 
 
-def _older(methods: Mapping[str, Sequence[Cell]]) -> str:
+def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, Row]) -> str:
     """Which rows are of `tune`'s older defaults, or of another day."""
     own = [method for method in ("fusion", "surrogate", "both", "tune") if method in methods]
     told = []
@@ -265,8 +265,7 @@ def _older(methods: Mapping[str, Sequence[Cell]]) -> str:
     if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], methods[BASELINE])]:
         times = "when the machine may have been faster or slower, so that times do not compare"
         told.append(f"Run on other days than Ray's ASHA here, {times}: {'; '.join(other)}.")
-    for method in methods:
-        of_method = row(methods[method], methods[BASELINE])
+    for method, of_method in rows.items():
         if of_method.timed < of_method.compared:
             share = f"{of_method.timed} of {of_method.compared} runs"
             told.append(f"Of {METHOD_NAMES[method]}, {share} were on the same kind of machine as Ray's ASHA.")

@@ -175,7 +175,11 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
     of_seed = {cell["seed"]: cell for cell in baselines}
     pairs = [(cell, of_seed[cell["seed"]]) for cell in cells if cell["seed"] in of_seed]
     times = [reached(cell, ended(base)) for cell, base in pairs]
-    timed = [(cell, base) for cell, base in pairs if cell["environment"]["cpu"] == base["environment"]["cpu"]]
+    timed = [
+        (cell, base, time)
+        for (cell, base), time in zip(pairs, times)
+        if cell["environment"]["cpu"] == base["environment"]["cpu"]
+    ]
     sign = 1 if maximizes(cells[0]) else -1
     both = [epochs(cell) for cell in cells]
 
@@ -186,10 +190,10 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
         cells=len(cells),
         wall=spread([cell["wall"] for cell in cells]),
         timed=len(timed),
-        speedup=of_pairs([base["wall"] / cell["wall"] for cell, base in timed]),
-        speedup_without_start=of_pairs([(base["wall"] - start_up(base)) / cell["wall"] for cell, base in timed]),
+        speedup=of_pairs([base["wall"] / cell["wall"] for cell, base, _ in timed]),
+        speedup_without_start=of_pairs([(base["wall"] - start_up(base)) / cell["wall"] for cell, base, _ in timed]),
         to_target=of_pairs(times),
-        target_speedup=of_pairs([reached(base, ended(base)) / reached(cell, ended(base)) for cell, base in timed]),
+        target_speedup=of_pairs([reached(base, ended(base)) / time for _, base, time in timed]),
         reached=sum(math.isfinite(time) for time in times),
         compared=len(pairs),
         test=spread([cell["winner"]["test"] for cell in cells]),

@@ -58,7 +58,7 @@ class Apart:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        go_on(self._optimizer, self._parameters, state)
+        go_on(self._optimizer, self._parameters, _copied(state))
 
 
 _OWN = ("params", "lr")
@@ -71,14 +71,14 @@ def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Paramete
     Args:
         optimizer: Made from the same hyperparameters and multipliers.
         parameters: What it updates, by name.
-        state: By the same names.
+        state: By the same names; its tensors become the optimizer's.
     """
     names = {id(p): name for name, p in parameters.items()}
     groups = [
         {**kept, "params": [names[id(p)] for p in group["params"]], "lr": group["lr"]}
         for group, kept in zip(optimizer.param_groups, state["groups"], strict=True)
     ]
-    optimizer.load_state_dict({"state": _copied(state["state"]), "param_groups": groups})
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 
 
 def _copied(state: Any) -> Any:
