@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
@@ -129,6 +130,27 @@ def test_torch_computes_in_a_fork_of_a_process_that_has_computed(threads: int) -
     for _, (count, *found) in imap_forked([without_reports(compute)] * 2, threads, IGNORE):
         assert count == threads
         assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "omp_pause_resource_all"), reason="OpenMP is older than 5.0")
+def test_openmp_counts_no_threads_of_the_parent_in_a_child_with_several() -> None:
+    """It would think the cores overbooked, and have the child's threads sleep between operations: so they end first."""
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before, values = torch.get_num_threads(), torch.rand(1 << 20)
+    torch.set_num_threads(2)
+    try:
+        expected = values.exp().sum()
+        busy = threads()
+        ((_, found),) = imap_forked([without_reports(lambda: values.exp().sum())], 2, IGNORE)
+        assert threads() < busy
+        assert torch.equal(found, expected)
+        assert torch.equal(values.exp().sum(), expected)
+        assert threads() == busy
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_piece_that_dies_or_raises_leaves_the_others_alone() -> None:
