@@ -54,7 +54,7 @@ def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
     """Where an update will read the gradients: as [K, ...] each, or in the rows of all parameters, as [K, N]."""
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
     grads = [p.grad for p in parameters.values() if p.grad is not None]
-    if not grads or native.can_update(list(parameters.values()), fused.K):
+    if not grads or native.can_update(fused, list(parameters.values())):
         return grads, None
     flat = fused.flat(parameters)
     flat.gather(parameters)

@@ -66,6 +66,8 @@ class FusedModel(nn.Module):
             looks here.
         one_by_one: If True, `map` evaluates the members one after another, which runs whatever one module runs and
             is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
+        updated_in_turn: If True, torch's kernels for CPUs may update large members one after another, which is faster
+            there. No two steps are then the same operators with the same numbers, as one that is compiled must be.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class FusedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
+        self.updated_in_turn = True
         self.streams = Streams(len(members))
         self._flat: FlatParameters | None = None
         self.changes = 0

@@ -62,16 +62,18 @@ class Group:
         members: Their numbers.
         fused: Whether they train as one; otherwise they train one after another, which is faster for a few.
         micro_batches: Parts that each batch is split into, where a single member does not fit memory with whole ones.
+        compiled: Whether their step is compiled first, on a CPU.
     """
 
     kind: str
     members: tuple[int, ...]
     fused: bool
     micro_batches: int = 1
+    compiled: bool = False
 
     def of(self, members: Sequence[int]) -> Group:
-        """The same group with only these of its members."""
-        return replace(self, members=tuple(members), fused=self.fused and len(members) > 1)
+        """The same group with only these of its members; that compiling pays was decided for all of them."""
+        return replace(self, members=tuple(members), fused=self.fused and len(members) > 1, compiled=False)
 
 
 @dataclass(frozen=True)
@@ -195,12 +197,17 @@ class Widths:
         least: Members from which a group trains faster as one than one after another.
         throughput: Steps of a trial per second, by width, as far as measured; at 1: one after another.
         share: Of the device's memory that the largest group takes; 0 where that is little, or not known.
+        compiled: How many times as fast the largest groups train once their step is compiled; 1 where that was not
+            tried, or cannot be done.
+        compile_seconds: How long that takes.
     """
 
     most: int
     least: int = 2
     throughput: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
     share: float = 0.0
+    compiled: float = 1.0
+    compile_seconds: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -223,6 +230,18 @@ class Widths:
         above, below = known[at], known[max(0, at - 1)]
         slow, quick = above / self.throughput[above], below / self.throughput[below]
         return slow if above == below else quick + (slow - quick) * (members - below) / (above - below)
+
+    def compiling_pays(self, members: int, steps: float) -> bool:
+        """Whether a group of so many members wins twice the time that compiling its step takes, over so many steps.
+
+        What narrower groups win is more, as more of their time is not arithmetic.
+
+        >>> widths = Widths(4, 2, {1: 100.0, 4: 200.0}, compiled=2.0, compile_seconds=10.0)
+        >>> widths.compiling_pays(4, 1900), widths.compiling_pays(4, 2100)
+        (False, True)
+        """
+        won = steps * self.seconds(members) * (1 - 1 / self.compiled)
+        return won > 2 * self.compile_seconds
 
 
 class TargetTrainer(Protocol):

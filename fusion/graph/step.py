@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fusion.attributes import plain_attributes
-from fusion.checks import check_function, require
-from fusion.graph.capture import Replay, capture_on
+from fusion.checks import check_flag, check_function, require
+from fusion.graph.capture import Capture, Replay, capture_on
+from fusion.graph.compiled import Inductor
 from fusion.graph.trace import Trace
 from fusion.model import FusedModel
 from fusion.optim import FusedOptimizer
@@ -66,7 +67,8 @@ class _Form:
 
 
 class GraphedStep:
-    """A training step as a CUDA graph: one launch in the place of hundreds. On other devices it is the step itself.
+    """A training step as a CUDA graph: one launch in the place of hundreds. Elsewhere it is the step itself, unless
+    it is to be compiled.
 
     The first batch is trained on as the step is written, the next two are, too, and what they call is compared: a step
     that reads values of the device, that takes other numbers or tensors from one batch to the next, or that changes
@@ -84,6 +86,9 @@ class GraphedStep:
         step: Called with a batch (tensors in any nesting): trains on it, and returns tensors in any nesting.
         model: What it trains: the `FusedModel`, or an ordinary module.
         optimizer: That updates it, where it is this package's.
+        compiled: Whether, on a CPU, the step is compiled in the place of being recorded. That takes seconds to
+            minutes, and a C++ compiler; what draws random numbers (dropout), or returns something else when it is
+            compiled, runs as it is written. It pays for small models that take thousands of steps.
 
     Attributes:
         refusal: Why the step is not recorded, in words; empty as long as nothing stands in the way.
@@ -99,16 +104,22 @@ class GraphedStep:
         >>> losses = [step(batch) for batch in loader]  # doctest: +SKIP
     """
 
-    def __init__(self, step: Step, model: nn.Module, optimizer: FusedOptimizer | None = None) -> None:
+    def __init__(
+        self, step: Step, model: nn.Module, optimizer: FusedOptimizer | None = None, *, compiled: bool = False
+    ) -> None:
         check_function("step", step, 1)
         require(isinstance(model, nn.Module), "model", model, "a torch.nn.Module")
         if optimizer is not None:
             require(isinstance(optimizer, FusedOptimizer), "optimizer", optimizer, "None or a FusedOptimizer")
+        check_flag("compiled", compiled)
         self.refusal = ""
         self._step, self._model, self._optimizer = step, model, optimizer
         first = next(model.parameters(), None)
         self._device = torch.device("cpu") if first is None else first.device
-        self._capture = capture_on(self._device)
+        on_cpu = compiled and self._device.type == "cpu"
+        self._capture: Capture | None = Inductor() if on_cpu else capture_on(self._device)
+        if on_cpu and isinstance(model, FusedModel):
+            model.updated_in_turn = False
         self.reset()
 
     @property
@@ -226,6 +237,8 @@ class GraphedStep:
     def _refuse(self, why: str) -> None:
         self.reset()
         self.refusal = why
+        if isinstance(self._model, FusedModel):
+            self._model.updated_in_turn = True
         warnings.warn(f"a training step is not recorded, {why}", GraphWarning, stacklevel=4)
 
 

@@ -157,7 +157,7 @@ class FusedOptimizer:
         self._count(present, takes)
         with self._left_alone(stacked, takes):
             self._step_apart(stacked, present, takes)
-            if self._runs and native.can_update([stacked[name] for name in self.names], self.K):
+            if self._runs and native.can_update(self.fused, [stacked[name] for name in self.names]):
                 self._step_members(stacked, present, takes)
             elif self._runs:
                 self._step_rows(stacked, present, takes)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fusion.model import FusedModel
 from fusion.optim.hyper import Hyperparameters
 
 WORTH_IT = 2**16
@@ -44,11 +45,16 @@ class Slot:
     step: float
 
 
-def can_update(parameters: Sequence[Tensor], K: int) -> bool:
-    """Whether the kernels take these stacked parameters [K, ...], and are worth it."""
-    sizes = sum(p.numel() for p in parameters) // K
-    return (sizes >= WORTH_IT or K == 1) and all(
-        p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) and p.is_contiguous() for p in parameters
+def can_update(fused: FusedModel, parameters: Sequence[Tensor]) -> bool:
+    """Whether the kernels take these of a model's stacked parameters [K, ...], and are worth it."""
+    sizes = sum(p.numel() for p in parameters) // fused.K
+    return (
+        fused.updated_in_turn
+        and (sizes >= WORTH_IT or fused.K == 1)
+        and all(
+            p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
+            for p in parameters
+        )
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from fusion.dry_run import Obstacle, dry_run
 from fusion.graph import GraphedStep
 from fusion.keys import read
 from fusion.model import FusedModel
-from fusion.optim import fused_optimizer
+from fusion.optim import FusedOptimizer, fused_optimizer
 from fusion.optim.make import member
 from fusion.tensors import copied
 from fusion.width.memory import available_memory, objects_so_far_set_aside, peak_memory
@@ -106,6 +106,50 @@ def plan_fusion(
         return _grow(trials, min(len(modules), max_width or len(modules)), memory, seconds, alone, peak_1)
 
 
+class Compiled(NamedTuple):
+    """What compiling a group's step comes to.
+
+    Attributes:
+        speedup: Of a step, over the same as it is written; 1 where it cannot be compiled.
+        compile_seconds: Until it was compiled, or was refused.
+        seconds: A step as it is written.
+    """
+
+    speedup: float
+    compile_seconds: float
+    seconds: float
+
+
+def compiled_speedup(
+    modules: Sequence[nn.Module],
+    configs: Sequence[Mapping[str, Any]],
+    objective: Objective,
+    batch: Any,
+    *,
+    seconds: float = 2.0,
+    multipliers: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """How much faster these modules train as one on a CPU where their step is compiled (see `GraphedStep`).
+
+    Measured in turns, as by `plan_fusion`; arguments likewise.
+    """
+    trials = _Trials(modules, configs, objective, copied(batch), multipliers or {}, graph=False)
+    device = next(modules[0].parameters()).device
+    with torch.random.fork_rng([]):
+        _, as_written = trials.step(len(modules))
+        _warm_up(as_written, device, graph=False)
+        began = time.perf_counter()
+        fused, update, learn = trials.training(len(modules))
+        step = GraphedStep(learn, fused, update, compiled=True)
+        if update.can_be_recorded:
+            _warm_up(partial(step, trials.batch), device, graph=True)
+        took = time.perf_counter() - began
+        if not step.recorded:
+            return Compiled(1.0, took, _seconds(as_written, device))
+        speedup, times = _race(as_written, partial(step, trials.batch), 1, 1.0, seconds, device)
+    return Compiled(speedup, took, statistics.median(times))
+
+
 @dataclass(frozen=True)
 class _Trials:
     """The trials that are measured; see `plan_fusion`."""
@@ -119,19 +163,24 @@ class _Trials:
 
     def step(self, width: int, parts: int = 1) -> tuple[FusedModel, Step]:
         """The first `width` trials as one model, and its training step; a width of 1 trains as one does alone."""
+        fused, update, learn = self.training(width, parts)
+        graph = self.graph and update.can_be_recorded
+        return fused, partial(GraphedStep(learn, fused, update) if graph else learn, self.batch)
+
+    def training(self, width: int, parts: int = 1) -> tuple[FusedModel, FusedOptimizer, Callable[[Any], None]]:
+        """The same, with the optimizer, and the step as a function of a batch."""
         fused, configs = fuse(self.modules[:width]), self.configs[:width]
         update = fused_optimizer(fused, configs, **self.multipliers)
         norms = [read(config, "grad_clip") or math.inf for config in configs]
 
-        def step(batch: Any) -> None:
+        def learn(batch: Any) -> None:
             update.zero_grad()
             backward(lambda part: {"loss": fused.map(self.objective, part)}, batch, parts)
             if min(norms) < math.inf:
                 clip_grad_norm_(fused, norms)
             update.step()
 
-        graph = self.graph and update.can_be_recorded
-        return fused, partial(GraphedStep(step, fused, update) if graph else step, self.batch)
+        return fused, update, learn
 
 
 def usable_memory(device: torch.device, groups: int = 1) -> int | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from fusion.keys import KINDS, optimizer_name
-from hydro_rasda.contracts import Devices, GroupTask, Span, Widths, group_key
+from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 from hydro_rasda.stages.grouping import Waiting, next_groups
@@ -88,7 +88,10 @@ class Dispatcher:
         measured = {d: speed for d in idle if (speed := devices.speed(d, kind)) is not None}
         speeds = measured if len(measured) == len(idle) else {d: widths[d][kind].rate for d in idle}
         waiting = {kind: Waiting(of, widths[device][kind], self._steps(of[0])) for kind, of in of_kind.items()}
-        groups = next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
+        groups = [
+            replace(group, compiled=_is_compiled(group, waiting[group.kind], span))
+            for group in next_groups(waiting, devices.cores(device), speeds[device] / sum(speeds.values()))
+        ]
         members = [number for group in groups for number in group.members]
         return GroupTask(
             key=group_key(span, members),
@@ -128,4 +131,10 @@ class Dispatcher:
 def _widths(value: Mapping[str, Any]) -> Widths:
     """From the journal, whose keys are strings."""
     throughput = {int(width): rate for width, rate in value["throughput"].items()}
-    return Widths(value["most"], value["least"], throughput, value.get("share", 0.0))
+    more = {name: value[name] for name in ("share", "compiled", "compile_seconds") if name in value}
+    return Widths(value["most"], value["least"], throughput, **more)
+
+
+def _is_compiled(group: Group, of: Waiting, span: Span) -> bool:
+    """Whether compiling a group's step pays by its next milestone."""
+    return group.fused and of.widths.compiling_pays(len(group.members), of.steps * (span.stop - span.start))

@@ -70,6 +70,11 @@ class FusedLearner:
         graph = records(problem) and self.optimizer.can_be_recorded
         self._graph = recorded(self._update, self.fused, self.optimizer) if graph else None
 
+    def compile(self) -> None:
+        """Have steps compiled, see `fusion.GraphedStep`; where that cannot be done, they run as they are written."""
+        if self.optimizer.can_be_recorded:
+            self._graph = recorded(self._update, self.fused, self.optimizer, compiled=True)
+
     def seed(self, seeds: Sequence[int]) -> None:
         if self.fused.K == 1:
             # It draws from the global generators as any model does, without the time that it takes to exchange them.
@@ -244,6 +249,8 @@ def _train(
     (group,) = task.groups
     learner.fused.one_by_one = not group.fused
     learner.micro_batches = max(learner.micro_batches, group.micro_batches)
+    if group.compiled and problem.settings.graph is not False:
+        learner.compile()
     batch = next(problem.train_data.epoch(batch_size, task.span.start))
 
     def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:

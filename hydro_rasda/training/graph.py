@@ -1,4 +1,4 @@
-"""Learners' steps as CUDA graphs."""
+"""Learners' steps as CUDA graphs, or compiled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ def with_graphs(train: Callable[[Problem], Result], problem: Problem) -> Result:
 
 
 def recorded(
-    method: Callable[[Batch], Mapping[str, Tensor]], model: nn.Module, optimizer: FusedOptimizer | None = None
+    method: Callable[[Batch], Mapping[str, Tensor]],
+    model: nn.Module,
+    optimizer: FusedOptimizer | None = None,
+    *,
+    compiled: bool = False,
 ) -> GraphedStep:
     """A learner's method as a step that is recorded, see `GraphedStep`.
 
@@ -42,4 +46,4 @@ def recorded(
         assert own is not None
         return own(batch)
 
-    return GraphedStep(step, model, optimizer)
+    return GraphedStep(step, model, optimizer, compiled=compiled)

@@ -1,4 +1,4 @@
-"""How many trials of a kind to train as one: measured on a machine, then remembered for a while.
+"""How many trials of a kind to train as one, and whether compiled: measured on a machine, then remembered for a while.
 
 A measurement differs from run to run, and with the width of a group the last digits of its results. What was measured
 is therefore kept for later runs of this machine (`hydro_rasda.run.cache`), so that the same call gives the same result.
@@ -12,8 +12,11 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,7 +28,7 @@ from fusion import OPTIMIZERS, FusionWarning, GraphWarning
 from fusion.backoff import is_out_of_memory
 from fusion.keys import OWN, optimizer_name, read
 from fusion.width.plan import FusionPlan, best_width
-from fusion.width.probe import plan_fusion, usable_memory
+from fusion.width.probe import compiled_speedup, plan_fusion, usable_memory
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import Batch, outline
 from hydro_rasda.precision import matrix_products
@@ -33,6 +36,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.content import content, digest
+from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.packing import MARGIN
 from hydro_rasda.training.forks import Died, map_forked
 from hydro_rasda.training.graph import records
@@ -42,6 +46,10 @@ from hydro_rasda.trial import Trial
 
 SECONDS_PER_WIDTH = 0.03
 """Time to measure each width, but no less than a few steps: to be small beside what a sweep takes."""
+
+COMPILED_FROM = 300.0
+"""Seconds of training, from one milestone to the next, from which it is tried whether compiled steps are faster: to
+compile a small model's takes 10 to 30, which are then small beside them, also where it was in vain."""
 
 
 def planned_widths(
@@ -93,7 +101,45 @@ def planned_widths(
             if measured is not None:
                 of_width = {width: _peak(measured, width) for width in (1, measured["width"])}
                 peaks.estimate(kind_of_group(kind, kinds[kind]), of_width)
-    return {kind: _widths(measured, room / cores) for kind, measured in found.items()}
+    widths = {kind: _widths(measured, room / cores) for kind, measured in found.items()}
+    return _with_compiled(problem, kinds, widths, keys, cores if forked else 0)
+
+
+def _with_compiled(
+    problem: Problem,
+    kinds: Mapping[str, Sequence[Trial]],
+    widths: Mapping[str, Widths],
+    keys: Mapping[str, str],
+    children: int,
+) -> dict[str, Widths]:
+    """The widths, with what compiling a step would change, where groups train for long enough that it may pay."""
+    found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
+    for kind, of in widths.items():
+        trials = kinds[kind][: of.most]
+        if of.most > 1 and _longest_training(problem, trials[0].batch_size) * of.seconds(of.most) >= COMPILED_FROM:
+            found[kind] = cache.recall(f"{keys[kind]}/compiled")
+            if not _is_sound_speedup(found[kind]):
+                work[kind] = partial(_measure_compiled, problem, trials)
+    for kind, measured in zip(work, map_forked(list(work.values()), children)):
+        found[kind] = None
+        if measured is not None and not isinstance(measured, Died):
+            found[kind] = measured
+            remember(f"{keys[kind]}/compiled", measured)
+    compiled = {
+        kind: replace(widths[kind], compiled=of["speedup"], compile_seconds=of["seconds"])
+        for kind, of in found.items()
+        if of is not None
+    }
+    return {**widths, **compiled}
+
+
+def _longest_training(problem: Problem, batch_size: int) -> float:
+    """Steps of the longest way from one milestone of the sweep to the next; 0 where steps are never compiled."""
+    settings = problem.settings
+    if settings.graph is False or problem.device.type != "cpu":
+        return 0.0
+    stops = (0, *sweep_milestones(settings.grace_period, settings.max_t, settings.reduction_factor))
+    return (problem.train_data.steps(batch_size) or 0.0) * max(stop - start for start, stop in pairwise(stops))
 
 
 def _peak(measured: Measured, width: int) -> float:
@@ -164,16 +210,13 @@ def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, room: floa
     Where a single one does not fit a core's part of the room, it is measured with all of it.
     """
 
-    def loss(model: nn.Module, part: Batch) -> Tensor:
-        return problem.objective(model, part)["loss"]
-
     surrogates = _Surrogates(problem, trials)
 
     def plan(most: int, memory: float, further: Mapping[str, Any]) -> FusionPlan:
         return plan_fusion(
             surrogates,
             [trial.config for trial in trials],
-            loss,
+            partial(_loss, problem),
             batch,
             memory=max(1, int(memory / MARGIN)) if memory < math.inf else None,
             max_width=most,
@@ -183,12 +226,8 @@ def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, room: floa
         )
 
     try:
-        with warnings.catch_warnings(), matrix_products(problem.settings.precision):
-            # It is said by who asked, also where what was measured is only remembered.
-            warnings.simplefilter("ignore", FusionWarning)
-            warnings.simplefilter("ignore", GraphWarning)
-            settings = optimizer_settings(problem.objective, surrogates[0], trials[0].config)
-            further = multipliers(settings, surrogates[0], problem.settings.surrogate)
+        with _measuring(problem):
+            further = _multipliers(problem, trials[0], surrogates[0])
             try:
                 found = plan(len(trials), room / cores, further)
                 fits = found.micro_batches == 1
@@ -203,6 +242,42 @@ def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, room: floa
     throughput = {str(width): rate for width, rate in found.throughput.items()}
     sizes = {"fixed": found.fixed_bytes, "each": found.bytes_per_trial}
     return {"width": found.width, "throughput": throughput, "obstacle": found.obstacle, **sizes}
+
+
+def _measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | None:
+    """How much faster a group trains once its step is compiled, and how long that takes; None where it cannot train."""
+    batch = next(problem.train_data.epoch(trials[0].batch_size, 0))
+    try:
+        with _measuring(problem):
+            surrogates, configs = list(_Surrogates(problem, trials)), [trial.config for trial in trials]
+            further = _multipliers(problem, trials[0], surrogates[0])
+            loss = partial(_loss, problem)
+            found = compiled_speedup(surrogates, configs, loss, batch, multipliers=further)
+    except (Exception, SystemExit):
+        return None
+    return {"speedup": found.speedup, "seconds": found.compile_seconds}
+
+
+def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:
+    return problem.objective(model, part)["loss"]
+
+
+@contextmanager
+def _measuring(problem: Problem) -> Iterator[None]:
+    """As models train; what is said of them is said by who asked, also where what was measured is only remembered."""
+    with warnings.catch_warnings(), matrix_products(problem.settings.precision):
+        warnings.simplefilter("ignore", FusionWarning)
+        warnings.simplefilter("ignore", GraphWarning)
+        yield
+
+
+def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mapping[str, Any]:
+    settings = optimizer_settings(problem.objective, surrogate, trial.config)
+    return multipliers(settings, surrogate, problem.settings.surrogate)
+
+
+def _is_sound_speedup(measured: Measured | None) -> bool:
+    return measured is not None and all(is_positive(measured.get(name)) for name in ("speedup", "seconds"))
 
 
 def recall(key: str) -> Measured | None:

@@ -179,6 +179,20 @@ def test_halving_is_over_all_trials_of_a_rung(run: Run) -> None:
         assert sorted(trained) == sorted(BEST_FIRST[:left])
 
 
+def test_groups_are_compiled_where_that_wins_twice_its_time_by_the_next_milestone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(self: Curves, device: int, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
+        return dict.fromkeys(kinds, Widths(4, 2, {1: 1.0, 4: 4.0}, compiled=2.0, compile_seconds=1.0))
+
+    monkeypatch.setattr(Curves, "plan", plan)
+    asked = again(run, fusion="auto")
+    sweep(asked, Given([[{**config, "batch_size": 2} for config in configs(FINALS)]]), devices := Curves(asked))
+    # Of 2 steps an epoch, that take a second each: half of 2, then of 4, then of 12 are won, for 1 second twice.
+    found = {(task.span.stop, group.compiled) for task in devices.tasks for group in task.groups if group.fused}
+    assert found == {(1, False), (3, False), (9, True)}
+
+
 @pytest.mark.parametrize(("max_t", "grace_period", "rungs"), [(27, 1, {1, 3, 9}), (26, 1, {1, 3}), (27, 27, {27})])
 def test_the_last_rung_leaves_a_training_to_full_size(run: Run, max_t: int, grace_period: int, rungs: set[int]) -> None:
     asked = again(run, max_t=max_t, grace_period=grace_period)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -38,7 +40,7 @@ EPOCHS, STEPS, WHOLE = 3, 7, 6  # of 48 in 320 examples, of which the last has 3
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    monkeypatch.setattr(native, "can_update", lambda parameters, K: False)  # as on a GPU
+    monkeypatch.setattr(native, "can_update", lambda fused, parameters: False)  # as on a GPU
     with recording() as made:
         yield made
 
@@ -205,3 +207,25 @@ def test_a_whole_run_chooses_the_same(quick: Callable[..., TuneResult], recorder
 def test_it_is_refused_where_there_is_no_gpu(quick: Callable[..., TuneResult]) -> None:
     with pytest.raises(ValueError, match="`graph` is True, but must be 'auto' or False where no device is a GPU"):
         quick(graph=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler `g++`, which compiled steps need")
+def test_a_compiled_group_trains_the_same_up_to_rounding_and_again_to_the_last_bit(problem: Problem) -> None:
+    trials = {n: Trial(n, {**trial.config, "dropout": 0.0}) for n, trial in TRIALS.items()}
+
+    def train(compiled: bool, graph: Any = "auto") -> GroupOutcome:
+        members = Group("kind", (0, 1, 2), fused=True, compiled=compiled)
+        task = GroupTask("key", (members,), (), Span(0, EPOCHS))
+        return train_group(problem.with_settings(graph=graph), trials, task, lambda key: {})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GraphWarning)
+        ours, again, as_written, switched_off = train(True), train(True), train(False), train(True, False)
+    assert not equal(ours.checkpoint, as_written.checkpoint)
+    assert equal(ours.history, again.history)
+    assert equal(ours.checkpoint, again.checkpoint)
+    assert equal(as_written.checkpoint, switched_off.checkpoint)
+    for number, history in ours.history.items():
+        for (_, found), (_, expected) in zip(history, as_written.history[number], strict=True):
+            assert found == pytest.approx(expected, rel=1e-3)

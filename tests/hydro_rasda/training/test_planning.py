@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fusion import FusionWarning, optim
 from fusion.width import probe
+from fusion.width.probe import Compiled
 from hydro_rasda import TuneResult, loguniform
 from hydro_rasda.contracts import Widths
 from hydro_rasda.problem import Problem
@@ -325,3 +326,28 @@ def test_tensors_that_differ_in_their_first_dimension(
         **ONE_KIND,
     )
     assert all(math.isfinite(trial.surrogate_metric) for trial in result.trials)
+
+
+def test_compiling_is_tried_where_groups_train_for_long(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; what compiled steps win is remembered beside the widths."""
+    tried: list[int] = []
+
+    def measured(modules: Any, *others: Any, **further: Any) -> Compiled:
+        tried.append(len(modules))
+        return Compiled(3.0, 20.0, 0.1)
+
+    monkeypatch.setattr(planning, "compiled_speedup", measured)
+    monkeypatch.setattr(planning, "best_width", lambda *of: 4)
+    monkeypatch.setattr(probe, "best_width", lambda *of: 4)
+    asked = {"kind": trials(8)}
+    assert planned_widths(problem, asked)["kind"].compiled == 1.0
+    monkeypatch.setattr(planning, "COMPILED_FROM", 1e-9)
+    for _ in range(2):
+        widths = planned_widths(problem, asked)["kind"]
+        assert (widths.compiled, widths.compile_seconds) == (3.0, 20.0)
+    assert tried == [4]
+    assert planned_widths(problem.with_settings(graph=False), asked)["kind"].compiled == 1.0
+    for name in cache_folder().iterdir():
+        name.write_text(name.read_text().replace("3.0", "-3.0"))
+    assert planned_widths(problem, asked)["kind"].compiled == 3.0
+    assert tried == [4, 4]

@@ -1,0 +1,180 @@
+"""A step as code that torch's compiler makes of it: what stands in for a graph on a CPU, where nothing is launched."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fusion.graph.capture import Replay
+
+Result = TypeVar("Result")
+
+TOLERANCE = 0.05
+"""How far what compiled code returns may lie from what the step returns: rounding stays below, in bfloat16, too."""
+
+
+class Inductor:
+    """A `Capture` that compiles: all operators of a step, forward, backward and update, become loops in C++.
+
+    It needs a C++ compiler on the machine, and takes seconds to minutes; what it has compiled lies in torch's own cache
+    on disk, where another process finds it. It compiles in this process, for as many threads as torch now has.
+    """
+
+    def aside(self, step: Callable[[], Result]) -> Result:
+        """Nowhere else than where all runs."""
+        return step()
+
+    def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
+        """Run a step and compile what it called; in the end the compiled code has computed, once.
+
+        Before, both have computed twice in a row, and returned the same up to rounding: of the second step that shows
+        the first one's update, too. The weights themselves may differ by more, where rounding is all that there is of a
+        gradient, as of a bias before batch normalization.
+
+        Raises:
+            RuntimeError: where it draws random numbers, as compiled code would draw other ones; or where compiled code
+                returns something else.
+            Exception: whatever the compiler says.
+        """
+        tape, sources = _Tape(), [torch.default_generator, *generators]
+        stood = [source.get_state() for source in sources]
+        try:
+            with tape:
+                result = step()
+            if not all(map(torch.equal, stood, [source.get_state() for source in sources])):
+                raise RuntimeError("it draws random numbers, and compiled code would draw others")
+            made = _tensors(result)
+            found = list(tape.found.values())
+            graph, inputs = _graph(tape.calls, found, made), [of.whole for of in found]
+            given: list[Any] = list(inputs)
+            with torch.no_grad(), torch._inductor.config.patch(compile_threads=1), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # those that torch has for its own code
+                compiled = torch._inductor.compile(graph, given)
+            expected = [*map(torch.clone, made), *_tensors(step())]
+            tape.undo()
+            with torch.no_grad():
+                returned = [tensor.clone() for _ in range(2) for tensor in compiled(*inputs)]
+                if not all(map(_is_close, returned, expected)):
+                    raise RuntimeError("compiled code returns something else")
+                tape.undo()
+                _fill(made, compiled(*inputs))
+        except BaseException:
+            tape.undo()
+            for source, state in zip(sources, stood):
+                source.set_state(state)
+            raise
+
+        def replay() -> None:
+            with torch.no_grad():
+                _fill(made, compiled(*inputs))
+
+        return result, replay
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Memory that a step did not make itself.
+
+    Attributes:
+        whole: All of it.
+        before: What was in it.
+    """
+
+    whole: Tensor
+    before: Tensor
+
+
+_Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
+"""An operator, what it was given, and what it gave. All tensors of a step are held: no two lie in one place."""
+
+
+class _Tape(TorchDispatchMode):
+    """What a step calls.
+
+    Attributes:
+        calls: In order.
+        found: By place, the memory that it reads or writes and did not make.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[_Call] = []
+        self.found: dict[int, _Found] = {}
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "profiler":  # torch's optimizers tell profilers where they are
+            return func(*args, **kwargs)
+        for leaf in _tensors((args, kwargs)):
+            if (place := _place(leaf)) not in self._made and place not in self.found:
+                whole = torch.empty(0, dtype=leaf.dtype).set_(leaf.untyped_storage())
+                self.found[place] = _Found(whole, whole.clone())
+        result = func(*args, **kwargs)
+        self._made.update(place for leaf in _tensors(result) if (place := _place(leaf)) not in self.found)
+        self.calls.append((func, args, kwargs, result))
+        return result
+
+    def undo(self) -> None:
+        """Put back what was there before the step."""
+        with torch.no_grad():
+            for of in self.found.values():
+                of.whole.copy_(of.before)
+
+
+def _graph(calls: Sequence[_Call], found: Sequence[_Found], made: Sequence[Tensor]) -> fx.GraphModule:
+    """The calls as a function of the memory that was found, which it writes into; it returns what was made."""
+    graph = fx.Graph()
+    memory = {_place(of.whole): graph.placeholder(f"memory_{i}") for i, of in enumerate(found)}
+    nodes: dict[tuple[Any, ...], fx.Node] = {}
+
+    def node(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        # Not by identity: the backward pass is given tensors of its own that lie where those of the forward pass do.
+        key = _key(leaf)
+        if key not in nodes:
+            shape = (list(leaf.shape), list(leaf.stride()), leaf.storage_offset())
+            nodes[key] = graph.call_function(torch.ops.aten.as_strided.default, (memory[_place(leaf)], *shape))
+        return nodes[key]
+
+    for func, args, kwargs, result in calls:
+        called = graph.call_function(func, tree_map(node, args), tree_map(node, kwargs))
+        if isinstance(result, Tensor):
+            nodes[_key(result)] = called
+        elif isinstance(result, tuple | list):
+            for i, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    nodes[_key(part)] = graph.call_function(operator.getitem, (called, i))
+    graph.output(tuple(map(node, made)))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _place(tensor: Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    return (_place(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _fill(made: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
+    for to, tensor in zip(made, computed, strict=True):
+        to.copy_(tensor)
+
+
+def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    return torch.allclose(ours.double(), theirs.double(), rtol=TOLERANCE, atol=1e-6, equal_nan=True)
