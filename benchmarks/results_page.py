@@ -22,8 +22,10 @@ QUICK = "quick.json"
 
 PARTS = (
     tune.against_asha,
+    tune.replayed,
     fusion.throughput,
     fusion.between_versions,
+    fusion.compiled,
     fusion.on_a_gpu,
     fusion.ranking,
     rasda.as_published,

@@ -27,6 +27,11 @@ class Claim(NamedTuple):
     source: str
 
 
+def waiting(what: str, target: str, source: str, where: str = "") -> Claim:
+    """A line for what is ready to be measured, and has not been."""
+    return Claim(what, "not run", target, None, where, source)
+
+
 def machine_of(environment: dict[str, Any]) -> str:
     """The hardware and the day of a result file."""
     hardware = environment.get("machine") or f"{environment['cpu']}, {environment['cores']} cores"

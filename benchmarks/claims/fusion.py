@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from statistics import median
 
-from benchmarks import fusion_versions
-from benchmarks.claims.claim import Claim, machine_of, read_file
+from benchmarks import compiled_steps, fusion_versions
+from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
 from benchmarks.fusion_cases import CASES
 
 RHO = 0.95
@@ -53,6 +53,24 @@ def between_versions(folder: Path) -> list[Claim]:
     ]
 
 
+def compiled(folder: Path) -> list[Claim]:
+    """Compiled steps against the same as they are written, on a CPU."""
+    result = read_file(folder / compiled_steps.FILE)
+    if result is None:
+        return []
+    titles = {case.name: case.title for case in CASES}
+    found = []
+    for row in result["rows"]:
+        name = f"Compiled steps of {row['trials']} fused trials against the same as written: {titles[row['case']]}"
+        shown = "not compiled"
+        if "speedup" in row:
+            steps = row["pays_from_steps"]
+            less = f"takes less time from {steps:,} steps on" if steps else "takes more time"
+            shown = f"{row['speedup']:.2f}x; with {row['compile_seconds'][0]:.0f} s to compile, {less}"
+        found.append(Claim(name, shown, "", None, machine_of(result["environment"]), "compiled_steps.md"))
+    return found
+
+
 def on_a_gpu(folder: Path) -> list[Claim]:
     """Fused trials on a GPU, against the full width alone."""
     result = read_file(folder / "fusion_cuda.json")
@@ -64,7 +82,7 @@ def on_a_gpu(folder: Path) -> list[Claim]:
         name = f"Fused trials on a GPU: {case} against the full width alone"
         rows = [row for row in result["rows"] if row["case"] == case and not row["error"]]
         if not rows:
-            found.append(Claim(name, "not run", f"{target:g}x", None, environment["device"], source))
+            found.append(waiting(name, f"{target:g}x", source, environment["device"]))
             continue
         best = max(rows, key=lambda row: row["gain"])
         measured = f"{best['gain']:.1f}x ({best['K']} trials, {best['precision']}, {best['how']})"

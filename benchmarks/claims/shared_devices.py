@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import bubbles, packing, packing_live
-from benchmarks.claims.claim import Claim, machine_of, read_file
+from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
 from benchmarks.packing_page import ENOUGH, PAPERS_DECISIONS
 from benchmarks.packing_profiles import NEIGHBOUR
 
@@ -78,7 +78,7 @@ def _packing_run(part: Any) -> list[Claim]:
     name, target = "Packing, really run", "1.3x, none killed"
     if not part:
         jobs = len(packing_live.ARCHITECTURES) * len(packing_live.SETTINGS)
-        return [Claim(f"{name}: {jobs} small trainings over one at a time", "not run", target, None, "", "packing.md")]
+        return [waiting(f"{name}: {jobs} small trainings over one at a time", target, "packing.md")]
     rows = part["rows"]
     ratios = [row["ratio"] for row in rows]
     killed = sum(row["packed"]["killed"] for row in rows)
@@ -92,7 +92,7 @@ def _packing_run(part: Any) -> list[Claim]:
 def _packing_tune(place: str, part: Any) -> Claim:
     name, target = f"Packing inside `tune`, backend `{place}`", f"{ENOUGH}x"
     if not part:
-        return Claim(f"{name}: several at a time over one", "not run", target, None, "", "packing.md")
+        return waiting(f"{name}: several at a time over one", target, "packing.md")
     rows = part["rows"]
     ratios, one = [row["ratio"] for row in rows], rows[0][packing_live.ONE]
     where = f"{machine_of(part['environment'])}; load {part['environment']['load']}; {len(rows)} pairs"
@@ -123,5 +123,5 @@ def in_bubbles(folder: Path) -> list[Claim]:
         shown += f"{sweep['alone_seconds']:.0f} s"
         found.append(Claim(name, shown, target, sweep["identical"], where, "bubbles.md"))
     elif result:
-        found.append(Claim(name, "not run", target, None, "", "bubbles.md"))
+        found.append(waiting(name, target, "bubbles.md"))
     return found

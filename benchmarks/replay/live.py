@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from benchmarks.replay.policies import TOP_K, Policy, Search, Tables, Tune, asha
 from benchmarks.replay.table import FOLDER, Table, recorded, sample_folder
 from benchmarks.replay.truth import goodness
 from benchmarks.vs_asha.report import Cells, read
-from benchmarks.vs_asha.statistics import ended, maximizes, seed_spread
+from benchmarks.vs_asha.statistics import BASELINE, as_good, ended, maximizes, paired, seed_spread
 from hydro_rasda.schedulers import agreement
 
 EQUAL = 1e-4
@@ -52,6 +53,7 @@ class Setup:
         validation: The score that Ray's ASHA ended with, higher is better.
         test: Its winner's test score, likewise.
         margin: Standard deviation of a test score between two trainings.
+        live: Whether `tune` came to ASHA's validation score in that run; None where it did not run.
     """
 
     task: str
@@ -60,6 +62,7 @@ class Setup:
     validation: float
     test: float
     margin: float
+    live: bool | None
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,14 @@ def _samples(folder: Path) -> Iterator[tuple[int, Mapping[str, Table]]]:
 
 def _setups(seed: int, tables: Mapping[str, Table], cells: Cells) -> Iterator[Setup]:
     for task, table in tables.items():
-        baselines = cells.get(task, {}).get("ray_asha", ())
+        methods = cells.get(task, {})
+        baselines = methods.get(BASELINE, ())
         at = [cell for cell in baselines if cell["seed"] == seed]
         if at and table.complete(1 / 8, seed) and table.complete(1.0, seed):
             sign = 1 if maximizes(at[0]) else -1
             scores = sign * ended(at[0]), sign * at[0]["winner"]["test"]
-            yield Setup(task, seed, Tables(table, "best"), *scores, seed_spread(baselines))
+            live = next((as_good(cell, base) for cell, base in paired(methods.get("tune", ()), at)), None)
+            yield Setup(task, seed, Tables(table, "best"), *scores, seed_spread(baselines), live)
 
 
 def replayed(setup: Setup, policy: Policy) -> Replayed:
@@ -110,6 +115,33 @@ def replayed(setup: Setup, policy: Policy) -> Replayed:
     test = goodness(table, 1.0, "test", keep="best")[at]
     reached = validation >= setup.validation - EQUAL * abs(setup.validation)
     return Replayed(winner, search.spent, bool(reached), float(test - setup.test) / setup.margin)
+
+
+class Agreement(NamedTuple):
+    """Whether searches come to the score of ASHA's winner: really run, and replayed.
+
+    Attributes:
+        searches: In all.
+        alike: In which both do, or neither.
+        live: In which those really run do.
+        replayed: In which those replayed do.
+    """
+
+    searches: int
+    alike: int
+    live: int
+    replayed: int
+
+
+def agreement_with_live(policy: Policy, folder: Path = FOLDER) -> Agreement:
+    """How often a policy's replay says the same as `tune` did live with the same seed."""
+    both = [(setup.live, replayed(setup, policy).reached) for setup in setups(folder) if setup.live is not None]
+    return Agreement(
+        searches=len(both),
+        alike=sum(live == again for live, again in both),
+        live=sum(live for live, _ in both),
+        replayed=sum(again for _, again in both),
+    )
 
 
 def agreements(setups: Sequence[Setup]) -> str:

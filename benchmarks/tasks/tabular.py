@@ -1,7 +1,14 @@
-"""Tasks on small tables, which a wide model overfits."""
+"""Tasks on small tables, which a wide model overfits.
+
+Of so few examples, which of them validate and which test decides much: the tasks whose names end in "splits" have
+another split for each seed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +17,70 @@ from torch import Tensor, nn
 
 from benchmarks.tasks.task import Batch, Config, Task, held
 
+SPLITS = 15
+"""Seeds that many apart share a split: so a search can be compared with the same one of another sample."""
+
+Parts = Callable[[int], list[Batch]]
+"""By the number of a split: (inputs, targets) to train on, to validate and to test."""
+
+
+@dataclass(frozen=True)
+class SplitTask(Task):
+    """A task whose examples are split anew for each of `SPLITS` seeds.
+
+    Attributes:
+        parts: Of its splits.
+    """
+
+    parts: Parts = field(kw_only=True)
+
+    def of_seed(self, seed: int) -> Task:
+        """See `Task.of_seed`."""
+        split = seed % SPLITS
+        train, validation, test = self.parts(split)
+        return replace(self, split=split, train=train, held=held(validation, test))
+
 
 def breast_cancer(data: Path, reduced: bool) -> Task:
     """scikit-learn's breast cancer, an MLP 30-256-256-2, by its loss; 150 to train on, few enough to overfit."""
-    from sklearn.datasets import load_breast_cancer
+    return _tabular("breast_cancer", "token", _breast_cancer(), outputs=2, trials=64)
 
-    features, labels = load_breast_cancer(return_X_y=True)
-    parts = _split(torch.tensor(features), torch.tensor(labels), 150, 209)
-    return _tabular("breast_cancer", "token", parts, outputs=2, trials=64)
+
+def breast_cancer_splits(data: Path, reduced: bool) -> Task:
+    """The same, with another split for each seed."""
+    parts = _breast_cancer()
+    return _tabular("breast_cancer_splits", "token", parts, outputs=2, trials=64, of=partial(SplitTask, parts=parts))
 
 
 def diabetes(data: Path, reduced: bool) -> Task:
     """scikit-learn's diabetes, a regression by an MLP 10-256-256-1 of few trials; 242 to train on."""
+    return _tabular("diabetes", "field", _diabetes(), outputs=1, trials=32)
+
+
+def diabetes_splits(data: Path, reduced: bool) -> Task:
+    """The same, with another split for each seed."""
+    parts = _diabetes()
+    return _tabular("diabetes_splits", "field", parts, outputs=1, trials=32, of=partial(SplitTask, parts=parts))
+
+
+def _breast_cancer() -> Parts:
+    from sklearn.datasets import load_breast_cancer
+
+    features, labels = load_breast_cancer(return_X_y=True)
+    return partial(_split, torch.tensor(features), torch.tensor(labels), 150, 209)
+
+
+def _diabetes() -> Parts:
     from sklearn.datasets import load_diabetes
 
     features, target = load_diabetes(return_X_y=True)
     scaled = _scaled(torch.tensor(target)[:, None], len(target)).float()
-    parts = _split(torch.tensor(features), scaled, 242, 100)
-    return _tabular("diabetes", "field", parts, outputs=1, trials=32)
+    return partial(_split, torch.tensor(features), scaled, 242, 100)
 
 
-def _split(features: Tensor, target: Tensor, train: int, validation: int) -> list[Batch]:
-    """Shuffled, features scaled by the training part: (inputs, targets) to train on, to validate and to test."""
-    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
+def _split(features: Tensor, target: Tensor, train: int, validation: int, split: int) -> list[Batch]:
+    """Shuffled, features scaled by the training part."""
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(split))
     sizes = [train, validation, len(order) - train - validation]
     x = _scaled(features[order], train).float()
     return list(zip(x.split(sizes), target[order].split(sizes)))
@@ -44,8 +92,8 @@ def _scaled(values: Tensor, count: int) -> Tensor:
     return (values - known.mean(0)) / known.std(0)
 
 
-def _tabular(name: str, kind: Any, parts: list[Batch], *, outputs: int, trials: int) -> Task:
-    train, validation, test = parts
+def _tabular(name: str, kind: Any, parts: Parts, *, outputs: int, trials: int, of: Callable[..., Task] = Task) -> Task:
+    train, validation, test = parts(0)
     inputs = train[0].shape[1]
 
     def mlp(config: Config, width_ratio: float) -> nn.Module:
@@ -53,7 +101,7 @@ def _tabular(name: str, kind: Any, parts: list[Batch], *, outputs: int, trials: 
         hidden = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
         return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), *hidden)
 
-    return Task(
+    return of(
         name=name,
         model_fn=mlp,
         kind=kind,

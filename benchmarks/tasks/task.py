@@ -41,6 +41,7 @@ class Task:
         max_t: Epochs of a full training.
         reduced: Whether this is a smaller version, for a quick look.
         device: Where its models train. Its data are loaded into main memory; `on_device` moves them.
+        split: Which of the ways to split its examples this is; most tasks have one.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Task:
     max_t: int
     reduced: bool
     device: str = "cpu"
+    split: int = 0
 
     @property
     def mode(self) -> Literal["min", "max"]:
@@ -65,6 +67,10 @@ class Task:
         """The same task, its data where its models train."""
         train, held = (tuple(part.to(self.device) for part in parts) for parts in (self.train, self.held))
         return replace(self, train=train, held=held)
+
+    def of_seed(self, seed: int) -> Task:
+        """The task that a search with this seed gets: the same for all, where there is one split."""
+        return self
 
     def space(self) -> dict[str, Any]:
         """The search space of Hydro's study (Hu et al. 2023, section 5.4): batch size, lr, momentum, schedule."""

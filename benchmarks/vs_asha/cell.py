@@ -105,6 +105,7 @@ def _settings(task: Task) -> dict[str, Any]:
         "top_k": TOP_K,
         "full_trainings": TuneConfig.full_trainings,
         "surrogate": WIDTH_RATIO,
+        "split": task.split,
         "space": {name: getattr(domain, "domain_str", domain) for name, domain in task.space().items()},
         "examples": {
             "train": len(task.train[0]),
@@ -147,7 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
-    write(measure(load_task(given.task, given.data, reduced=given.reduced), given.method, given.seed), given.out)
+    task = load_task(given.task, given.data, reduced=given.reduced).of_seed(given.seed)
+    write(measure(task, given.method, given.seed), given.out)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,17 @@ def ended(cell: Cell) -> float:
     return float(last)
 
 
+def paired(cells: Sequence[Cell], baselines: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Each cell that has a baseline of its seed, with it."""
+    of_seed = {cell["seed"]: cell for cell in baselines}
+    return [(cell, of_seed[cell["seed"]]) for cell in cells if cell["seed"] in of_seed]
+
+
+def as_good(cell: Cell, base: Cell) -> bool:
+    """Whether a cell came to the other's final validation score."""
+    return math.isfinite(reached(cell, ended(base)))
+
+
 class Point(NamedTuple):
     """A moment of a search.
 
@@ -172,8 +183,7 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
         cells: One for each seed; at least one.
         baselines: The baseline's cells of the task, of any seeds.
     """
-    of_seed = {cell["seed"]: cell for cell in baselines}
-    pairs = [(cell, of_seed[cell["seed"]]) for cell in cells if cell["seed"] in of_seed]
+    pairs = paired(cells, baselines)
     times = [reached(cell, ended(base)) for cell, base in pairs]
     timed = [
         (cell, base, time)
@@ -230,11 +240,7 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
         tasks: By task and method, the cells; each task with the baseline's.
         method: Which one.
     """
-    found = {}
-    for task, methods in tasks.items():
-        of_seed = {cell["seed"]: cell for cell in methods[BASELINE]}
-        pairs = [(cell, of_seed[cell["seed"]]) for cell in methods[method] if cell["seed"] in of_seed]
-        found[task] = _compared(pairs, methods)
+    found = {task: _compared(paired(methods[method], methods[BASELINE]), methods) for task, methods in tasks.items()}
     return Overall(
         runs=sum(len(gains) for gains, _ in found.values()),
         reached=sum(sum(times) for _, times in found.values()),
@@ -251,7 +257,8 @@ class Yardstick(NamedTuple):
     """How often the baseline is as good as itself with another seed: another sample, other weights and orders.
 
     Attributes:
-        reached: Share of ordered pairs of seeds of which the first comes to the second's final validation score.
+        reached: Share of ordered pairs of seeds with the same split of examples, of which the first comes to the
+            second's final validation score.
         not_worse: Share of those in which its test score is worse by no more than the seed spread.
     """
 
@@ -260,10 +267,11 @@ class Yardstick(NamedTuple):
 
 
 def yardsticks(tasks: Mapping[str, Mapping[str, Sequence[Cell]]]) -> dict[str, Yardstick]:
-    """By task, from all ordered pairs of the baseline's cells; tasks with a single one are left out."""
+    """By task, from all ordered pairs of the baseline's cells of one split; tasks without any are left out."""
     found = {}
     for task, methods in tasks.items():
-        if pairs := list(itertools.permutations(methods[BASELINE], 2)):
+        both = itertools.permutations(methods[BASELINE], 2)
+        if pairs := [(cell, base) for cell, base in both if split_of(cell) == split_of(base)]:
             gains, times = _compared(pairs, methods)
             found[task] = Yardstick(sum(times) / len(pairs), sum(gain >= -1 for gain in gains) / len(pairs))
     return found
@@ -297,7 +305,12 @@ def _compared(
         (1 if maximizes(cell) else -1) * (cell["winner"]["test"] - base["winner"]["test"]) / spread_of_seeds
         for cell, base in pairs
     ]
-    return gains, [math.isfinite(reached(cell, ended(base))) for cell, base in pairs]
+    return gains, [as_good(cell, base) for cell, base in pairs]
+
+
+def split_of(cell: Cell) -> int:
+    """Which of the ways to split its task's examples a cell had."""
+    return int(cell["settings"].get("split", 0))
 
 
 def start_up(cell: Cell) -> float:

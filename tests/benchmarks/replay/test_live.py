@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.replay.live import agreements, page, replayed, setups
+from benchmarks.replay.live import Agreement, agreement_with_live, agreements, page, replayed, setups
 from benchmarks.replay.policies import asha, at_random
 from benchmarks.replay.table import About, Table, empty, load, sample_folder, save
 from tests.benchmarks.replay.tables import parallel, table_of
@@ -55,6 +55,19 @@ def test_a_winner_is_compared_with_ashas_by_both_scores(folder: Path) -> None:
 def test_rows_count_searches(folder: Path) -> None:
     *_, row = page(setups(folder), {"seven": at_random(7)}).splitlines()
     assert [cell.strip() for cell in row.split("|")[1:-1]] == ["seven", "7.00", "0 of 2", "0 of 2", "0 of 2"]
+
+
+def test_live_runs_are_compared_with_their_replay(folder: Path) -> None:
+    """Live, `tune` comes to ASHA's 2.0 with seed 0 alone; replayed, the best does with both, seven at random do not."""
+    nobody = agreement_with_live(asha, folder)
+    assert nobody == Agreement(0, 0, 0, 0)
+    cells = folder.parent / "vs_asha"
+    for seed, score in ((0, 1.9), (3, 2.1)):
+        cell = json.loads((cells / f"digits-ray_asha-{seed}.json").read_text())
+        cell |= {"method": "tune", "events": [[1.0, 8, 1, 1, score, score]]}
+        (cells / f"digits-tune-{seed}.json").write_text(json.dumps(cell))
+    assert agreement_with_live(asha, folder) == Agreement(2, 1, 1, 2)
+    assert agreement_with_live(at_random(7), folder) == Agreement(2, 1, 1, 0)
 
 
 def test_what_runs_would_have_said_of_their_surrogates_is_counted(folder: Path) -> None:

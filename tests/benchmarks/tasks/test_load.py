@@ -104,6 +104,21 @@ def test_each_task_trains_at_both_ends_of_its_widths(name: str) -> None:
     assert sizes[0] < sizes[1] / 7
 
 
+@pytest.mark.parametrize("name", ["breast_cancer", "diabetes"])
+def test_tables_are_split_by_seed_and_seeds_fifteen_apart_alike(name: str) -> None:
+    once, often = load_task(name, NOWHERE), load_task(f"{name}_splits", NOWHERE)
+    assert once.of_seed(7) is once
+    first, other, again = (often.of_seed(seed) for seed in (0, 1, 16))
+    assert torch.equal(first.train[0], once.train[0])
+    assert torch.equal(first.held[0], once.held[0])
+    assert (other.split, again.split) == (1, 1)
+    assert torch.equal(other.held[0], again.held[0])
+    assert not torch.equal(first.held[0], other.held[0])
+    for one in (first, other):
+        assert one.held[-1].sum(0).tolist() == pytest.approx([len(one.held[0])] * 2)
+        assert one.train[0].mean(0).abs().max() < 1e-6
+
+
 def test_unknown_tasks_and_missing_data_are_named() -> None:
     with pytest.raises(ValueError, match="task is 'mnist', but must be one of"):
         load_task("mnist", NOWHERE)

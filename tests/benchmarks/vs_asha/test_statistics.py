@@ -175,12 +175,15 @@ def test_the_baseline_is_compared_with_itself_by_another_seed() -> None:
     """Three seeds end at .9, .8 and .7 and test at .6, .7 and .8, where one spread is .1.
 
     Of their six ordered pairs three reach, and one, which tests .2 lower, is worse. Ties reach both ways. A task with
-    one seed says nothing.
+    one seed says nothing, nor do seeds that split the examples in different ways.
     """
 
     def of(seed: int, score: float, test: float) -> dict[str, Any]:
         winner, floor = {"trial": 0, "test": test}, {"test": test + 0.1001 * 2**0.5, "seconds": 2.0}
         return cell([[1.0, 0, 1, 1, score, test]], seed, winner=winner, floor=floor)
+
+    def split(one: dict[str, Any], number: int) -> dict[str, Any]:
+        return {**one, "settings": {**one["settings"], "split": number}}
 
     apart = [of(0, 0.9, 0.6), of(1, 0.8, 0.7), of(2, 0.7, 0.8)]
     alike = [of(0, 0.5, 0.5), of(1, 0.5, 0.5)]
@@ -188,6 +191,9 @@ def test_the_baseline_is_compared_with_itself_by_another_seed() -> None:
         "apart": {"ray_asha": apart, "tune": apart[:2]},
         "alike": {"ray_asha": alike, "tune": alike[:1]},
         "alone": {"ray_asha": alike[:1], "tune": alike[:1]},
+        "split": {"ray_asha": [split(alike[0], 0), split(apart[0], 1), split(alike[1], 0)], "tune": alike[:1]},
+        "split each": {"ray_asha": [split(alike[0], 0), split(alike[1], 1)], "tune": alike[:1]},
     }
-    assert yardsticks(tasks) == {"apart": Yardstick(3 / 6, 5 / 6), "alike": Yardstick(1.0, 1.0)}
-    assert by_chance(tasks, "tune") == ByChance(3, 2 * 3 / 6 + 1, 2 * 5 / 6 + 1)
+    alike_too = Yardstick(1.0, 1.0)
+    assert yardsticks(tasks) == {"apart": Yardstick(3 / 6, 5 / 6), "alike": alike_too, "split": alike_too}
+    assert by_chance(tasks, "tune") == ByChance(4, 2 * 3 / 6 + 2, 2 * 5 / 6 + 2)
