@@ -215,6 +215,7 @@ class StandInController:
         self._running: deque[Any] = deque()
         self._staged_trials: set[Any] = set()
         self._reuse_actors = False
+        self._actor_manager = SimpleNamespace(_resource_manager=None)
         self.search_alg = SimpleNamespace(on_trial_result=lambda trial_id, result: None)
 
     def get_live_trials(self) -> list[Any]:

@@ -26,6 +26,7 @@ from ray.tune.schedulers import PopulationBasedTraining, TrialScheduler
 
 from hydro_rasda.backends.ray.elastic import elastic
 from hydro_rasda.backends.ray.event_log import EventLog, EventLogger
+from hydro_rasda.backends.ray.groups import SettledGroups
 from hydro_rasda.backends.ray.rank_worker import CHECKPOINT_FILE
 from hydro_rasda.backends.ray.run_recorder import RunRecorder
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
@@ -253,6 +254,7 @@ class FullSize:
             trial_checkpoint_config=self._experiment.checkpoint_config,
             reuse_actors=True,
             storage=self._experiment.storage,
+            resource_manager_factory=SettledGroups,
         )
         try:
             self._turn(controller)

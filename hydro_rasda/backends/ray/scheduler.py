@@ -271,7 +271,9 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             )
         self._sizes.slots.check(self._rule.workers)
         self._experiment = trial.storage.experiment_fs_path
-        ControllerStage(controller).check_reuse(trial)
+        stage = ControllerStage(controller)
+        stage.check_reuse(trial)
+        stage.lose_no_worker()
         self._standings.open(Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path))
 
     def _decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:

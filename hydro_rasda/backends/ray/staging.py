@@ -9,9 +9,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ray.air.execution import PlacementGroupResourceManager
 from ray.tune import Trainable
 from ray.tune.experiment import Trial
 
+from hydro_rasda.backends.ray.groups import SettledGroups
 from hydro_rasda.backends.ray.queue import WaitingQueue
 from hydro_rasda.backends.ray.sizes import Sizes
 
@@ -43,6 +45,13 @@ class ControllerStage:
             raise ValueError(
                 f"`reuse_actors` is True, but must be False for {trial.trainable_name!r}, which has no `reset_config`"
             )
+
+    def lose_no_worker(self) -> None:
+        """Have placement groups taken back as `SettledGroups` does; before any is asked for."""
+        actors = self._controller._actor_manager
+        groups = actors._resource_manager
+        if type(groups) is PlacementGroupResourceManager and not groups._pg_to_request:
+            actors._resource_manager = SettledGroups(groups.update_interval_s)
 
     def clear(self, queue: WaitingQueue) -> None:
         """Take trials that are over off the stage, and have those wait again whose actor was not free in time.

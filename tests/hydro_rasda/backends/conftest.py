@@ -49,4 +49,5 @@ def all_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
     until = time.monotonic() + 30
     while ray.available_resources().get("CPU") != 8 and time.monotonic() < until:
         time.sleep(0.1)
-    assert ray.available_resources().get("CPU") == 8, ray.util.placement_group_table()
+    held = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+    assert ray.available_resources().get("CPU") == 8, held
