@@ -173,8 +173,9 @@ def test_bohb_learns_from_milestones_and_from_those_that_stop(ray8: None, tmp_pa
             self.told = [*getattr(self, "told", []), (trial_id, result["hyperband_info"].get("budget"))]
             super().on_trial_result(trial_id, result)
 
-    bohb, scheduler = Told(seed=0), RASDAScheduler(max_t=4)
-    results = run(tmp_path, scheduler, {"x": tune.uniform(0, 1)}, search_alg=bohb, num_samples=6)
+    # One at a time: who is stopped depends on the order of reports.
+    bohb, scheduler, one = Told(seed=0), RASDAScheduler(max_t=4), {"max_concurrent_trials": 1}
+    results = run(tmp_path, scheduler, {"x": tune.uniform(0, 1)}, search_alg=bohb, num_samples=6, **one)
     assert results.num_errors == 0
     stopped_at_1 = [e for e in read_journal(results.experiment_path) if e.t == 1 and e.decision == "stop"]
     assert stopped_at_1
