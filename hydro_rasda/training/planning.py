@@ -12,40 +12,34 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import fusion
-from fusion import OPTIMIZERS, FusionWarning, GraphWarning
-from fusion.backoff import is_out_of_memory
+from fusion import OPTIMIZERS, FusionWarning
 from fusion.keys import OWN, optimizer_name, read
-from fusion.width.plan import FusionPlan, best_width
-from fusion.width.probe import compiled_speedup, plan_fusion, usable_memory
+from fusion.width.plan import best_width
+from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import Widths
-from hydro_rasda.data import Batch, outline
-from hydro_rasda.precision import matrix_products
+from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.content import content, digest
 from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.packing import MARGIN
+from hydro_rasda.training import surrogate_probe
 from hydro_rasda.training.forks import Died, map_forked
 from hydro_rasda.training.graph import records
-from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.training.peaks import Peaks, kind_of_group
+from hydro_rasda.training.surrogate_probe import measure_compiled, measure_widths
 from hydro_rasda.trial import Trial
-
-SECONDS_PER_WIDTH = 0.03
-"""Time to measure each width, but no less than a few steps: to be small beside what a sweep takes."""
 
 COMPILED_FROM = 300.0
 """Seconds of training, from one milestone to the next, from which it is tried whether compiled steps are faster: to
@@ -89,7 +83,7 @@ def planned_widths(
         asked = singles or len(part) > 1
         found[kind] = recall(keys[kind]) if asked else None
         if asked and found[kind] is None:
-            work[kind] = partial(_measure, problem, part, batch, room, cores)
+            work[kind] = partial(measure_widths, problem, part, batch, room, cores)
     for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0)):
         if measured is not None and not isinstance(measured, Died):
             found[kind] = measured
@@ -119,7 +113,7 @@ def _with_compiled(
         if of.most > 1 and _longest_training(problem, trials[0].batch_size) * of.seconds(of.most) >= COMPILED_FROM:
             found[kind] = cache.recall(f"{keys[kind]}/compiled")
             if not _is_sound_speedup(found[kind]):
-                work[kind] = partial(_measure_compiled, problem, trials)
+                work[kind] = partial(measure_compiled, problem, trials)
     for kind, measured in zip(work, map_forked(list(work.values()), children)):
         found[kind] = None
         if measured is not None and not isinstance(measured, Died):
@@ -180,102 +174,6 @@ def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
     return Widths(most, min(pays, default=2), throughput)
 
 
-class _Surrogates(Sequence[nn.Module]):
-    """The trials' surrogates, each built when it is first asked for."""
-
-    def __init__(self, problem: Problem, trials: Sequence[Trial]) -> None:
-        self._problem, self._trials = problem, trials
-        self._built: dict[int, nn.Module] = {}
-
-    def __len__(self) -> int:
-        return len(self._trials)
-
-    @overload
-    def __getitem__(self, at: int) -> nn.Module: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[nn.Module]: ...
-
-    def __getitem__(self, at: int | slice) -> nn.Module | list[nn.Module]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(len(self))[at]]
-        if at not in self._built:
-            self._built[at] = self._problem.surrogate(self._trials[at])
-        return self._built[at]
-
-
-def _measure(problem: Problem, trials: Sequence[Trial], batch: Batch, room: float, cores: int) -> Measured | None:
-    """The trials as they will train; None where one of them cannot, which its own training will say.
-
-    Where a single one does not fit a core's part of the room, it is measured with all of it.
-    """
-
-    surrogates = _Surrogates(problem, trials)
-
-    def plan(most: int, memory: float, further: Mapping[str, Any]) -> FusionPlan:
-        return plan_fusion(
-            surrogates,
-            [trial.config for trial in trials],
-            partial(_loss, problem),
-            batch,
-            memory=max(1, int(memory / MARGIN)) if memory < math.inf else None,
-            max_width=most,
-            seconds=SECONDS_PER_WIDTH,
-            multipliers=further,
-            graph=records(problem),
-        )
-
-    try:
-        with _measuring(problem):
-            further = _multipliers(problem, trials[0], surrogates[0])
-            try:
-                found = plan(len(trials), room / cores, further)
-                fits = found.micro_batches == 1
-            except (RuntimeError, MemoryError) as error:
-                fits = not is_out_of_memory(error)
-                if fits:
-                    raise
-            if not fits and cores > 1:
-                found = plan(1, room, further)
-    except (Exception, SystemExit):
-        return None
-    throughput = {str(width): rate for width, rate in found.throughput.items()}
-    sizes = {"fixed": found.fixed_bytes, "each": found.bytes_per_trial}
-    return {"width": found.width, "throughput": throughput, "obstacle": found.obstacle, **sizes}
-
-
-def _measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | None:
-    """How much faster a group trains once its step is compiled, and how long that takes; None where it cannot train."""
-    batch = next(problem.train_data.epoch(trials[0].batch_size, 0))
-    try:
-        with _measuring(problem):
-            surrogates, configs = list(_Surrogates(problem, trials)), [trial.config for trial in trials]
-            further = _multipliers(problem, trials[0], surrogates[0])
-            loss = partial(_loss, problem)
-            found = compiled_speedup(surrogates, configs, loss, batch, multipliers=further)
-    except (Exception, SystemExit):
-        return None
-    return {"speedup": found.speedup, "seconds": found.compile_seconds}
-
-
-def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:
-    return problem.objective(model, part)["loss"]
-
-
-@contextmanager
-def _measuring(problem: Problem) -> Iterator[None]:
-    """As models train; what is said of them is said by who asked, also where what was measured is only remembered."""
-    with warnings.catch_warnings(), matrix_products(problem.settings.precision):
-        warnings.simplefilter("ignore", FusionWarning)
-        warnings.simplefilter("ignore", GraphWarning)
-        yield
-
-
-def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mapping[str, Any]:
-    settings = optimizer_settings(problem.objective, surrogate, trial.config)
-    return multipliers(settings, surrogate, problem.settings.surrogate)
-
-
 def _is_sound_speedup(measured: Measured | None) -> bool:
     return measured is not None and all(is_positive(measured.get(name)) for name in ("speedup", "seconds"))
 
@@ -315,7 +213,7 @@ def _processor() -> str:
 @functools.cache
 def _code() -> str:
     """A digest of the code that is measured."""
-    files = [Path(__file__), *sorted(Path(fusion.__file__).parent.rglob("*.py"))]
+    files = [Path(__file__), Path(surrogate_probe.__file__), *sorted(Path(fusion.__file__).parent.rglob("*.py"))]
     try:
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     except OSError:

@@ -1,0 +1,130 @@
+"""A kind's surrogates, trained for a moment: how fast, and in how many bytes, at each width, and compiled."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, overload
+
+from torch import Tensor, nn
+
+from fusion import FusionWarning, GraphWarning
+from fusion.backoff import is_out_of_memory
+from fusion.width.plan import FusionPlan
+from fusion.width.probe import compiled_speedup, plan_fusion
+from hydro_rasda.data import Batch
+from hydro_rasda.precision import matrix_products
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.cache import Measured
+from hydro_rasda.schedulers.packing import MARGIN
+from hydro_rasda.training.graph import records
+from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.trial import Trial
+
+SECONDS_PER_WIDTH = 0.03
+"""Time to measure each width, but no less than a few steps: to be small beside what a sweep takes."""
+
+
+def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room: float, cores: int) -> Measured | None:
+    """How fast the trials train, and in how many bytes, at each width; None where one cannot train, which it will say.
+
+    Where a single one does not fit a core's part of the room, it is measured with all of it.
+
+    Args:
+        problem: What is tuned.
+        trials: Of one kind, those of a core.
+        batch: That they train on.
+        room: Bytes for all cores.
+        cores: That share them.
+    """
+    surrogates = _Surrogates(problem, trials)
+
+    def plan(most: int, memory: float, further: Mapping[str, Any]) -> FusionPlan:
+        return plan_fusion(
+            surrogates,
+            [trial.config for trial in trials],
+            partial(_loss, problem),
+            batch,
+            memory=max(1, int(memory / MARGIN)) if memory < math.inf else None,
+            max_width=most,
+            seconds=SECONDS_PER_WIDTH,
+            multipliers=further,
+            graph=records(problem),
+        )
+
+    try:
+        with _measuring(problem):
+            further = _multipliers(problem, trials[0], surrogates[0])
+            try:
+                found = plan(len(trials), room / cores, further)
+                fits = found.micro_batches == 1
+            except (RuntimeError, MemoryError) as error:
+                fits = not is_out_of_memory(error)
+                if fits:
+                    raise
+            if not fits and cores > 1:
+                found = plan(1, room, further)
+    except (Exception, SystemExit):
+        return None
+    throughput = {str(width): rate for width, rate in found.throughput.items()}
+    sizes = {"fixed": found.fixed_bytes, "each": found.bytes_per_trial}
+    return {"width": found.width, "throughput": throughput, "obstacle": found.obstacle, **sizes}
+
+
+def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | None:
+    """How much faster a group trains once its step is compiled, and how long that takes; None where it cannot train."""
+    batch = next(problem.train_data.epoch(trials[0].batch_size, 0))
+    try:
+        with _measuring(problem):
+            surrogates, configs = list(_Surrogates(problem, trials)), [trial.config for trial in trials]
+            further = _multipliers(problem, trials[0], surrogates[0])
+            loss = partial(_loss, problem)
+            found = compiled_speedup(surrogates, configs, loss, batch, multipliers=further)
+    except (Exception, SystemExit):
+        return None
+    return {"speedup": found.speedup, "seconds": found.compile_seconds}
+
+
+def _loss(problem: Problem, model: nn.Module, part: Batch) -> Tensor:
+    return problem.objective(model, part)["loss"]
+
+
+@contextmanager
+def _measuring(problem: Problem) -> Iterator[None]:
+    """As models train; what is said of them is said by who asked, also where what was measured is only remembered."""
+    with warnings.catch_warnings(), matrix_products(problem.settings.precision):
+        warnings.simplefilter("ignore", FusionWarning)
+        warnings.simplefilter("ignore", GraphWarning)
+        yield
+
+
+def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mapping[str, Any]:
+    settings = optimizer_settings(problem.objective, surrogate, trial.config)
+    return multipliers(settings, surrogate, problem.settings.surrogate)
+
+
+class _Surrogates(Sequence[nn.Module]):
+    """The trials' surrogates, each built when it is first asked for."""
+
+    def __init__(self, problem: Problem, trials: Sequence[Trial]) -> None:
+        self._problem, self._trials = problem, trials
+        self._built: dict[int, nn.Module] = {}
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    @overload
+    def __getitem__(self, at: int) -> nn.Module: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[nn.Module]: ...
+
+    def __getitem__(self, at: int | slice) -> nn.Module | list[nn.Module]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        if at not in self._built:
+            self._built[at] = self._problem.surrogate(self._trials[at])
+        return self._built[at]
