@@ -23,6 +23,7 @@ from hydro_rasda.config import UNSPLIT_BATCHES, Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.training.average import Average, trained_tensors
+from hydro_rasda.training.batch_statistics import average_statistics
 from hydro_rasda.training.best import bettered, epochs_since
 from hydro_rasda.training.graph import recorded
 from hydro_rasda.training.noise import GradientNoise
@@ -103,6 +104,9 @@ class SingleLearner:
         elif shard.world > 1:
             # Which parameters a step uses may differ from step to step, as with stochastic depth.
             self._joint = DistributedDataParallel(_Joint(model, objective), find_unused_parameters=True)
+        self._weight = 1.0
+        if self._joint is not None:
+            average_statistics(self._joint, lambda: self._weight)
         self.optimizer = optimizer(model, settings.config, **multipliers(settings, model, 1))
         of_ours = optimizer_name(settings.config) in VECTORIZED
         if scale is not None and of_ours:
@@ -165,6 +169,7 @@ class SingleLearner:
         if self._joint is None:
             metrics = backward(self._metrics, batch, self._parts, scaled=scaled)
         else:
+            self._weight = weight
             if self.noise is not None:
                 self.noise.expect(batch_length(batch), weight, None if scale is None else scale.scale_K)
             metrics = backward(self._joint, batch, self._parts, weight, self._apart, scaled)

@@ -62,7 +62,8 @@ def train_epochs_on_ranks(
 
     Every rank calls it; all yield the same metrics, exact means over all examples, and stop together. The model learns
     as in one process with the same batch size, apart from what depends on a rank's share alone: random numbers of the
-    model, and BatchNorm's statistics, of which those of rank 0 are kept. One rank is `train_epochs`.
+    model, and BatchNorm, which normalizes by it and keeps the mean of all ranks' statistics. One rank is
+    `train_epochs`.
 
     Args:
         learner: The model, and which rank this is.

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from hydro_rasda.checks import check_flag, check_int, require
 from hydro_rasda.data import MOST_EXAMPLES, Shard
+from hydro_rasda.training.batch_statistics import average_statistics
 from hydro_rasda.training.large_batch import RescaledLR, Rule
 from hydro_rasda.training.measured import GLOBAL_BATCH, NOISE_SCALE, SCALING_EFFICIENCY
 from hydro_rasda.training.noise import GradientNoise
@@ -60,6 +61,7 @@ class Worker:
         self.trial: str = job["trial"]
         self.device = device
         self._global_batch_size: int | None = None
+        self._weight = 1.0
         self._rescaled: list[RescaledLR] = []
         saved = saved or {"state": None, "iteration": 0, "rescaled": [], "measured": {}}
         self.iteration: int = saved["iteration"]
@@ -83,13 +85,16 @@ class Worker:
         """The model on this rank's device, its gradients averaged over the ranks where there are several.
 
         Load `checkpoint` into the model before, and save the state of the model itself:
-        `worker.plain(model)`.
+        `worker.plain(model)`. BatchNorm normalizes by each rank's own batch, and its running statistics are the mean
+        over the ranks after each step; convert the model to `nn.SyncBatchNorm` before for the global batch (GPUs only).
         """
         require(isinstance(model, nn.Module), "model", model, "an nn.Module")
         model = model.to(self.device)
         if self.world_size == 1:
             return model
-        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+        joint = DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+        average_statistics(joint, lambda: self._weight)
+        return joint
 
     def plain(self, model: nn.Module) -> nn.Module:
         """The user's own module inside what `prepare` gave."""
@@ -129,11 +134,28 @@ class Worker:
             part = shard.part(len(batch))
             if self._noise is not None:
                 self._noise.expect(len(batch[part.rows]), part.weight)
-            yield batch[part.rows], part.weight
+            self._weight = part.weight
+            try:
+                yield batch[part.rows], part.weight
+            finally:
+                self._weight = 1.0
 
     def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:
-        """For a `DataLoader` over a data set that indices do not suit; call its `set_epoch` each epoch."""
-        return DistributedSampler(dataset, self.world_size, self.rank, shuffle=shuffle, seed=seed)
+        """For a `DataLoader` over a data set that indices do not suit; call its `set_epoch` each epoch.
+
+        No example is drawn twice in an epoch. Shuffled, each rank draws the same number of examples: up to
+        `world_size - 1` are left out, others in each epoch. In order (`shuffle=False`, for validation), each example is
+        drawn by one rank, and the ranks' numbers may differ by one. `batches` has neither limit.
+
+        Raises:
+            ValueError: where the data set has fewer examples than there are ranks.
+        """
+        count = len(dataset)  # type: ignore[arg-type]
+        require(count >= self.world_size, "dataset", count, f"at least {self.world_size} examples, one for each rank")
+        drawn = DistributedSampler(dataset, self.world_size, self.rank, shuffle=shuffle, seed=seed, drop_last=shuffle)
+        if not shuffle:  # torch's own repeats examples to give each rank as many
+            drawn.total_size, drawn.num_samples = count, len(range(self.rank, count, self.world_size))
+        return drawn
 
     def rescale(self, optimizer: Optimizer, rule: Rule = "auto", warmup_steps: int = 0) -> RescaledLR:
         """Has the learning rate follow the global batch, see `RescaledLR`; call it once per optimizer.

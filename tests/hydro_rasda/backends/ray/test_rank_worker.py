@@ -205,7 +205,22 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
         worker(checkpoint=str(tmp_path))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("samples", [4, 331])
+def test_a_sampler_repeats_no_example(samples: int, shuffle: bool) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(samples))
+    shares = [list(worker(rank=r, world_size=4).sampler(data, shuffle=shuffle)) for r in range(4)]
+    drawn = [i for share in shares for i in share]
+    assert len(set(drawn)) == len(drawn)
+    if shuffle:
+        assert {len(share) for share in shares} == {samples // 4}  # as DDP needs
+    else:
+        assert sorted(drawn) == list(range(samples))
+
+
 def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="`dataset` is 1, but must be at least 2 examples, one for each rank"):
+        worker(world_size=2).sampler(torch.utils.data.TensorDataset(torch.zeros(1)))
     with pytest.raises(ValueError, match="`samples` is 0, but must be an integer from 1 to"):
         next(worker().batches(0, 8))
     with pytest.raises(ValueError, match="`batch_size` is 0, but must be an integer from 1 to"):
