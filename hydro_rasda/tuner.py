@@ -28,6 +28,7 @@ from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.identity import Identity
+from hydro_rasda.run.portable import pickle_config_modules
 from hydro_rasda.run.progress import Progress
 from hydro_rasda.run.result import TuneResult, make_result
 from hydro_rasda.run.state import Run
@@ -432,6 +433,7 @@ def _problem(
     objective: Objective,
     where: torch.device,
 ) -> Problem:
+    pickle_config_modules()
     return Problem(
         model_fn=model_fn,
         objective=in_precision(objective, settings.precision),

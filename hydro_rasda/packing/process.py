@@ -17,6 +17,7 @@ from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.grid import End, Grid
 from hydro_rasda.packing.tasks import Estimate, Task
+from hydro_rasda.run.portable import pickle_config_modules
 
 _HERE = Path(__file__).parent
 _CHILD, _CALL = _HERE / "child.py", _HERE / "call.py"
@@ -186,6 +187,7 @@ def _command(task: Task, grid: Grid) -> list[str]:
 def _pickled(task: Task) -> bytes:
     import cloudpickle
 
+    pickle_config_modules()
     try:
         found: bytes = cloudpickle.dumps(task.run)
     except (pickle.PicklingError, TypeError, AttributeError) as error:

@@ -1,10 +1,29 @@
-"""Pickling of what a run found, with functions that plain pickle cannot take."""
+"""Pickling of what a run found and of functions, also of those that plain pickle or cloudpickle cannot take."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 # Ray's cloudpickle takes a second to import, which only who pickles waits for.
+
+
+def pickle_config_modules() -> None:
+    """Have every pickler take torch's modules of settings by their names, as it takes other modules.
+
+    Beside a function, cloudpickle pickles each loaded submodule whose dotted name the function's own names could spell:
+    one that reads `worker.config` and calls `torch.distributed` brings `torch.distributed.config`, which is of torch's
+    own subclass of the module type.
+    """
+    module = sys.modules.get("torch.utils._config_module")
+    if module is not None:  # else torch is not loaded, and no such module is
+        module.ConfigModule.__reduce__ = _by_name
+
+
+def _by_name(module: ModuleType) -> tuple[Any, tuple[str]]:
+    return importlib.import_module, (module.__name__,)
 
 
 class Portable:
@@ -13,6 +32,7 @@ class Portable:
     def __reduce__(self) -> tuple[Any, ...]:
         from ray import cloudpickle
 
+        pickle_config_modules()
         return _restored, (type(self), cloudpickle.dumps(self._packed()))
 
     def _packed(self) -> dict[str, Any]:

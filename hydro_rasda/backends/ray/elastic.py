@@ -30,6 +30,7 @@ from hydro_rasda.backends.ray.ranks import Ending, RankActors, blame
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
 from hydro_rasda.backends.temporary import owner
 from hydro_rasda.checks import check_choice, check_function, check_int, is_number, require
+from hydro_rasda.run.portable import pickle_config_modules
 from hydro_rasda.training.pace import Pace
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def elastic(
         "backend": backend,
     }
 
+    pickle_config_modules()
     pickled = cloudpickle.dumps((train, data))
     payload = np.frombuffer(pickled, dtype=np.uint8)  # which Ray's actors read where it lies in memory
     # By its content a fork server knows what it has loaded. Hashed here, once: a trial starts anew at each resize.
