@@ -270,7 +270,7 @@ def stand_in_trial(number: int, folder: str) -> Any:
 
     trial = SimpleNamespace(number=number, trial_id=f"{number:05d}", status="PENDING", last_result={})
     trial.latest_checkpoint_result = None
-    trial.trainable_name = "stand_in"
+    trial.trainable_name, trial.config, trial.checkpoint, trial.local_path = "stand_in", {}, None, folder
     trial.storage = SimpleNamespace(storage_filesystem=LocalFileSystem(), experiment_fs_path=folder)
     trial.is_finished = lambda: trial.status == "TERMINATED"
     trial.init_local_path = lambda: None

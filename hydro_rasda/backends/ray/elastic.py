@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 from ray import cloudpickle, tune
+from ray.tune.result import AUTO_RESULT_KEYS, TRAINING_ITERATION
 from ray.tune.schedulers import TrialScheduler
 
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
@@ -65,6 +66,7 @@ def elastic(
             number of workers. Under any other, or None, a trial keeps one worker for each bundle of its own resources
             (`tune.with_resources(elastic(...), tune.PlacementGroupFactory([{"CPU": 1}] * 2))`; one by default), and
             saves by `checkpoint_every` and where it reports `final=True`.
+            Its `time_attr` is a number that `train` reports, or "training_iteration".
         data: Anything picklable, handed to each rank as `worker.data`. Pickled once, here; each node holds it once, not
             once per trial.
         checkpoint_every: Also save every so many iterations, for safety from crashes; None to save only where a trial
@@ -93,6 +95,7 @@ def elastic(
     rule = scheduler.rule if isinstance(scheduler, RASDAScheduler) else None
     options = {
         "milestones": rule.milestones if rule else (),
+        "time_attr": _time_attr(scheduler),
         "workers": rule.workers if rule else None,
         "checkpoint_every": checkpoint_every,
         "timeout_s": timeout_s,
@@ -110,6 +113,14 @@ def elastic(
 
     trainable.__name__ = getattr(train, "__name__", type(train).__name__)
     return tune.with_parameters(trainable, payload=payload)  # type: ignore[no-any-return]
+
+
+def _time_attr(scheduler: TrialScheduler | None) -> str:
+    """The name of what counts iterations in a report, where milestones are counted in it."""
+    name = scheduler.time_attr if isinstance(scheduler, RASDAScheduler) else TRAINING_ITERATION
+    rule = f"{TRAINING_ITERATION!r}, or the name of a number that `train` reports: a rank does not know what Ray adds"
+    require(name == TRAINING_ITERATION or name not in AUTO_RESULT_KEYS, "time_attr", name, rule)
+    return name
 
 
 def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[str, Any]) -> None:

@@ -295,7 +295,9 @@ def offer_of(run: Run, number: int, folder: Path) -> Offer:
     start = folder / f"start-{number}"
     start.mkdir(parents=True)
     torch.save(saved, start / CHECKPOINT_FILE)
-    return Offer(origin, config, str(start), {**run.metrics["target", number][-1], "training_iteration": epoch})
+    return Offer(
+        origin, config, str(start), {**run.metrics["target", number][-1], "training_iteration": epoch, "epoch": epoch}
+    )
 
 
 @contextlib.contextmanager

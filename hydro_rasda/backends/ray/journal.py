@@ -1,7 +1,7 @@
 """The scheduler's own record of a Ray Tune experiment: one JSON line a report.
 
-Ray drops a scheduler's state and loses rows of `result.json` on every resume. This file loses neither: it
-says what each rung has seen, what was decided, and how many workers a trial had (the paper's Fig. 7).
+Ray drops a scheduler's state on every resume. This file does not: it says what each rung has seen, what was decided,
+and how many workers a trial had (the paper's Fig. 7).
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hydro_rasda.backends.temporary import make_folder
 from hydro_rasda.training.worker import Saving, State, Worker
@@ -31,22 +33,51 @@ class RankWorker(Worker):
 
     def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
         device = torch.device("cuda", 0) if job["gpus"] else torch.device("cpu")
-        super().__init__(job, data, device, _load(job["checkpoint"]))
+        saved = _load(job["checkpoint"]) or {}
+        super().__init__(job, data, device, saved or None)
         self._job, self._connection = job, connection
+        self._reported: dict[str, float] = dict(saved.get("reported", {}))
+        """By name, when a metric was last reported."""
+        # A checkpoint that the driver made of a run does not tell.
+        self._began = 0 if "reported" in saved else self.iteration
+        self._due = False
+
+    def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
+        # By what was passed in: on all ranks it has the same names.
+        self._due = isinstance(metrics, Mapping) and self._saves_at(metrics)
+        super().report(metrics, state, final=final)
+
+    def _saves_at(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether a trial may pause at this report, ends with it, or is saved for safety.
+
+        Which metric decides is not known here: each decides at its first report since a milestone.
+        """
+        iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
+        flat, name = _flat(metrics), self._job["time_attr"]
+        # `tune` reports this by itself.
+        t = flat.get(name, iteration if name == "training_iteration" or self.through is not None else None)
+        safety = every is not None and iteration % every == 0
+        if not at or t is None:
+            return safety
+        t = t.item() if isinstance(t, Tensor | np.generic) else t
+        names = {*flat, name}
+        since = min(self._reported.get(each, self._began) for each in names)
+        self._reported.update(dict.fromkeys(names, t))
+        return safety or t >= at[-1] or any(since < milestone <= t for milestone in at)
 
     def _deliver(self, results: dict[str, Any], saving: Saving, final: bool) -> None:
-        due = saving is not None and (final or _due(self._job, self.iteration))
+        due = saving is not None and (final or self._due)
         folder = self._save(saving() if callable(saving) else saving) if due else None
         self._connection.send(("report", (results, folder)))
         self._connection.recv()
 
     def _attend(self, saving: Saving, final: bool) -> None:
-        if callable(saving) and (final or _due(self._job, self.iteration)):
+        if callable(saving) and (final or self._due):
             saving()
 
     def _save(self, state: State | None) -> str:
         folder = make_folder(self._job["owner"])
-        torch.save(self.saved(state), os.path.join(folder, CHECKPOINT_FILE))
+        torch.save({**self.saved(state), "reported": self._reported}, os.path.join(folder, CHECKPOINT_FILE))
         return folder
 
 
@@ -96,9 +127,12 @@ def _load(folder: str | None) -> dict[str, Any] | None:
     return saved
 
 
-def _due(job: Mapping[str, Any], iteration: int) -> bool:
-    """Whether a trial may pause at this iteration, ends with it, or is saved for safety."""
-    every = job["checkpoint_every"]
-    at = job["milestones"]
-    decided = bool(at) and (iteration in at or iteration >= at[-1])
-    return decided or (every is not None and iteration % every == 0)
+def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested metrics under the names by which Ray's schedulers know them, such as "val/loss"."""
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}/")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

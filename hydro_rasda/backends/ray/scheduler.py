@@ -15,13 +15,14 @@ from typing import Any
 from ray.tune.experiment import Trial
 from ray.tune.result import DEFAULT_METRIC
 from ray.tune.schedulers import TrialScheduler
+from ray.tune.utils import flatten_dict
 
 from hydro_rasda.backends.ray.fellows import Fellows
 from hydro_rasda.backends.ray.grants import Grants
-from hydro_rasda.backends.ray.journal import Journal, JournalEntry
+from hydro_rasda.backends.ray.journal import FILE_NAME, Journal, JournalEntry
 from hydro_rasda.backends.ray.queue import WaitingQueue
 from hydro_rasda.backends.ray.sizes import Sizes
-from hydro_rasda.backends.ray.staging import ControllerStage
+from hydro_rasda.backends.ray.staging import ControllerStage, store_results
 from hydro_rasda.backends.ray.standings import Standings
 from hydro_rasda.checks import check_int, check_mode, check_text, require
 from hydro_rasda.config import Grow
@@ -38,6 +39,8 @@ from hydro_rasda.schedulers import (
     worker_slots,
 )
 
+_SAVED = f"a RASDAScheduler keeps its state in the experiment's folder ({FILE_NAME}), where `Tuner.restore` finds it"
+
 
 class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     """Halving in time, doubling in space: a drop-in for Ray Tune's `ASHAScheduler`.
@@ -45,7 +48,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     At its milestones it stops trials as `ASHAScheduler` does, and trains the survivors on `scaling_factor` times their
     workers. A worker is one bundle of the trial's placement group, so that a trainable learns its number of workers
     from `len(tune.get_context().get_trial_resources().bundles)`; `elastic` turns a training function into one that uses
-    them. Resources given by `tune.with_resources` are overruled.
+    them. Resources given by `tune.with_resources` are overruled, which is said.
 
     Promoted trials start before new ones, deepest rung first, see `hydro_rasda.schedulers.place`. The rungs and all
     reports are kept in `rasda.jsonl` in the experiment's folder, from which `Tuner.restore` goes on.
@@ -64,7 +67,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         max_workers: No trial gets more; None for what the cluster holds.
         metric: What trials report; None to take `TuneConfig`'s.
         mode: "min" or "max"; None to take `TuneConfig`'s.
-        time_attr: What counts iterations in a report; a whole number that grows.
+        time_attr: What counts iterations in a report; a whole number that grows. "a/b" is b in a nested a.
         patience: Starts out of turn before the longest waiting trial comes first.
         wait: How long a trial waits at a milestone for those that began with it, at most, over the time that it took to
             come there; see `hydro_rasda.schedulers.Gathering`. Those that are there are then decided at once.
@@ -74,6 +77,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             "gradient_noise_scale", in examples, beside "global_batch_size". `Worker.measure` has both reported.
         least_efficiency: With "efficient", a survivor whose efficiency is not above this keeps its workers; 0 for any.
         batch_over_noise: With "efficient", a survivor's batch is at most so many noise scales; inf for any.
+        brackets: As of `ASHAScheduler`; 1 only.
+        stop_last_trials: As of `ASHAScheduler`; True only: a trial ends at `max_t`.
 
     Raises:
         ValueError: where a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it where no
@@ -101,8 +106,12 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         grow: Grow = "due",
         least_efficiency: float = 0.5,
         batch_over_noise: float = 1.0,
+        brackets: int = 1,
+        stop_last_trials: bool = True,
     ) -> None:
         super().__init__()
+        require(brackets == 1, "brackets", brackets, "1: there is one bracket")
+        require(stop_last_trials is True, "stop_last_trials", stop_last_trials, "True: a trial ends at `max_t`")
         if mode is not None:
             check_mode(mode)
         numbers = (max_t, grace_period, reduction_factor, scaling_factor, workers, max_workers)
@@ -158,6 +167,11 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """The rule that decides, without Ray."""
         return self._rule
 
+    @property
+    def time_attr(self) -> str:
+        """What counts iterations in a report."""
+        return self._time_attr
+
     def set_search_properties(self, metric: str | None, mode: Mode | None, **spec: Any) -> bool:
         """Takes metric and mode from `TuneConfig`; False where both sides name one."""
         if (self._own_metric and metric) or (self._own_mode and mode):
@@ -181,6 +195,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             return
         # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
         trial.init_local_path()
+        self._sizes.tell_overruled(trial)
         self._sizes.resize(trial, self._sizes.fitting(self._due(trial)))
         if not self._waits_still(trial):
             self._queue.join(trial)
@@ -188,6 +203,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Stops a trial, lets it go on, or pauses it until it can go on with more workers."""
         if self._time_attr not in result or self._metric not in result:
+            self._sizes.tell_undecided(trial, [n for n in (self._time_attr, self._metric) if n not in result])
             return str(TrialScheduler.CONTINUE)
         t, score = result[self._time_attr], float(result[self._metric])
         self._rung_now[trial.trial_id] = self._rule.rungs_survived(t)
@@ -198,7 +214,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         elif decision is Decision.CONTINUE and milestone is not None:
             self._grant([trial], [trial], milestone)
         self._record(trial, result, milestone, decision)
-        result["hyperband_info"] = {} if milestone is None else {"budget": milestone}
+        result["hyperband_info"] = {} if milestone is None or t >= self._rule.max_t else {"budget": milestone}
         if decision is Decision.STOP:
             # Ray tells the searcher of a stopped trial's end only; BOHB learns from milestones.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
@@ -217,7 +233,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         """Keeps the last score of a trial, by which later ones are measured."""
         self._leave(trial)
-        if self._time_attr not in result or self._metric not in result:
+        known = self._time_attr in result and self._metric in result
+        if not known or self._standings.stopped_at(trial.trial_id) is not None:
             return
         rungs, t = self._standings.rungs, result[self._time_attr]
         milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
@@ -253,6 +270,14 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stage.limit(waiting, holding, free, chosen)
         return chosen
 
+    def save(self, checkpoint_path: str) -> None:
+        """Raises NotImplementedError: the state is in `rasda.jsonl` at any time."""
+        raise NotImplementedError(_SAVED)
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Raises NotImplementedError: `Tuner.restore` restores the state, too."""
+        raise NotImplementedError(_SAVED)
+
     def debug_string(self) -> str:
         """One line for Ray's progress table."""
         rungs = ", ".join(f"{m}: {len(rung)} trials" for m, rung in sorted(self._standings.rungs.rungs.items()))
@@ -278,10 +303,15 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
         stopped_at = self._standings.stopped_at(trial.trial_id)
-        if t >= (self._rule.max_t if stopped_at is None else stopped_at):
+        if stopped_at is not None and t >= stopped_at:
             return Decision.STOP, None
         rungs = self._standings.rungs
         milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
+        if t >= self._rule.max_t:
+            if milestone is not None:
+                self._standings.rungs = rungs.recorded(milestone, trial.trial_id, score)
+            self._standings.stop(trial.trial_id, self._rule.max_t)
+            return Decision.STOP, milestone
         self._standings.rungs, verdict = self._rule.report(rungs, trial.trial_id, t, score)
         return verdict.decision, milestone
 
@@ -381,7 +411,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _restart_t(self, trial: Trial) -> int:
         latest = trial.latest_checkpoint_result
-        return int(latest.metrics.get(self._time_attr, 0)) if latest else 0
+        return int(flatten_dict(latest.metrics).get(self._time_attr, 0)) if latest else 0
 
     def _place(self, waiting: list[Trial], holding: list[Trial], held: Mapping[str, int], free: int) -> Placement:
         if not waiting or not free:
@@ -406,6 +436,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         due = self._waiting(trial)
         self._sizes.fitting(due.workers)
         self._sizes.resize(trial, workers)
+        self._sizes.tell_repeats(trial, self._restart_t(trial))
+        store_results(trial)
         self._queue.start(trial, due.rung)
         self._rung_now[trial.trial_id] = due.rung
         self._fellows.begin(trial, self._rule.milestones[due.rung])

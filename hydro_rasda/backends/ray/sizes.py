@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -13,6 +13,7 @@ from ray.tune.experiment import Trial
 from ray.tune.result import SHOULD_CHECKPOINT
 from ray.tune.trainable import FunctionTrainable
 
+from hydro_rasda.backends.ray.reads_checkpoint import reads_checkpoint
 from hydro_rasda.schedulers import worker_slots
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class Sizes:
         cls = trial.get_trainable_cls()
         if issubclass(cls, FunctionTrainable):
             able = bool(result.get(SHOULD_CHECKPOINT))
-            remedy = "Add `checkpoint=` to reports at milestones."
+            remedy = "Give reports at milestones a checkpoint: `checkpoint=` of tune.report, `state` of Worker.report."
         else:
             able = cls.save_checkpoint is not Trainable.save_checkpoint
             remedy = "Give it `save_checkpoint` and `load_checkpoint`."
@@ -115,6 +116,34 @@ class Sizes:
                 f"be paused and goes on with {self.of(trial)} workers. {remedy}",
             )
         return able
+
+    def tell_overruled(self, trial: Trial) -> None:
+        """Say, once, that a trainable's own resources count for nothing."""
+        asked = trial.get_trainable_cls().default_resource_request(trial.config)
+        if asked is not None and any(bundle != self._worker for bundle in asked.bundles):
+            self._tell(
+                "overruled",
+                f"`tune.with_resources` gives {trial.trainable_name!r} {asked.bundles}, but a trial gets "
+                f"{self._worker} for each worker: hand resources to RASDAScheduler, as `resources_per_worker`.",
+            )
+
+    def tell_undecided(self, trial: Trial, missing: Sequence[str]) -> None:
+        """Say, once, that a report without its time or metric decides nothing."""
+        self._tell(
+            "undecided",
+            f"A report of trial {trial} has no {' and no '.join(map(repr, missing))}, so that it decides nothing.",
+        )
+
+    def tell_repeats(self, trial: Trial, t: int) -> None:
+        """Say, once, where a function is run again that does not seem to go on from its checkpoint."""
+        cls = trial.get_trainable_cls()
+        if t and issubclass(cls, FunctionTrainable) and not reads_checkpoint(cls):
+            self._tell(
+                f"repeats {trial.trainable_name}",
+                f"Trainable {trial.trainable_name!r} is called again, as trial {trial} goes on after iteration {t} "
+                f"with {self.of(trial)} workers. It does not call `tune.get_checkpoint()`: unless it loads that "
+                "checkpoint in another way, it trains the same iterations again.",
+            )
 
     def _tell(self, key: str, message: str) -> None:
         if key not in self._told:

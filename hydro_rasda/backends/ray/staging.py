@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pyarrow.fs import copy_files
 from ray.air.execution import PlacementGroupResourceManager
 from ray.tune import Trainable
 from ray.tune.experiment import Trial
+from ray.tune.result import EXPR_RESULT_FILE
 
 from hydro_rasda.backends.ray.groups import SettledGroups
 from hydro_rasda.backends.ray.queue import WaitingQueue
@@ -99,3 +102,14 @@ class ControllerStage:
             pending = sum(trial.status == Trial.PENDING for trial in holding)
             limit = pending + 1 + (chosen is not None)
         self._controller.update_max_pending_trials(limit)
+
+
+def store_results(trial: Trial) -> None:
+    """Bring a trial's `result.json` to the experiment's storage before the trial starts again.
+
+    Ray's logger then takes the file from there, where it may lack the last rows: Ray stores it from time to time.
+    """
+    local, storage = Path(trial.local_path or "", EXPR_RESULT_FILE), trial.storage
+    if trial.checkpoint and local.is_file():
+        stored = str(PurePosixPath(storage.trial_fs_path) / EXPR_RESULT_FILE)
+        copy_files(str(local), stored, destination_filesystem=storage.storage_filesystem)

@@ -60,7 +60,7 @@ class Standings:
         self._journal.append(entry)
 
     def stop(self, trial: str, milestone: int) -> None:
-        """A trial was stopped at a milestone, while it was paused there."""
+        """A trial was stopped at a milestone, while it was paused there, or at the last."""
         self._stopped[trial] = milestone
 
     def stopped_at(self, trial: str) -> int | None:

@@ -114,6 +114,7 @@ def rank_reports(rank: int, world: int, what: Problem, config: dict[str, Any], j
         "checkpoint": None,
         "milestones": (),
         "checkpoint_every": None,
+        "time_attr": "training_iteration",
         "owner": owner(os.getpid()),
         **job,
     }

@@ -24,7 +24,7 @@ TIMEOUT_S = 10
 
 
 class Curves(tune.Callback):  # type: ignore[misc]
-    """The loss after each epoch of each kind of trial; Ray's own files lose rows where a trial is resumed."""
+    """The loss after each epoch of each kind of trial."""
 
     def __init__(self) -> None:
         self.of: dict[str | None, dict[int, float]] = {fault: {} for fault in FAULTS}
@@ -135,6 +135,25 @@ def test_a_rank_that_nobody_waits_for_is_ended_where_it_hangs(
 
 
 @pytest.mark.slow
+def test_time_may_be_counted_by_a_nested_number_of_the_trials(ray8: None, tmp_path: Path) -> None:
+    scheduler = RASDAScheduler(max_t=80, grace_period=15, time_attr="ep/n")
+    tuner = tune.Tuner(
+        elastic(trainables.in_tens, scheduler),
+        tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), name="run", verbose=0),
+    )
+    (result,) = tuner.fit()
+    entries = read_journal(str(tmp_path / "run"))
+    times = list(range(10, 90, 10))
+    assert [(e.t, e.workers) for e in entries] == list(zip(times, [1, 1, 2, 4, 4, 4, 8, 8]))
+    assert [e.milestone for e in entries] == [None, 15, 30, None, None, 60, None, None]
+    assert result.checkpoint is not None  # of the end
+    frame = result.metrics_dataframe
+    assert frame is not None
+    assert list(frame["ep/n"]) == times
+
+
+@pytest.mark.slow
 def test_data_is_in_memory_once_on_a_node(trials: ResultGrid) -> None:
     result, _ = of(trials, None)
     assert result.metrics is not None
@@ -155,6 +174,11 @@ def test_older_checkpoints_are_removed(trials: ResultGrid) -> None:
         ({"checkpoint_every": 0}, ValueError, "`checkpoint_every` is 0, but must be None or an integer >= 1"),
         ({"timeout_s": 0}, ValueError, "`timeout_s` is 0, but must be a number of seconds > 0"),
         ({"backend": "mpi"}, ValueError, r"`backend` is 'mpi', but must be one of \('gloo', 'nccl'\)"),
+        (
+            {"scheduler": RASDAScheduler(time_attr="time_total_s")},
+            ValueError,
+            "`time_attr` is 'time_total_s', but must be 'training_iteration', or the name",
+        ),
     ],
 )
 def test_bad_input(wrong: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -24,6 +24,7 @@ JOB = {
     "checkpoint": None,
     "milestones": (2, 4),
     "checkpoint_every": None,
+    "time_attr": "training_iteration",
     "owner": owner(os.getpid()),
 }
 
@@ -189,6 +190,41 @@ def test_when_it_saves(milestones: tuple[int, ...], every: int | None, expected:
         if theirs.recv()[1][1] is not None:
             saved.append(iteration)
     assert saved == expected
+
+
+def report(w: RankWorker, theirs: Any, metrics: dict[str, Any]) -> str | None:
+    """The folder of the checkpoint that a report made; None where it made none."""
+    theirs.send(None)
+    w.report(metrics, {"x": 1})
+    folder: str | None = theirs.recv()[1][1]
+    return folder
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_it_saves_where_a_milestone_of_time_attr_is_passed(nested: bool) -> None:
+    ours, theirs = Pipe()
+    w = worker(ours, milestones=(100, 400, 800), time_attr="ep/n" if nested else "steps")
+    saved = []
+    for steps in range(130, 1000, 130):
+        counted: Any = {"ep": {"n": torch.tensor(steps)}} if nested else {"steps": steps}
+        if report(w, theirs, {"loss": 1.0, **counted}):
+            saved.append(steps)
+    assert saved == [130, 520, 910]
+    assert report(w, theirs, {"loss": 1.0}) is None  # no scheduler decides it
+
+
+def test_it_saves_where_a_metric_is_decided_that_is_not_always_reported() -> None:
+    """The milestones are 2, 4 and 8, and the accuracy comes at 3 and 5."""
+    ours, theirs = Pipe()
+    w = worker(ours, milestones=(2, 4, 8))
+    metrics: list[dict[str, Any]] = [
+        {"loss": 1.0} | ({"val": {"accuracy": 1.0}} if t in (3, 5) else {}) for t in range(1, 8)
+    ]
+    folders = {t: report(w, theirs, of) for t, of in enumerate(metrics, start=1)}
+    assert [t for t, folder in folders.items() if folder] == [2, 3, 4, 5]
+    again = worker(ours, milestones=(2, 4, 8), checkpoint=folders[4])
+    assert report(again, theirs, metrics[4])
+    assert not report(worker(ours, milestones=(2, 4, 8), checkpoint=folders[5]), theirs, metrics[5])
 
 
 def test_only_rank_0_reports() -> None:

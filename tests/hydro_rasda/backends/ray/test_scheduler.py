@@ -154,7 +154,7 @@ def test_searchers(search: str, ray8: None, tmp_path: Path) -> None:
     assert len(results) == 6
     entries = read_journal(results.experiment_path)
     assert {e.workers for e in entries} == {1, 2, 4}
-    # The simulator reads Tune's own files, which lose the first report of some that are resumed: the next then counts.
+    # The simulator reads Tune's own files.
     past = read_past_run(results.experiment_path, mode="min")
     assert len(past.workload.scores) == 6
     assert {*past.workload.scores[:, 0]} <= {e.score for e in entries}
@@ -290,12 +290,19 @@ def test_importing_the_package_starts_no_ray() -> None:
         ({"wait": -0.1}, ValueError, "`wait` is -0.1, but must be a number >= 0"),
         ({"wait": float("inf")}, ValueError, "`wait` is inf, but must be finite"),
         ({"grow": "fast"}, ValueError, "`grow` is 'fast', but must be one of"),
+        ({"brackets": 2}, ValueError, "`brackets` is 2, but must be 1"),
+        ({"stop_last_trials": False}, ValueError, "`stop_last_trials` is False, but must be True"),
         ({"resources_per_worker": {"CPU": 0}}, ValueError, "`resources_per_worker` is .*, but must be more than 0"),
     ],
 )
 def test_bad_input(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         RASDAScheduler(**arguments)
+
+
+def test_its_state_needs_no_file_of_its_own() -> None:
+    with pytest.raises(NotImplementedError, match="keeps its state in the experiment's folder"):
+        RASDAScheduler().save("state")
 
 
 def test_metric_and_mode_come_from_one_side() -> None:

@@ -46,6 +46,12 @@ def linear(worker: Worker) -> None:
         )
 
 
+def in_tens(worker: Worker) -> None:
+    """Nothing but iterations, counted in tens."""
+    while worker.iteration < 100:
+        worker.report({"loss": 0.0, "ep": {"n": 10 * (worker.iteration + 1)}}, {})
+
+
 def counting(worker: Worker) -> None:
     """Nothing but iterations; faults once where told to."""
     while worker.iteration < 4:
