@@ -189,7 +189,7 @@ def _final_message(head: Connection, pid: int | None) -> Ending:
     if not wait([head], timeout=_FINAL_MESSAGE_S):
         return "silent", "", "", pid
     kind, content = receive(head)
-    return (kind, content, "", pid) if kind in ("died", "error") else ("done", "", "", pid)
+    return kind, content if kind == "error" else "", "", pid
 
 
 def _diagnosis(job: dict[str, Any], actors: RankActors, first: Ending) -> str:
@@ -197,7 +197,11 @@ def _diagnosis(job: dict[str, Any], actors: RankActors, first: Ending) -> str:
     endings = {0: first, **actors.endings(_FINAL_MESSAGE_S)}
     rank = blame(endings)
     kind, message, host, pid = endings[rank]
-    what = {"died": "died", "silent": f"did not answer for {job['timeout_s']} s"}.get(kind, "raised an error")
+    what = {
+        "died": "died",
+        "silent": f"did not answer for {job['timeout_s']} s",
+        "done": "returned from its training function while others waited for it: all ranks must report as often",
+    }.get(kind, "raised an error")
     process = f" (process {pid})" if pid else ""
     where = host or (actors.host(rank) if rank else socket.gethostname())
     return f"trial {job['trial']}: rank {rank} of {job['world_size']} on {where}{process} {what}\n{message}"

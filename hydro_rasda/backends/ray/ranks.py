@@ -24,7 +24,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 _CHECKPOINT_FILE = "worker.pt"  # as in worker.py, which must not be imported here
 
-# How a rank ended ("done", "died", "error" or "silent"), its message, its host, its process id.
+# How a rank ended ("done", "died", "error" or "silent"; where it goes on, the kind of its last message), its message,
+# its host, its process id.
 Ending = tuple[str, str, str, int | None]
 
 
@@ -109,12 +110,15 @@ def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
 
 
 def blame(endings: dict[int, Ending]) -> int:
-    """The rank to name: one that died, then one that raised, then one that is silent; those that waited come last."""
-    order = {"died": 0, "error": 1, "silent": 2}
+    """The rank to name: one that died, then one that raised, then one that is silent.
+
+    Where there is no such rank, one that returned while others waited for it; those that waited come last.
+    """
+    order = {"died": 0, "error": 1, "silent": 2, "done": 3}
 
     def key(rank: int) -> tuple[int, int]:
         kind, message, _, _ = endings[rank]
-        return (3 if kind == "error" and _waited(message) else order.get(kind, 4), rank)
+        return (4 if kind == "error" and _waited(message) else order.get(kind, 5), rank)
 
     return min(endings, key=key)
 

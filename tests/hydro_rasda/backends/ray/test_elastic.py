@@ -19,7 +19,7 @@ from hydro_rasda.training.pace import Pace
 from tests.hydro_rasda.backends.ray import trainables
 from tests.hydro_rasda.backends.ray.trainables import linear
 
-FAULTS = [None, "dies", "hangs", "raises"]
+FAULTS = [None, "dies", "hangs", "raises", "returns"]
 TIMEOUT_S = 10
 
 
@@ -105,6 +105,7 @@ def test_workers_and_faults_leave_each_point_of_the_curve_as_it_was(
         ("dies", ["died"]),
         ("hangs", [f"did not answer for {TIMEOUT_S} s"]),
         ("raises", ["raised an error", "the user's own mistake"]),
+        ("returns", ["returned from its training function while others waited for it"]),
     ],
 )
 def test_the_message_names_trial_rank_and_host(trials: ResultGrid, fault: str, words: list[str]) -> None:
