@@ -34,7 +34,7 @@ MOST_TRIALS = 1_000_000
 """More configurations than that are a mistake: they would not fit memory."""
 MOST_WORKERS = 1024
 """More processes than that are one, too."""
-LR_RULES: tuple[str, ...] = ("auto", "linear", "sqrt", "none")
+LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 UNSPLIT_BATCHES = "1 with rasda.strategy 'fsdp', more workers in its place"
 """What `accumulate` must be there: ranks whose shares have unequally many parts would wait for each other for ever."""
 
@@ -54,8 +54,9 @@ class RASDAConfig:
         max_workers: No trial gets more; None for as many as the cluster, or this machine, holds. On this machine, with
             `workers=1`, None has each device train whole trials: they are then the same on any number of devices.
         lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
-            (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" is linear, as
-            was measured best (benchmarks/results/large_batch.md); the paper takes "sqrt" for Adam.
+            (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" is linear, as was measured best
+            (benchmarks/results/large_batch.md). "paper" is the paper's: linear for SGD, the root for Adam and its like.
+            Each change is reached over the configuration's `rescale_warmup_epochs`, 1 by default.
         wait: On Ray, how long a trial waits at a milestone for those that began with it, at most, over the time that it
             took to come there; those that are there are then decided at once. 0: each is decided when it comes, by
             those before it, as in the paper.
@@ -76,7 +77,7 @@ class RASDAConfig:
     scaling_factor: int = 2
     workers: int = 1
     max_workers: int | None = None
-    lr_rule: Literal["auto", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
+    lr_rule: Literal["auto", "paper", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
     wait: float = 0.0
     grow: Grow = "due"
     least_efficiency: float = 0.5

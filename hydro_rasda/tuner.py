@@ -183,7 +183,8 @@ def tune(
             keeps a CPU's work in this one; so does one `device` of several GPUs. "ray": groups of surrogates on all
             devices of a Ray cluster, then full-size trials under DDP, on `rasda.workers` of them and more at each
             milestone. Or an object, such as a `LocalBackend` or a `RayBackend`: then `device`, `address`,
-            `resources_per_worker` and `scheduler` are its own.
+            `resources_per_worker` and `scheduler` are its own. On several devices of a cluster, who goes on depends on
+            the order in which trials come in: the same call may find another best loss than "local".
         address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
             a GPU where the cluster has any, else all CPUs of a node. More: see `RayBackend`.

@@ -31,6 +31,8 @@ _AUTO = {
     "RMSprop": "sqrt",
 }
 
+_BY_OPTIMIZER = {"auto": _AUTO, "paper": {name: "linear" if name in ("SGD", "ASGD") else "sqrt" for name in _AUTO}}
+
 
 def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
     """What to multiply a learning rate by when the workers grew by `growth` since the trial's start.
@@ -38,25 +40,26 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
     Args:
         growth: Workers now over workers at the start.
         rule: "linear", "sqrt", "none", a function of `growth`, or "auto": linear for SGD, ASGD, Adam and AdamW, sqrt
-            for other adaptive optimizers.
-        optimizer: Decides what "auto" means.
+            for other adaptive optimizers. "paper" is linear for SGD and ASGD, sqrt for all adaptive ones.
+        optimizer: Decides what "auto" and "paper" mean.
 
     Raises:
         ValueError: where `growth` is no finite number >= 0, `optimizer` none of torch's, `rule` is unknown, or "auto"
-            knows no rule for this optimizer.
+            or "paper" knows no rule for this optimizer.
     """
     require(is_number(growth) and 0 <= growth < math.inf, "growth", growth, "a finite number >= 0")
     require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "one of torch's optimizers")
     if not isinstance(rule, str):
-        told = f"'auto', one of {sorted(RULES)}, or a function of the growth"
+        told = f"'auto', 'paper', one of {sorted(RULES)}, or a function of the growth"
         check_function("rule", rule, 1, rule=told)
         return float(rule(growth))
-    kinds = [_AUTO[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in _AUTO]
-    name = kinds[0] if rule == "auto" and kinds else rule
-    if name == "auto":
-        raise ValueError(f"`rule` is 'auto', but must be named for {type(optimizer).__name__}: one of {sorted(RULES)}")
-    known = isinstance(name, str) and name in RULES
-    require(known, "rule", rule, f"'auto', one of {sorted(RULES)}, or a function of the growth")
+    table = _BY_OPTIMIZER.get(rule, {})
+    kinds = [table[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in table]
+    name = kinds[0] if kinds else rule
+    if name in _BY_OPTIMIZER:
+        kind = type(optimizer).__name__
+        raise ValueError(f"`rule` is {rule!r}, but must be named for {kind}: one of {sorted(RULES)}")
+    require(name in RULES, "rule", rule, f"'auto', 'paper', one of {sorted(RULES)}, or a function of the growth")
     return RULES[name](growth)
 
 

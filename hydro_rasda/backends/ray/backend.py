@@ -17,6 +17,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from hydro_rasda.backends.ray.devices import RayDevices, worker_resources
 from hydro_rasda.backends.ray.full_size import FOLDER, FullSize
+from hydro_rasda.backends.ray.head_watch import head_watched
 from hydro_rasda.backends.ray.schedulers_by_name import check_scheduler, make_scheduler
 from hydro_rasda.backends.ray.sizes import living_nodes
 from hydro_rasda.checks import check_text, require
@@ -78,7 +79,7 @@ class RayBackend:
         """
         refuse_open_to_others(run.store.path)
         refuse_links(run.store.path / FOLDER)
-        with _connected(self.address):
+        with _connected(self.address), head_watched(ray.get_runtime_context().gcs_address):
             nodes = living_nodes()
             worker = worker_resources(nodes, self.resources_per_worker)
             make_scheduler(self.scheduler, run.settings, worker, run.space)

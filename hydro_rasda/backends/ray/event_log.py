@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,4 +113,7 @@ def _error(trial: Trial) -> str:
             error = cloudpickle.load(file)
     except (OSError, TypeError):
         return "it could not be started"
+    except (EOFError, pickle.UnpicklingError):
+        free = shutil.disk_usage(trial.local_path).free // 2**20
+        return f"what it failed of could not be written to {trial.local_path}, whose disk has {free} MiB left"
     return str(getattr(error, "cause", None) or error)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fusion import lr_factor as schedule_factor
+from hydro_rasda import RASDAConfig
 from hydro_rasda.training.large_batch import RescaledLR, lr_factor
 
 
@@ -32,6 +33,12 @@ def test_linear_where_that_was_measured_and_root_for_other_adaptive_ones() -> No
     assert lr_factor(9, "none", SGD(parameter(), lr=0.1)) == 1
     assert lr_factor(9, "sqrt", SGD(parameter(), lr=0.1)) == 3
     assert lr_factor(9, lambda growth: growth + 1, Adam(parameter())) == 10
+
+
+def test_the_papers_rule_is_linear_for_sgd_and_the_root_for_adam() -> None:
+    assert lr_factor(4, "paper", SGD(parameter(), lr=0.1)) == 4
+    assert lr_factor(4, "paper", Adam(parameter())) == lr_factor(4, "paper", AdamW(parameter())) == 2
+    assert RASDAConfig(lr_rule="paper").lr_rule == "paper"
 
 
 def test_every_learning_rate_over_two_resizes() -> None:
@@ -89,7 +96,7 @@ def test_the_update_uses_the_multiplied_rate() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="`rule` is 'cubic', but must be 'auto', one of"):
+    with pytest.raises(ValueError, match="`rule` is 'cubic', but must be 'auto', 'paper', one of"):
         lr_factor(2, "cubic", Adam(parameter()))
     with pytest.raises(ValueError, match="`rule` is 'auto', but must be named for LBFGS"):
         lr_factor(2, "auto", torch.optim.LBFGS(parameter()))
