@@ -244,6 +244,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         """Frees the trial's place; Ray adds the trial again where it may be repeated."""
+        self._sizes.tell_full_disk(trial)
         self._leave(trial)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:

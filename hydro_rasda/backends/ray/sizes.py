@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from ray.tune.trainable import FunctionTrainable
 
 from hydro_rasda.backends.ray.reads_checkpoint import reads_checkpoint
 from hydro_rasda.schedulers import worker_slots
+
+_NO_ROOM = 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +146,17 @@ class Sizes:
                 f"Trainable {trial.trainable_name!r} is called again, as trial {trial} goes on after iteration {t} "
                 f"with {self.of(trial)} workers. It does not call `tune.get_checkpoint()`: unless it loads that "
                 "checkpoint in another way, it trains the same iterations again.",
+            )
+
+    def tell_full_disk(self, trial: Trial) -> None:
+        """Say, once, where a trial fails and the experiment's folder has no room: Ray's own errors do not tell."""
+        storage = trial.storage
+        folder = storage.experiment_fs_path
+        if storage.storage_filesystem.type_name == "local" and shutil.disk_usage(folder).free < _NO_ROOM:
+            self._tell(
+                "full disk",
+                f"The disk of {folder} is full. Ray cannot write down there why trials fail, so that `Tuner.fit` may "
+                "end in an EOFError or UnpicklingError. Make room: `Tuner.restore` goes on from the last checkpoints.",
             )
 
     def _tell(self, key: str, message: str) -> None:
