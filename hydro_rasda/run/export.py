@@ -9,7 +9,7 @@ from typing import Any
 from hydro_rasda.checks import require
 from hydro_rasda.run.files import load_checkpoint, write_atomically
 from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.run.store import jsonable, run_id
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -33,9 +33,13 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
     return number, checkpoint
 
 
-def weights_of(checkpoint: Path, device: Any = "cpu") -> dict[str, Any]:
-    """The state dict in a finalist's checkpoint: of its best epoch where that is kept; nothing in it can run code."""
-    state = load_checkpoint(checkpoint, device)
+def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> dict[str, Any]:
+    """The state dict in a finalist's checkpoint: of its best epoch where that is kept; nothing in it can run code.
+
+    Raises:
+        DamagedCheckpoint: where it is not what the run wrote there.
+    """
+    state = load_checkpoint(checkpoint, device, run_id(record.path))
     weights: dict[str, Any] = state.get("best", state)["model"]
     return weights
 
@@ -46,7 +50,7 @@ def save_model(record: RunRecord, path: str | Path, trial: int | None = None) ->
     from safetensors.torch import save_file
 
     number, checkpoint = checkpoint_of(record, trial)
-    weights = weights_of(checkpoint)
+    weights = weights_of(record, checkpoint)
     strange = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if strange:
         raise ValueError(f"the model's state has {strange}, but safetensors hold tensors alone: {checkpoint} has all")

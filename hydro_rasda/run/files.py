@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 TEMPORARY = ".*.tmp"
 """Names of files that are being written, or were when their process was killed."""
 
+WRITTEN_AS = "written_as"
+"""Key of a run's checkpoints: the run's `id`, and the name of the file."""
+
 
 class DamagedCheckpoint(RuntimeError):
     """A checkpoint is gone, or is not what was written; says which file, and what is wrong with it."""
@@ -76,8 +79,13 @@ def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
         torch.save(dict(payload), file)
 
 
-def load_checkpoint(path: Path, device: str | torch.device | None = None) -> dict[str, Any]:
+def load_checkpoint(path: Path, device: str | torch.device | None = None, run: str = "") -> dict[str, Any]:
     """Read a checkpoint back; nothing in it can run code.
+
+    Args:
+        path: The file.
+        device: Where its tensors come to lie; None: where they lay.
+        run: The `id` of the run that it must belong to, under this name; empty for any.
 
     Raises:
         DamagedCheckpoint: where it cannot be read, or is not what was written.
@@ -98,6 +106,9 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None) -> dic
         if is_out_of_memory(error):
             raise
         raise DamagedCheckpoint(f"the checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+    written_as = loaded.pop(WRITTEN_AS, None)
+    if run and written_as != [run, path.name]:
+        raise DamagedCheckpoint(f"the checkpoint {path} is not the one that this run wrote there")
     return loaded
 
 

@@ -3,6 +3,8 @@
 The lines of a unit are written at once, the unit's own last. What follows the last such line was never finished, and
 does not count. A line in between that is none was changed by something else than a run: which units it told of, and
 which of those after it build on them, cannot be known, so that nothing is guessed.
+
+A line that was written twice counts once. A copy of a run's folder can double lines, each of them or a whole part.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ def read_units(path: Path) -> Record:
     units: dict[str, Unit] = {}
     if not path.exists():
         return Record(units)
-    lines: list[JournalLine] = []
+    lines: dict[bytes, JournalLine] = {}
+    finished: set[bytes] = set()  # no unit is recorded twice at one time of its run
     end = kept = number = bad = 0
     damage = ""
     with open(path, "rb") as file:
@@ -90,16 +93,20 @@ def read_units(path: Path) -> Record:
                 bad, damage = bad or number, damage or f"line {number} of {path} cannot be read ({error})"
                 continue
             if line["event"] != UNIT:
-                lines.append(line)
+                lines.pop(raw, None)
+                lines[raw] = line
                 continue
             if damage:
                 raise DamagedJournal(
                     f"{damage}, and finished units of work follow it: mend the line, or leave it and all after it out "
                     f"(`head -n {bad - 1}` of the file in its place), and what these told is done again"
                 )
-            units.pop(line["key"], None)
-            units[line["key"]] = Unit(line["value"], lines, line["seconds"], line["at"], line["swept"])
-            lines, kept = [], end
+            if raw not in finished:
+                finished.add(raw)
+                units.pop(line["key"], None)
+                told = [*lines.values()]
+                units[line["key"]] = Unit(line["value"], told, line["seconds"], line["at"], line["swept"])
+            lines, kept = {}, end
     return Record(units, kept, damage)
 
 

@@ -110,7 +110,7 @@ class TuneResult(RunRecord):
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
         with preserved_generators():
             model = problem.target(Trial(number, self.trials[number].config))
-        model.load_state_dict(weights_of(checkpoint, self._problem.device))
+        model.load_state_dict(weights_of(self, checkpoint, self._problem.device))
         return model.eval()
 
     def save_model(self, path: str | Path, trial: int | None = None) -> Path:

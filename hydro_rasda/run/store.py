@@ -3,7 +3,7 @@
 ::
 
     storage_path/name/
-        run.json          what was asked: settings, space, data and model in outline, and digests of them
+        run.json          what was asked: settings, space, data and model in outline, and digests of them; and an id
         journal.jsonl     one line for each metric, decision and finished unit of work
         messages.jsonl    what was said, for who reads the run later
         checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from hydro_rasda.run.differences import differences
 from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.files import (
     TEMPORARY,
+    WRITTEN_AS,
     DamagedCheckpoint,
     append_to,
     load_checkpoint,
@@ -70,12 +72,14 @@ class Store:
         changes: How code and data differ from the run's so far, and what of its journal is lost, in words, where it
             goes on all the same.
         doing: What this process trains itself.
+        id: Tells this run from all others, by which a checkpoint of another one is known; empty where an earlier
+            version began the run, whose checkpoints do not say whose they are.
     """
 
     def __init__(
         self, path: Path, units: dict[str, Unit], lock: FileLock | None = None, changes: Sequence[str] = ()
     ) -> None:
-        self.path = path
+        self.path, self.id = path, run_id(path)
         self.changes = changes
         self._units = units
         self._lock = lock
@@ -123,8 +127,9 @@ class Store:
             found, asked = _read_spec(path) if spec.exists() else None, jsonable(asked)
             changes = _refuse_other(path, found, asked, resume) if found is not None else []
             if found != asked:
+                told = {"format": FORMAT, "id": uuid.uuid4().hex if found is None else run_id(path), **asked}
                 with naming(spec):
-                    write_atomically(spec, (json.dumps({"format": FORMAT, **asked}, indent=2) + "\n").encode())
+                    write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
             for left in (*path.glob(TEMPORARY), *(path / "checkpoints").glob(TEMPORARY)):
                 left.unlink()
             journal = path / JOURNAL
@@ -218,23 +223,24 @@ class Store:
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
         """Write a checkpoint: it is there whole, or not at all."""
         assert self._lock is not None, "this run was opened to be read"
-        with naming(self.file(name)):
-            save_checkpoint(self.file(name), payload)
+        file = self.file(name)
+        with naming(file):
+            save_checkpoint(file, {**payload, WRITTEN_AS: [self.id, file.name]} if self.id else payload)
         self._damage[name] = ""
 
-    def load(self, name: str, device: torch.device | None = None) -> dict[str, Any]:
+    def load(self, name: str, device: str | torch.device | None = None) -> dict[str, Any]:
         """Read a checkpoint back; nothing in it can run code.
 
         Raises:
-            DamagedCheckpoint: where it cannot be read, or is not what was written.
+            DamagedCheckpoint: where it cannot be read, or is not what this run wrote under this name.
         """
-        return load_checkpoint(self.file(name), device)
+        return load_checkpoint(self.file(name), device, self.id)
 
     def damage(self, name: str) -> str:
         """What keeps a checkpoint of an earlier process from being loaded, in words; looked for once."""
         if name not in self._damage:
             try:
-                load_checkpoint(self.file(name), "cpu")
+                self.load(name, "cpu")
                 self._damage[name] = ""
             except DamagedCheckpoint as damage:
                 self._damage[name] = str(damage)
@@ -312,17 +318,26 @@ def read_asked(path: Path) -> dict[str, Any]:
     return asked
 
 
+def run_id(path: Path) -> str:
+    """The `id` of the run in a directory; empty where there is none, as an earlier version began it."""
+    with contextlib.suppress(OSError, ValueError):
+        if isinstance(spec := json.loads((path / "run.json").read_bytes()), dict):
+            return str(spec.get("id", ""))
+    return ""
+
+
 _NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run's"
 
 
 def _read_spec(path: Path) -> dict[str, Any]:
-    """What a folder's `run.json` says, but for its format."""
+    """What a folder's `run.json` says, but for its format and the run's id."""
     try:
         found = json.loads((path / "run.json").read_bytes())
     except ValueError:
         found = None
     require(isinstance(found, dict), "path", str(path), _NO_RUN)
     asked: dict[str, Any] = found
+    asked.pop("id", None)
     written = asked.pop("format", FORMAT)
     rule = f"a run of this version of hydro_rasda or an earlier one (format {FORMAT}), but its format is {written!r}"
     require(isinstance(written, int) and written <= FORMAT, "path", str(path), rule)

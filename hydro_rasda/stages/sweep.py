@@ -18,7 +18,7 @@ from functools import partial
 
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
-from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.result import AllTrialsFailed
 from hydro_rasda.run.state import FINALISTS, Run, failure_line, metric_lines
 from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, rank
@@ -136,6 +136,8 @@ class _Sweep:
             unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._children, run.store.doing))
             self._dispatcher.kinds |= {int(number): kind for number, kind in unit.value.items()}
             seen = {line["trial"] for line in unit.lines}
+            if unseen[0].number not in seen:
+                raise DamagedJournal(f"the unit {key!r} of {run.store.path / JOURNAL} tells of no trial: begin anew")
             unseen = [trial for trial in unseen if trial.number not in seen]
             self._unread += [line.get("unread", {}) for line in unit.lines if line["event"] == "trial"]
         if len(run.trials) >= run.settings.num_samples and not derived(run.space):

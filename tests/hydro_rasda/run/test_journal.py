@@ -51,6 +51,32 @@ def test_a_line_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
         assert (list(record.units), record.end, record.damage) == (["a"], len(WHOLE), "")
 
 
+def line(**told: object) -> bytes:
+    return json.dumps(told).encode() + b"\n"
+
+
+def epoch(trial: int, epoch: int) -> bytes:
+    return line(event="metrics", stage="target", trial=trial, epoch=epoch, val_loss=1 / epoch)
+
+
+def test_a_line_that_was_written_twice_counts_once(tmp_path: Path) -> None:
+    """Each line doubled, each line but the units' own, and every part of the whole appended once more."""
+    unit = [line(**{**UNIT, "key": key, "at": at}) for at, key in enumerate("abacd")]
+    # A unit that was done again went back by an epoch, and came to the same.
+    parts = [[epoch(0, 1)], [epoch(1, 1), epoch(1, 2)], [epoch(0, 1), epoch(0, 2), epoch(0, 1)], [], [epoch(1, 3)]]
+    lines = [raw for part, own in zip(parts, unit) for raw in (*part, own)]
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"".join(lines))
+    once = list(read_units(path).units.items())
+    assert [(key, len(told.lines)) for key, told in once] == [("b", 2), ("a", 2), ("c", 0), ("d", 1)]
+    doubled = [[raw for raw in lines for _ in range(2)], [raw for raw in lines for _ in range(1 + (raw not in unit))]]
+    for first in range(len(lines)):
+        doubled += [lines + lines[first:last] for last in range(first, len(lines) + 1)]
+    for written in doubled:
+        path.write_bytes(b"".join(written))
+        assert list(read_units(path).units.items()) == once
+
+
 def test_what_is_not_known_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b'{"event": "of a plug-in"}\n' + WHOLE)

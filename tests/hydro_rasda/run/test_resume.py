@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import Event, RungDecided, TuneResult
+from hydro_rasda import Event, RungDecided, TuneResult, load, uniform
+from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint, save_checkpoint
+from hydro_rasda.run.journal import DamagedJournal
+from tests.hydro_rasda.models import mlp
 
 
 def start(storage_path: Path, name: str, threads: int = 1, units: int = 1000) -> subprocess.Popen[str]:
@@ -108,6 +112,84 @@ def test_a_finished_runs_winner_whose_weights_are_damaged_trains_again(
     assert (again.best_trial, again.best_metric, again.finished) == (whole.best_trial, whole.best_metric, True)
     for name, value in again.best_model().state_dict().items():
         assert torch.equal(value, weights[name])
+
+
+@pytest.mark.usefixtures("one_process")
+def test_another_runs_checkpoint_is_not_taken_for_the_winners(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
+    """It has the same name and shapes; nor is one of the same run, of another trial."""
+    arguments: dict[str, Any] = {"num_samples": 4, "fusion": 1, "space": {"lr": uniform(0.01, 0.1)}}
+    whole = quick(**arguments)
+    weights = whole.best_model().state_dict()
+    checkpoint = whole.best_checkpoint
+    assert checkpoint is not None
+    (other,) = (path for path in checkpoint.parent.glob("target.*") if path != checkpoint)
+    own, same_run = checkpoint.read_bytes(), other.read_bytes()
+    quick(**arguments, name="other")
+    another_run = (tmp_path / "other" / "checkpoints" / checkpoint.name).read_bytes()
+    for wrong in (same_run, another_run):
+        checkpoint.write_bytes(wrong)
+        with pytest.raises(DamagedCheckpoint, match=f"{checkpoint} is not the one that this run wrote there"):
+            load(whole.path).best_model(model_fn=mlp)
+        again = quick(**arguments)
+        assert (again.best_trial, again.best_metric, again.finished) == (whole.best_trial, whole.best_metric, True)
+        for name, value in again.best_model().state_dict().items():
+            assert torch.equal(value, weights[name])
+    checkpoint.write_bytes(own)
+    shutil.copytree(whole.path, tmp_path / "copy")
+    copied = load(tmp_path / "copy").best_model(model_fn=mlp).state_dict()
+    assert torch.equal(copied["0.weight"], weights["0.weight"])
+
+
+@pytest.mark.usefixtures("one_process")
+def test_checkpoints_of_an_earlier_version_do_not_say_whose_they_are(
+    quick: Callable[..., TuneResult], tmp_path: Path
+) -> None:
+    """Its runs go on, and their results have models."""
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, RungDecided) and event.stage == "target":
+            raise KeyboardInterrupt
+
+    whole = quick(num_samples=4, fusion=1, name="whole")
+    with pytest.raises(KeyboardInterrupt):
+        quick(num_samples=4, fusion=1, callbacks=[interrupt])
+    spec = tmp_path / "run" / "run.json"
+    asked = json.loads(spec.read_text())
+    del asked["id"]
+    spec.write_text(json.dumps(asked))
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        save_checkpoint(path, load_checkpoint(path))
+        assert "written_as" not in torch.load(path)
+    again = quick(num_samples=4, fusion=1)
+    assert [t.history for t in again.trials] == [t.history for t in whole.trials]
+    for name, value in again.best_model().state_dict().items():
+        assert torch.equal(value, whole.best_model().state_dict()[name])
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("each", [True, False])
+def test_a_journal_that_was_doubled_is_the_run_that_it_was(
+    quick: Callable[..., TuneResult], tmp_path: Path, each: bool
+) -> None:
+    whole = quick(num_samples=4)
+    journal = tmp_path / "run" / "journal.jsonl"
+    once = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(line * 2 for line in once) if each else b"".join(once * 2))
+    for found in (load(whole.path), quick(num_samples=4)):
+        assert [getattr(found, name) for name in ("best_metric", "cost", "finished")] == [
+            getattr(whole, name) for name in ("best_metric", "cost", "finished")
+        ]
+        assert repr(found.trials) == repr(whole.trials)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_journal_that_has_lost_its_trials_is_refused(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
+    quick(num_samples=4)
+    journal = tmp_path / "run" / "journal.jsonl"
+    kept = [line for line in journal.read_bytes().splitlines(keepends=True) if b'"event": "trial"' not in line]
+    journal.write_bytes(b"".join(kept))
+    with pytest.raises(DamagedJournal, match=f"'surrogate/kinds-from-0' of {journal} tells of no trial"):
+        quick(num_samples=4)
 
 
 @pytest.mark.usefixtures("one_process")
