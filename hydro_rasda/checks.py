@@ -9,10 +9,10 @@ import inspect
 import math
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 200
@@ -26,6 +26,18 @@ def require(holds: bool, argument: str, value: object, rule: str) -> None:
     """
     if not holds:
         raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
+
+
+def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr) -> str:
+    """A set as text, the same in every process; `repr` has the order of its hashes, which differ.
+
+    >>> in_order({"b", "a"}), in_order(frozenset({2, 1})), in_order(set())
+    ("{'a', 'b'}", 'frozenset({1, 2})', 'set()')
+    """
+    if not value:
+        return repr(value)
+    items = "{" + ", ".join(sorted(map(show, value))) + "}"
+    return items if type(value) is set else f"{type(value).__name__}({items})"
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -15,6 +15,7 @@ from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
 from hydro_rasda.run.state import Run
+from hydro_rasda.run.store import name_of
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, plain, sample
 from hydro_rasda.trial import Trial
@@ -170,7 +171,7 @@ class SearcherSearch:
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
         """The configuration that the journal has, as the searcher gave it where it gave the same."""
-        if suggested and json.loads(json.dumps(suggested[0], default=_name)) == recorded:
+        if suggested and json.loads(json.dumps(suggested[0], default=name_of)) == recorded:
             self._open[number] = (0, math.nan)
             return suggested[0]
         if not self._warned:
@@ -205,10 +206,6 @@ class SearcherSearch:
 
 def _id(number: int) -> str:
     return f"trial-{number}"
-
-
-def _name(value: Any) -> str:
-    return getattr(value, "__qualname__", None) or repr(value)
 
 
 def _merged(space: Mapping[str, Any], suggestion: Mapping[str, Any]) -> Config:

@@ -28,7 +28,7 @@ from ray.tune.search.variant_generator import generate_variants
 
 from fusion.keys import KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
-from hydro_rasda.checks import require
+from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT_BATCHES
 
 __all__ = [
@@ -245,6 +245,8 @@ def _show(value: Any) -> str:
         return "{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_show, value)) + "]"
+    if isinstance(value, (set, frozenset)):
+        return in_order(value, _show)
     if isinstance(value, partial):
         return f"partial({_show(value.func)}, {_show(value.args)}, {_show(value.keywords)})"
     if isinstance(value, type) or callable(value):

@@ -43,7 +43,8 @@ Content = dict[str, str]
 def content(value: Any) -> Content:
     """Follow a value into all that decides what it does.
 
-    Memory addresses, the order of sets and dicts, the state of random generators and devices are left out.
+    Memory addresses, the order of sets and dicts, hashes that an object keeps, the state of random generators and
+    devices are left out.
     """
     walk = _Walk()
     walk.follow("", value, 0)
@@ -227,9 +228,22 @@ def _object(value: Any) -> tuple[str, Parts]:
     if isinstance(reduced, str):
         return f"object {reduced}", (("class", cls),)
     _, args, state, listed, mapped = (*reduced, None, None, None)[:5]
-    parts = [("class", cls), ("arguments", [arg for arg in args if arg is not cls]), ("state", state)]
+    parts = [
+        ("class", cls),
+        ("arguments", [arg for arg in args if arg is not cls]),
+        ("state", _without_hash(cls, state)),
+    ]
     parts += [("items", list(listed or ())), ("entries", dict(mapped or ()))]
     return "object", parts
+
+
+def _without_hash(cls: type, state: Any) -> Any:
+    """An object's state but for a hash of its own that it keeps: where text is in it, another in each process."""
+    if not isinstance(state, dict) or cls.__hash__ in (object.__hash__, None):
+        return state
+    # A small number, such as that of hashes, is a setting.
+    kept = {n for n, part in state.items() if str(n).endswith("hash") and type(part) is int and abs(part) >= 2**32}
+    return {name: part for name, part in state.items() if name not in kept} if kept else state
 
 
 @lru_cache(maxsize=4096)

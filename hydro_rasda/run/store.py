@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import RESUME
 from hydro_rasda.run.differences import differences
 from hydro_rasda.run.doing import Doing
@@ -369,4 +369,11 @@ def jsonable(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    return name_of(value)
+
+
+def name_of(value: Any) -> str:
+    """What the journal has in place of a value without a JSON form, in every process."""
+    if isinstance(value, (set, frozenset)):
+        return in_order(value, name_of)
     return getattr(value, "__qualname__", None) or repr(value)

@@ -97,6 +97,18 @@ class Loss:
 
 ONE, TWO = torch.ones(3), torch.tensor([1.0, 1.0, 2.0])
 
+
+class Hashed:
+    """As a `GenerationConfig` of transformers: it keeps a hash of its text, to see whether it was changed."""
+
+    def __init__(self, text: str, num_hash: int = 2) -> None:
+        self.text, self.num_hash = text, num_hash
+        self._original_hash = hash(self)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "library functions": (F.cross_entropy, F.mse_loss),
     "library classes": (nn.ReLU, nn.Tanh),
@@ -109,6 +121,8 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "arrays": (np.ones(3), np.ones(3, dtype=np.float32)),
     "lists": ([1, 2], [2, 1]),
     "dicts": ({"a": 1}, {"a": 2}),
+    "objects with a hash": (Hashed("a"), Hashed("b")),
+    "numbers of hashes": (Hashed("a"), Hashed("a", num_hash=3)),
     "numbers": (1, 1.0),
     "booleans": (1, True),
 }
@@ -212,10 +226,15 @@ def test_a_searcher_is_what_it_was_made_with() -> None:
 SCRIPT = """
 import torch
 from torch.nn import functional as F
+from hydro_rasda import choice
+from hydro_rasda.run.store import jsonable
+from hydro_rasda.space import describe
 from tests.hydro_rasda.run.test_identity import DIFFERENT, Examples, data_digest, model_fn, of
 from tests.hydro_rasda.conftest import SPACE
 print(of(model_fn()), of(SPACE), of(frozenset("abcdef")), data_digest(Examples(1.0), 8))
 print([of(one) for one, _ in DIFFERENT.values()])
+modules = {"modules": choice([set("abc"), frozenset("xyz"), {"b": {"c", "d"}}]), "more": set("qrs")}
+print(describe(modules), jsonable(modules["more"]))
 """
 
 
