@@ -14,7 +14,7 @@ from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.run.store import Store, read_asked
 from hydro_rasda.run.summary import sum_up
-from hydro_rasda.run.targets import decided_targets, run_ended, settle_configs, take_in_targets, tried_targets
+from hydro_rasda.run.targets import decided_targets, run_end, settle_configs, take_in_targets, tried_targets
 from hydro_rasda.run.transfer import recalled_transfer
 from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, move_of
 from hydro_rasda.trial import Trial
@@ -79,7 +79,7 @@ def _take_in_sweep(run: Run) -> set[int]:
 
 def _undecided(run: Run, dropped: Collection[int], finalists: Collection[int]) -> set[int] | None:
     """Trials that may train on; None where the run is over."""
-    if run_ended(run):
+    if run_end(run) != "open":
         return None
     decided = decided_targets(run)
     begun = {number for stage, number in run.metrics if stage == "target"}

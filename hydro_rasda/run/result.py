@@ -55,8 +55,8 @@ class TuneResult(RunRecord):
             race let any of them go; None with `surrogate=1`, and where none trained at full size. It costs nothing, and
             four finalists seldom tell; `transfer` compares more.
         path: The run directory, absolute.
-        finished: Whether the run came to its end; False where the time budget ended it before, and where `load` opened
-            a run that still goes on, or that was interrupted.
+        finished: Whether the run came to its end, also where a score was as good as `stop_at` asks. False where the
+            time budget ended it before, and where `load` opened a run that still goes on, or that was interrupted.
         ended: Whether nothing trains any more: it is finished, or its time budget is spent.
     """
 

@@ -247,7 +247,17 @@ class Run:
 
     def end_by_time(self, stage: Stage) -> None:
         """Put down that a stage's time is spent, so that the same call finds it spent, and trains nothing more."""
-        self.store.once(f"{stage}/ended-by-{self.settings.time_budget_s}s", lambda: None)
+        key = f"{stage}/ended-by-{self.settings.time_budget_s}s"
+        if stage == "target":
+            self.end_by(key)
+        else:
+            self.store.once(key, lambda: None)
+
+    def end_by(self, key: str, value: Any = None) -> None:
+        """Put down, as the last of all, how the run has ended; where that is the last already, nothing."""
+        units = self.store.units()
+        if next(reversed(units), "") != key or units[key].value != value:
+            self.record(key, Unit(value), again=True)
 
     def note(self, metrics: Mapping[str, Iterable[float]]) -> str:
         """An epoch in a few words: the best value of the metric among those that trained together."""

@@ -9,7 +9,7 @@ from statistics import median
 
 from hydro_rasda.run.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.run.targets import outlooks, run_finished, source_of, tried_targets
+from hydro_rasda.run.targets import outlooks, run_end, source_of, tried_targets
 from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain, rank
 
 
@@ -40,7 +40,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         agreement=_agreement(run, finalists),
         path=run.store.path,
         best_trial=best,
-        finished=run_finished(run),
+        finished=run_end(run) == "finished",
         ended=over,
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
@@ -29,6 +29,10 @@ if TYPE_CHECKING:  # brings Ray along
     from hydro_rasda.space import Config
 
 DONE = "target/done"
+_ENDED = "target/ended-by-"
+_BY_SCORE = f"{_ENDED}score-"
+
+RunEnd = Literal["finished", "out of time", "open"]
 
 _UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|ended-after|done-after)-(?P<epoch>\d+)")
 _KEPT = re.compile(r"target/to-(\d+)/kept.*")
@@ -218,16 +222,18 @@ def record_end(run: Run, number: int) -> None:
         run.notify(TrialEnded, trial=number, epoch=epoch)
 
 
-def run_finished(run: Run) -> bool:
-    """Whether sweep and full-size stage have come to their end, which time did not cut short."""
-    sweep = decision_key(FINALISTS, run.trials)
-    return run.store.done(sweep) and targets_over(run, run.store.units()[sweep].value)
+def run_end(run: Run) -> RunEnd:
+    """Whether nothing trains any more: the one place that decides it, for results, the command line and pages.
 
-
-def run_ended(run: Run) -> bool:
-    """Whether nothing trains any more: the run has finished, or its time budget has ended it."""
-    last = next(reversed([*run.store.units()]), "")
-    return last == DONE or last.startswith("target/ended-by-")
+    A run has finished where its sweep has chosen the finalists of all its trials, and the last that it says of the
+    full-size stage is that it is over for them, or that a score is good enough. Samples that were added to a run may
+    leave both as they were. It is out of time where all that it says last is an end, without that.
+    """
+    units, last = run.store.units(), _last_target(run)
+    sweep = units.get(decision_key(FINALISTS, run.trials))
+    if sweep is not None and (targets_over(run, sweep.value) or last.startswith(_BY_SCORE)):
+        return "finished"
+    return "out of time" if next(reversed(units), "") == last and last.startswith((DONE, _ENDED)) else "open"
 
 
 def found_enough(run: Run) -> bool:
@@ -237,18 +243,23 @@ def found_enough(run: Run) -> bool:
 
 def end_by_score(run: Run) -> None:
     """Put down, and say, that a score is good enough: the same call with another `stop_at` goes on."""
-    run.store.once(f"target/ended-by-score-{run.settings.stop_at}", lambda: None)
+    run.end_by(f"{_BY_SCORE}{run.settings.stop_at}")
     run.say(f"{run.settings.metric} is as good as `stop_at={run.settings.stop_at}` asks: nothing more trains")
 
 
 def targets_over(run: Run, finalists: Iterable[int]) -> bool:
-    """Whether the stage has come to its end with these finalists."""
-    return run.store.done(DONE) and run.store.units()[DONE].value == sorted(finalists)
+    """Whether the stage has come to its end with these finalists, and nothing of it has gone on since."""
+    return _last_target(run) == DONE and run.store.units()[DONE].value == sorted(finalists)
+
+
+def _last_target(run: Run) -> str:
+    """The last that the journal has of the full-size stage."""
+    return next((key for key in reversed(run.store.units()) if key.startswith("target/")), "")
 
 
 def end_targets(run: Run, finalists: Iterable[int]) -> None:
     """Keep that the stage has come to its end with these finalists."""
-    run.record(DONE, Unit(sorted(finalists)), again=True)
+    run.end_by(DONE, sorted(finalists))
 
 
 def ended_early(run: Run, number: int) -> bool:

@@ -44,6 +44,8 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
         if _another_chance(run, finalists) or not targets_over(run, finalists) or winner_is_lost(run, finalists):
             forget_unsaved(run)
             _race(run, finalists, devices)
+        else:  # of more samples, say, the same ones were chosen
+            end_targets(run, finalists)
     return tried_targets(run, finalists)
 
 

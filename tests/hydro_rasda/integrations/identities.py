@@ -1,4 +1,4 @@
-"""What each integration asks `tune` for, as content: `python -m tests.hydro_rasda.integrations.identities` prints it."""
+"""What each integration asks `tune` for, as content: run as a module, this prints it."""
 
 from __future__ import annotations
 
@@ -108,9 +108,8 @@ def asked(integration: str, call: Callable[[], None]) -> dict[str, Any]:
 
     package = f"hydro_rasda.integrations.{integration}"
     module = importlib.import_module(package if integration == "peft" else f"{package}.tune")
-    with patch.object(module, "tune", tune):
-        with contextlib.suppress(Asked):
-            call()
+    with patch.object(module, "tune", tune), contextlib.suppress(Asked):
+        call()
     return found
 
 

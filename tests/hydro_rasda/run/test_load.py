@@ -22,6 +22,7 @@ from hydro_rasda import AllTrialsFailed, RASDAConfig, TuneResult, choice, load, 
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.run.journal import JournalLine, Unit
+from hydro_rasda.run.report import state_of
 from hydro_rasda.run.result import make_result
 from hydro_rasda.run.state import FINALISTS, Run, Stage, metric_lines
 from hydro_rasda.run.store import Store
@@ -122,6 +123,23 @@ def test_a_run_that_was_given_more_samples(quick: Quick) -> None:
     quick(num_samples=4)
     more = quick(num_samples=8)
     assert told(load(more.path)) == told(more)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("how", ["to the end", "by time", "by score"])
+def test_one_function_says_how_a_run_has_ended(quick: Quick, how: str) -> None:
+    """It is given more samples, none of which is any good: nothing trains at full size."""
+    asked: dict[str, Any] = {"first": [{"lr": 0.1}], "space": {"lr": loguniform(1e-9, 1e-8)}, "top_k": 1, "fusion": 1}
+    asked |= {"by time": {"time_budget_s": 1e-3}, "by score": {"stop_at": 9.0}}.get(how, {})
+    first = quick(**asked, num_samples=2)
+    journal = (first.path / "journal.jsonl").read_bytes()
+    again = quick(**asked, num_samples=2)
+    assert (again.path / "journal.jsonl").read_bytes() == journal
+    grown = quick(**asked, num_samples=4)
+    assert grown.cost.target_epochs == first.cost.target_epochs
+    expected = (how != "by time", True, "out of time" if how == "by time" else "finished")
+    for found in (first, again, grown, load(grown.path)):
+        assert (found.finished, found.ended, state_of(found)) == expected
 
 
 @pytest.mark.usefixtures("one_process")

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hydro_rasda import AllTrialsFailed, TuneResult, Worker, loguniform
+from hydro_rasda import AllTrialsFailed, TuneResult, Worker, load, loguniform
 from hydro_rasda.contracts import Span, TargetOutcome, TargetTask
 from hydro_rasda.problem import OwnLoop, Problem
+from hydro_rasda.run.report import state_of
 from hydro_rasda.training.full_size import train_target
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
@@ -203,7 +204,7 @@ def test_a_score_that_is_good_enough_ends_the_stage(quick: Callable[..., TuneRes
     curves = {r.trial: [line["val_loss"] for line in r.history if line["stage"] == "target"] for r in whole.trials}
     enough = max(curve[1] for curve in curves.values() if len(curve) > 1)
     result = quick(full_size=full_size, full_trainings=2, stop_at=enough)
-    assert not result.finished
+    assert (result.finished, state_of(result), state_of(load(result.path))) == (True, "finished", "finished")
     assert result.best_metric <= enough
     first, epochs = result.best_trial, len([None for line in _target(result) if line["val_loss"] > enough]) + 1
     assert len(_target(result)) == epochs

@@ -17,7 +17,7 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda import RASDAConfig, TuneResult
+from hydro_rasda import RASDAConfig, TuneResult, load
 from hydro_rasda.backends.ray.devices import worker_resources
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.conftest import SPACE
@@ -90,8 +90,8 @@ def test_a_function_of_the_users_trains_the_finalists(ray8: None, quick: Quick, 
 def test_a_score_that_is_good_enough_ends_the_full_size_stage(ray8: None, quick: Quick) -> None:
     settings: dict[str, Any] = {"max_t": 8, "rasda": RASDAConfig(grace_period=2)}
     result = quick(stop_at=2.3, **settings, **on_devices(2))
-    assert not result.finished
-    assert result.ended
+    assert result.finished
+    assert load(result.path).finished
     assert result.best_metric <= 2.3
     assert max(record.epochs for record in result.trials) < 8
     assert quick(**settings, **on_devices(2)).finished
