@@ -12,7 +12,7 @@ from fusion.checks import require
 from fusion.members import member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim import native
-from fusion.rows import FlatParameters
+from fusion.rows import FlatParameters, make_dense
 
 
 @torch.no_grad()
@@ -53,6 +53,7 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
 def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
     """Where an update will read the gradients: as [K, ...] each, or in the rows of all parameters, as [K, N]."""
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
+    make_dense(parameters.values())
     grads = [p.grad for p in parameters.values() if p.grad is not None]
     if not grads or native.can_update(fused, list(parameters.values())):
         return grads, None

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
+from fusion.assemble import fuse
 from fusion.attributes import plain_attributes, set_attributes
 from fusion.model import FusedModel, Objective
 from fusion.streams import preserved_generators, seed_generators
@@ -19,8 +20,12 @@ from fusion.tensors import copied
 
 # How many members are compared, for all of them.
 _MEMBERS = 3
-# Fused, sums are added up in another order: rounding may do this many times what it does in a few tries alone.
-_TRIES, _FACTOR = 3, 30.0
+# Fused, sums are added up in another order. In a few tries alone, weights move by this many roundings; fused and alone
+# may then differ a few times as much as these tries do.
+_TRIES, _ROUNDINGS, _SLACK = 3, 30.0, 4.0
+# Samples that are compared at once in float64, which takes twice the memory.
+_SAMPLES = 16
+_WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 # Metrics that count, such as accuracy, jump where an example's two best classes are a rounding apart.
 _JUMPS = 2
 # A gradient that is zero but for rounding has no scale of its own: it is measured by 1 % of the largest gradient.
@@ -50,26 +55,79 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
     """Compare one forward and backward pass of a few members with that of each by itself, on its own module.
 
     Random numbers are the same; the model is left as it was. Differences within rounding pass: those that are small
-    for the precision, and otherwise those that a member shows alone when its weights move in their last digits.
+    for the precision, and those that vanish in float64. A model that does not run in float64 is compared with itself:
+    what a member shows alone when its weights move by a few roundings passes, too.
 
     Raises:
         FusionMismatch: naming members and what differs.
     """
     chosen = sorted({round(i * (fused.K - 1) / (_MEMBERS - 1)) for i in range(_MEMBERS)})
-    together = _fused(fused, chosen, objective, batch)
-    found: list[str] = []
-    for k in chosen:
-        alone = _alone(fused.unfuse(k), k, objective, batch)
-        if what := _differences(together[k], alone, _coarseness(fused), _jump(batch)):
-            tries = _tries(fused, k, objective, batch)
-            what = [name for name in what if not _explained(name, together[k], alone, tries)]
-        if what:
-            found.append(f"member {k} in {', '.join(what[:3])}" + (", ..." if len(what) > 3 else ""))
+    found = _differing(fused, chosen, objective, batch)
     if found:
+        suspects = list(found) if len(found) > 1 else chosen
+        wide = _differing_in_float64(fused, suspects, objective, batch)
+        found = _differing(fused, chosen, objective, batch, explain=True) if wide is None else wide
+    if found:
+        listed = (
+            f"member {k} in {', '.join(what[:3])}" + (", ..." if len(what) > 3 else "") for k, what in found.items()
+        )
         raise FusionMismatch(
-            f"of {fused.K} members, fused and alone differ {'; '.join(found)}: their modules compute with something "
+            f"of {fused.K} members, fused and alone differ {'; '.join(listed)}: their modules compute with something "
             "that only one of them can have here, such as state that forward changes and no buffer holds"
         )
+
+
+def _differing(
+    fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any, *, explain: bool = False
+) -> dict[int, list[str]]:
+    """For each chosen member that differs, in what; `explain`: by more than its weights' rounding changes it alone."""
+    together = _fused(fused, chosen, objective, batch)
+    found = {}
+    for k in chosen:
+        seen = _Precisions()
+        alone = _alone(fused.unfuse(k), k, objective, batch, seen if explain else None)
+        eps = max(_coarseness(fused), seen.eps)
+        what = _differences(together[k], alone, eps, _jump(batch))
+        other = _in_another_layout(fused, k, objective, batch) if what else None
+        if other is not None:
+            what = [name for name in _differences(together[k], other, eps, _jump(batch)) if name in what]
+        if what and explain:
+            tries = [*_tries(fused, k, objective, batch, seen), *([other] if other else [])]
+            what = [name for name in what if not _explained(name, together[k], alone, tries)]
+        if what:
+            found[k] = what
+    return found
+
+
+def _differing_in_float64(
+    fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any
+) -> dict[int, list[str]] | None:
+    """The same for copies in float64, over parts of the batch; None where they cannot be had, or cannot run.
+
+    There a rounding changes next to nothing, where in float32 it may have a pooling layer take another element.
+    """
+    # The package imports this module first.
+    from fusion.width.microbatch import can_be_split, split
+
+    parts = max(1, _samples(batch) // _SAMPLES) if can_be_split(batch) else 1
+    found: dict[int, list[str]] = {}
+    try:
+        copies = fuse([fused.unfuse(k)._apply(_widened) for k in chosen], one_by_one=fused.one_by_one)
+        copies.part_buffers()
+        for part in split(tree_map(_widened, batch), parts):
+            for i, what in _differing(copies, range(len(chosen)), objective, part, explain=True).items():
+                found.setdefault(chosen[i], what)
+    except Exception:
+        # A dtype that code insists on, a device without float64, too little memory: the reasons are many.
+        return None
+    return found
+
+
+def _widened(value: Any) -> Any:
+    """A tensor in float64, or complex128, where it is in less; all else as it is."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    return value.to(_WIDE.get(value.dtype, torch.complex128 if value.is_complex() else torch.float64))
 
 
 def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any) -> dict[int, _Outcome]:
@@ -101,12 +159,32 @@ def _alone(own: nn.Module, k: int, objective: Objective, batch: Any, seen: _Prec
     return _Outcome(values, gradients, buffers, _attributes(own, {}), counted)
 
 
-def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any) -> list[_Outcome]:
-    """Member k alone, a few times, its weights changed by a rounding of the coarsest precision that it computes in."""
-    seen = _Precisions()
+def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> _Outcome | None:
+    """Member k alone on images whose channels come last, as fused convolutions have them; None where it cannot run so.
+
+    Other kernels compute it, and a pooling layer may take another of two elements that are a rounding apart.
+    """
+    laid = tree_map(_channels_last, batch)
+    if all(new is old for new, old in zip(tree_leaves(laid), tree_leaves(batch))):
+        return None
+    try:
+        return _alone(fused.unfuse(k)._apply(_channels_last), k, objective, laid)
+    except RuntimeError:
+        return None
+
+
+def _channels_last(value: Any) -> Any:
+    """A tensor of images, or of weights for them, in this layout; all else as it is."""
+    return (
+        value.contiguous(memory_format=torch.channels_last) if isinstance(value, Tensor) and value.ndim == 4 else value
+    )
+
+
+def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[_Outcome]:
+    """Member k alone, a few times, its weights moved by some roundings of the coarsest precision that was seen."""
     with preserved_generators():
         seed_generators(k)
-        return [_alone(_moved(fused.unfuse(k), seen), k, objective, batch, seen) for _ in range(_TRIES)]
+        return [_alone(_moved(fused.unfuse(k), seen.eps), k, objective, batch) for _ in range(_TRIES)]
 
 
 @contextmanager
@@ -174,18 +252,19 @@ def _differences(together: _Outcome, alone: _Outcome, eps: float, jump: float) -
 
 
 def _explained(name: str, together: _Outcome, alone: _Outcome, tries: Sequence[_Outcome]) -> bool:
-    """Whether the member alone changes as much when its weights change in their last digits."""
+    """Whether the member alone changes about as much when its weights change in their last digits."""
     if name in alone.attributes:
         return False
     ours, value = together.tensors()[name], alone.tensors()[name]
     moved = max(_distance(one.tensors()[name], value) for one in tries)
-    return _distance(ours, value) <= _FACTOR * moved
+    return _distance(ours, value) <= _SLACK * moved
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
     """The largest difference; 0 where neither is finite, infinite where one is not."""
     if a.shape != b.shape:
         return float("inf")
+    a, b = _dense(a), _dense(b)
     wide = torch.complex128 if b.is_complex() else torch.float64
     a, b = a.to(b.device, wide), b.to(wide)
     if not b.isfinite().all():
@@ -195,8 +274,14 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def _size(value: Tensor) -> float:
     """The largest finite absolute value."""
+    value = _dense(value)
     finite = value[value.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    # Booleans have no absolute value.
+    return float((finite if finite.dtype == torch.bool else finite.abs()).max()) if finite.numel() else 0.0
+
+
+def _dense(value: Tensor) -> Tensor:
+    return value if value.layout == torch.strided else value.to_dense()
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -221,8 +306,11 @@ def _coarseness(fused: FusedModel) -> float:
 
 def _jump(batch: Any) -> float:
     """How much a mean over the batch changes where a few of its examples count differently."""
-    samples = next((leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 1)
-    return _JUMPS / max(samples, 1)
+    return _JUMPS / max(_samples(batch), 1)
+
+
+def _samples(batch: Any) -> int:
+    return next((leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 1)
 
 
 class _Precisions(TorchDispatchMode):
@@ -240,10 +328,11 @@ class _Precisions(TorchDispatchMode):
         return result
 
 
-def _moved(own: nn.Module, seen: _Precisions) -> nn.Module:
-    """Its weights moved in the last digits of the coarsest precision seen so far, or else of their own."""
+def _moved(own: nn.Module, eps: float) -> nn.Module:
+    """Its weights moved by some roundings of size `eps`, or else of their own; in half precision by fewer."""
     with torch.no_grad():
         for p in own.parameters():
-            if p.is_floating_point():
-                p.mul_(1 + max(seen.eps, torch.finfo(p.dtype).eps) * torch.randn_like(p))
+            if p.is_floating_point() or p.is_complex():
+                rounding = max(eps, torch.finfo(p.dtype).eps)
+                p.mul_(1 + min(_ROUNDINGS * rounding, rounding**0.5) * torch.randn_like(p))
     return own

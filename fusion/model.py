@@ -300,7 +300,7 @@ class FusedModel(nn.Module):
         """
         finite_K = torch.ones(self.K, dtype=torch.bool)
         for tensor in (*self.stacked.values(), *self.stacked_buffers.values()):
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() or tensor.is_complex():
                 finite_K &= torch.isfinite(tensor.detach()).reshape(self.K, -1).all(1).cpu()
         return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
 

@@ -5,7 +5,7 @@ What touches each of a model's parameters takes as many operations as there are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
     Attributes:
         dtype: Its type.
-        alone: Whose rows they are, where a tensor has its own.
+        alone: Whose rows they are, where a tensor has rows of its own.
     """
 
     dtype: torch.dtype
@@ -47,9 +47,17 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     layout: dict[Block, dict[str, torch.Size]] = {}
     for name, tensor in tensors.items():
         shape = tensor.shape[1:]
-        alone = tensor.device.type == "cpu" and shape.numel() >= LARGE
+        # A tensor whose elements come in pairs can be viewed as complex numbers, which must not begin in between.
+        alone = (tensor.device.type == "cpu" and shape.numel() >= LARGE) or shape[-1:] == (2,)
         layout.setdefault(Block(tensor.dtype, name if alone else ""), {})[name] = shape
     return layout
+
+
+def make_dense(parameters: Iterable[Tensor]) -> None:
+    """Replace gradients that are sparse, which do not fit in rows, by dense ones."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            parameter.grad = parameter.grad.to_dense()
 
 
 class Rows:

@@ -28,7 +28,7 @@ from fusion.optim.runs import Run, runs_of
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import Multipliers, check_multipliers, torch_optimizer
 from fusion.optim.vectorized import Tile
-from fusion.rows import Layout, Rows, layout_of
+from fusion.rows import Layout, Rows, layout_of, make_dense
 from fusion.structure import check_module
 
 _TABLES = ("steps_KP", "lr_factor_K", "_lr_multipliers_KP", "_decay_multipliers_KP")
@@ -151,6 +151,7 @@ class FusedOptimizer:
         stacked = self.fused.stacked
         self._move(stacked[self.names[0]].device)
         self._follow_schedule()
+        make_dense(stacked.values())
         present = [name for name in self.names if stacked[name].grad is not None]
         if not present:
             return

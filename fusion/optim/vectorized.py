@@ -30,12 +30,14 @@ class Tile:
 
     def __init__(self, run: Run, segment: Segment, lr_RP: Tensor, decay_RP: Tensor, device: torch.device) -> None:
         self.run, self.segment = run, segment
+        # A complex number is updated as torch does it: its real and its imaginary part each by itself.
+        self._reals = 2 if segment.block.dtype.is_complex else 1
         alike = list(zip(lr_RP.T.tolist(), decay_RP.T.tolist()))
         groups = [[i for i, _ in group] for _, group in groupby(enumerate(alike), key=lambda pair: pair[1])]
         first = [group[0] for group in groups]
         self._lr_RG, decay_RG = lr_RP[:, first].to(device), decay_RP[:, first].to(device)
         self._decoupled_RG = decay_RG * run.vectors["adamw"]
-        self._widths = [sum(segment.sizes[i] for i in group) for group in groups]
+        self._widths = [self._reals * sum(segment.sizes[i] for i in group) for group in groups]
         self._group_n: Tensor | None = None
         if len(groups) > 1 and device.type != "cpu":
             self._group_n = torch.arange(len(groups)).repeat_interleave(torch.tensor(self._widths)).to(device)
@@ -55,12 +57,14 @@ class Tile:
             takes_K1: Who takes the step; all if None.
         """
         run, segment = self.run, self.segment
+        stored = [torch.view_as_real(t).flatten(1) if t.is_complex() else t for t in stored]
         own = [_rows(t, run.start, run.stop) for t in (steps_K1, factor_K1)]
         changing = run.coefficients(self._lr_RG, self._decoupled_RG, *own)
         coefficients = {**self._constants, **self._rounded(changing)}
         if takes_K1 is not None:
             coefficients = updates.for_those(_rows(takes_K1, run.start, run.stop), coefficients)
-        tensors = [_columns(_rows(t, run.start, run.stop), segment.start, segment.stop) for t in stored]
+        start, stop = self._reals * segment.start, self._reals * segment.stop
+        tensors = [_columns(_rows(t, run.start, run.stop), start, stop) for t in stored]
         R, n = tensors[0].shape
         step = max(1, block(tensors[0].device) // max(1, n))
         for start in range(0, R, step):
@@ -106,4 +110,5 @@ def _columns(t: Tensor, start: int, stop: int) -> Tensor:
 
 def _math_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision to update in: a coefficient like 1 - lr * weight_decay is 1 in half precision."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    real = dtype.to_real() if dtype.is_complex else dtype
+    return torch.float32 if real in (torch.bfloat16, torch.float16) else real

@@ -8,8 +8,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import FusedAdam, FusedAdamW, FusedModel, FusedOptimizer, FusedSGD, fuse, fused_optimizer, optimizer
+from fusion import (
+    FusedAdam,
+    FusedAdamW,
+    FusedModel,
+    FusedOptimizer,
+    FusedSGD,
+    clip_grad_norm_,
+    dry_run,
+    fuse,
+    fused_optimizer,
+    optimizer,
+)
 from fusion.optim import native
+from fusion.rows import make_dense
 
 
 @pytest.fixture(autouse=True, params=["vectorized", "native"])
@@ -110,6 +122,75 @@ def test_members_with_different_optimizers_match_torch() -> None:
     train(fused, fused_optimizer(fused, MIXED), range(7))
     for k, (model, config) in enumerate(zip(models, MIXED, strict=True)):
         train_one(k, model, optimizer(model, config), range(7))
+    assert_members_equal(fused, models)
+
+
+class Complex(nn.Module):
+    """Complex parameters beside a real one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+        self.second = nn.Parameter(torch.randn(3, 3))
+        self.third = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x.to(torch.complex64) @ self.first).abs() @ self.second) * self.third.abs()
+
+
+class Paired(nn.Module):
+    """Pairs that are viewed as complex numbers, which must not begin at an odd place, after three other elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(3))
+        self.second = nn.Parameter(torch.randn(4, 3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex64) @ torch.view_as_complex(self.second)).abs() + self.first
+
+
+class Sparse(nn.Module):
+    """The gradient of its table is sparse; torch's SGD takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.second = nn.Embedding(7, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.second(self.table(x.abs().sum(1).long() % 7))
+        return logits
+
+
+DENSE = [{name: value for name, value in config.items() if "." not in name} for config in MIXED]
+PLAIN = [{"optimizer": "sgd", "lr": 0.3, "momentum": 0.9}, {"optimizer": "sgd", "lr": 0.1}]
+
+
+@pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize(("make", "configs"), [(Complex, DENSE), (Paired, DENSE), (Sparse, PLAIN), (Sparse, PLAIN[:1])])
+def test_parameters_and_gradients_of_other_kinds_match_torch(make: Any, configs: list[Any], clipped: bool) -> None:
+    def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    torch.manual_seed(0)
+    models: list[nn.Module] = [make() for _ in configs]
+    fused = fuse(models)
+    dry_run(fused, objective, (X, Y))
+    opt, own = fused_optimizer(fused, configs), [optimizer(*pair) for pair in zip(models, configs, strict=True)]
+    for _ in range(4):
+        opt.zero_grad()
+        fused.map(objective, (X, Y)).sum().backward()
+        if clipped:
+            clip_grad_norm_(fused, 0.1)
+        opt.step()
+        for model, one in zip(models, own, strict=True):
+            one.zero_grad()
+            objective(model, (X, Y)).backward()
+            if clipped:
+                make_dense(model.parameters())
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            one.step()
     assert_members_equal(fused, models)
 
 
