@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusion.checks import check_each, check_flag, require
 from fusion.model import FusedModel, Shell
-from fusion.structure import FusionKey, check_same, describe, fusion_key
+from fusion.structure import HOOK, UNKNOWN, FusionKey, check_same, describe, fusion_key
 from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skeleton
 
 
@@ -78,6 +78,9 @@ def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
 def _check_same(modules: Sequence[nn.Module], states: Iterable[Mapping[str, Tensor]]) -> FusionKey:
     """The key that all modules share; raises where they differ, in structure, device or mode."""
     key = check_same((fusion_key(module) for module in modules), "modules")
+    for path, value in key:
+        if HOOK in path and isinstance(value, tuple) and value[0] == UNKNOWN:
+            raise ValueError(f"`modules` have a hook on a parameter that cannot be fused: {path} is {value[1]}")
     devices = {str(device) for device in {tensor.device for state in states for tensor in state.values()}}
     if len(devices) > 1:
         raise ValueError(f"`modules` are on several devices ({', '.join(sorted(devices))}), but must be on one")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fusion.attributes import check_same_state, follow, plain_attributes, set_attributes
 from fusion.checks import check_each, check_function, check_mapping, is_int, require
 from fusion.evaluate import alone, at_once, in_turn
+from fusion.hooks import run_hooks
 from fusion.members import member_indices, member_rows
 from fusion.rows import FlatParameters
 from fusion.settings import Settings
@@ -144,6 +145,7 @@ class FusedModel(nn.Module):
         if self.one_by_one and self.K > 1:
             self.part_buffers()
         shared = self.shared
+        run_hooks(self)
 
         def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], batch: Any = batch) -> Any:
             with bound(self._slots, {**shared, **tensors}) as rebound, self._settings.bound(settings):

@@ -7,14 +7,25 @@ memo, so tied weights stay tied, and attributes, hooks and subclasses survive as
 from __future__ import annotations
 
 import copy
+import types
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+
+HOOKS = "_hooks_on_parameters"
+"""The attribute in which a module without data keeps the hooks on its parameters, by the parameters' names."""
+
+
+class Hooks(NamedTuple):
+    """Those on one tensor: `register_hook`'s, and `register_post_accumulate_grad_hook`'s."""
+
+    on_gradient: tuple[Callable[..., Any], ...]
+    accumulated: tuple[Callable[..., Any], ...]
 
 
 class TensorTree(nn.Module):
@@ -116,7 +127,17 @@ def non_persistent(module: nn.Module) -> set[str]:
 def skeleton(module: nn.Module) -> nn.Module:
     """A deep copy of `module` whose tensors have shapes but no data."""
     memo: dict[int, Any] = {id(t): _hollow(t) for t in named_tensors(module).values()}
-    return copy.deepcopy(module, memo | _empty_containers(module))
+    hooks = {name: of for name, p in module.named_parameters() if p.requires_grad and any(of := hooks_on(p))}
+    if not hooks:
+        return copy.deepcopy(module, memo | _empty_containers(module))
+    parts = {id(part) for part in module.modules()}
+    following = {
+        name: Hooks(*(tuple(_following(hook, parts) for hook in kind) for kind in of)) for name, of in hooks.items()
+    }
+    hollow, kept = copy.deepcopy((module, following), memo | _empty_containers(module))
+    vars(hollow)[HOOKS] = kept
+    copied: nn.Module = hollow
+    return copied
 
 
 def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -125,7 +146,44 @@ def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     # What forward kept for inspection (`self.weights = ...`) was a view inside vmap, which has ended.
     kept = (value for module in hollow.modules() for value in vars(module).values() if isinstance(value, Tensor))
     memo.update({id(t): None for t in kept if torch._C._functorch.is_functorch_wrapped_tensor(t)})
-    return copy.deepcopy(hollow, memo | _empty_containers(hollow))
+    return _with_hooks(copy.deepcopy(hollow, memo | _empty_containers(hollow)))
+
+
+def hooks_on(tensor: Tensor) -> Hooks:
+    """The hooks that a tensor has."""
+    kinds = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
+    return Hooks(*(tuple((kind or {}).values()) for kind in kinds))
+
+
+def _with_hooks(module: nn.Module) -> nn.Module:
+    """Put the hooks that a module keeps on its parameters."""
+    for name, hooks in vars(module).pop(HOOKS, {}).items():
+        parameter = module.get_parameter(name)
+        for hook in hooks.on_gradient if parameter.requires_grad else ():
+            parameter.register_hook(hook)
+        for hook in hooks.accumulated if parameter.requires_grad else ():
+            parameter.register_post_accumulate_grad_hook(hook)
+    return module
+
+
+def _following(hook: Any, parts: set[int]) -> Any:
+    """A hook as it is; a function that sees a part of its module, such as a `self`, in a form that copies follow."""
+    cells = (getattr(hook, "__closure__", None) or ()) if isinstance(hook, types.FunctionType) else ()
+    seen = {i: cell.cell_contents for i, cell in enumerate(cells) if cell != types.CellType()}
+    own = {i: part for i, part in seen.items() if id(getattr(part, "__self__", part)) in parts}
+    return _Following(hook, own) if own else hook
+
+
+class _Following:
+    """A function that sees parts of a module; of a copy it sees the copied ones, which `copy.deepcopy` forgets."""
+
+    def __init__(self, function: types.FunctionType, parts: dict[int, Any]) -> None:
+        self.function, self.parts = function, parts
+
+    def __call__(self, *args: Any) -> Any:
+        f = self.function
+        cells = [types.CellType(self.parts[i]) if i in self.parts else c for i, c in enumerate(f.__closure__ or ())]
+        return types.FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, tuple(cells))(*args)
 
 
 def _empty_containers(module: nn.Module) -> dict[int, Any]:

@@ -35,6 +35,7 @@ from fusion.structure.code import (
 )
 from fusion.structure.floats import FloatSlot
 from fusion.structure.values import declared_slots, digest, memory, parts_of_copy, short
+from fusion.tensors import HOOKS, hooks_on
 
 # Not among the attributes to walk: what is walked by itself; the mode, which train() and eval() set all the time; and
 # what a copy does without.
@@ -42,7 +43,7 @@ _NOT_STRUCTURE = {"_parameters", "_buffers", "_modules", "training", "_compiled_
 _RECURRENT_CACHES = {"_flat_weights", "_flat_weight_refs"}
 _HOOKS = {name for name in vars(nn.Module()) if "_hooks" in name}
 # Hooks on loading and saving never run: a fused model does both itself.
-_NOT_STRUCTURE |= {name for name in _HOOKS if "state_dict" in name}
+_NOT_STRUCTURE |= {name for name in _HOOKS if "state_dict" in name} | {HOOKS}
 # How peft made a LoRA adapter, in layer and configuration; what forward reads of it, `scaling`, is a float.
 _LORA, _LORA_NOTES = "peft.tuners.lora.", {"lora_alpha", "r", "lora_dropout"}
 
@@ -51,6 +52,12 @@ _TEXTS = {complex, range, torch.dtype, torch.device, torch.memory_format, torch.
 _TEXTS |= {torch._ops.OpOverload, torch._ops.OpOverloadPacket}
 _STATELESS = {type(Lock()), type(RLock())}
 _DROPOUTS = nn.modules.dropout._DropoutNd
+
+UNKNOWN = "unlike all others"
+"""Begins what is noted of a value that cannot be looked into."""
+
+HOOK = ".hooks."
+"""In paths, between that of a parameter and the kind of a hook on it."""
 
 
 @dataclass
@@ -97,7 +104,7 @@ class _Walk:
 
     def _unknown(self, path: str, why: str) -> None:
         """Note something that counts as different from everything, in every process."""
-        self._note(path, ("unlike all others", why, uuid.uuid4().hex))
+        self._note(path, (UNKNOWN, why, uuid.uuid4().hex))
 
     @contextmanager
     def _no_slots(self) -> Iterator[None]:
@@ -136,6 +143,19 @@ class _Walk:
         self._note(path, (kind, name_of(type(tensor)), tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad))
         with self._no_slots():
             self._attributes(path, tensor)
+            for kind, hooks in hooks_on(tensor)._asdict().items():
+                for i, hook in enumerate(hooks):
+                    self._hook(f"{path}{HOOK}{kind}[{i}]", hook)
+
+    def _hook(self, path: str, hook: Any) -> None:
+        """Of a hook on a parameter, a copy of the module follows which modules it sees."""
+        if not isinstance(hook, types.FunctionType) or found_by_name(hook):
+            self._value(path, hook)
+            return
+        self._note(path, ("function", name_of(hook)))
+        for i, item in enumerate(captured(hook)):
+            followed = isinstance(getattr(item, "__self__", item), nn.Module)
+            (self._value if followed else self._shared)(f"{path}.captured[{i}]", item)
 
     def _hooks(self, path: str, name: str, attributes: dict[str, Any]) -> None:
         # Handles are numbered through the whole process: only their order means something.
