@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from fusion.assemble import fuse
-from fusion.attributes import plain_attributes, set_attributes
+from fusion.attributes import plain_attributes, put_back, snapshot
 from fusion.model import FusedModel, Objective
 from fusion.streams import preserved_generators, seed_generators
 from fusion.tensors import copied
@@ -190,7 +190,7 @@ def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _P
 @contextmanager
 def restored(fused: FusedModel) -> Iterator[None]:
     """Put buffers, plain attributes and random state back afterwards; member k draws each time what seed k gives."""
-    attributes = plain_attributes(fused.template)
+    attributes, own_values = snapshot(fused.template), fused.own_values.copy()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
     streams = fused.streams
     fused.seed(range(fused.K))
@@ -200,7 +200,8 @@ def restored(fused: FusedModel) -> Iterator[None]:
         finally:
             fused.streams = streams
             fused._reached.clear()
-            set_attributes(fused.template, attributes)
+            put_back(fused.template, attributes)
+            fused.own_values = own_values
             for name, buffer in before.items():
                 tree = fused.common if fused.common.get(name) is not None else fused.own
                 now = tree.get(name)

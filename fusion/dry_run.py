@@ -124,8 +124,8 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception |
 
 
 def _explained(error: Exception) -> Exception:
-    """What recomputes in the backward pass finds a template without data, which torch's message does not say."""
-    if "meta" not in str(error):
+    """What recomputes in the backward pass finds a template without data, which torch's messages do not say."""
+    if not any(word in str(error) for word in ("meta", "use_reentrant")):
         return error
     explained = RuntimeError(
         "the model recomputes its forward pass in the backward pass (activation checkpointing), which a fused model "

@@ -68,8 +68,7 @@ def in_turn(
         on_gradient: Called with a parameter's name and a member in the backward pass, when the one gets a gradient
             from the other.
     """
-    # One backward node for all members: indexing would make a gradient of K members' size for each.
-    parts = {name: parameter.unbind() for name, parameter in parameters.items()}
+    parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}
     results, written = [], []
     for k in range(K):
         own = {name: members[k] for name, members in parts.items()}
@@ -82,6 +81,24 @@ def in_turn(
         results.append(tree_map(_as_tensor, result))
         written.append({name: rebound.get(name, copy).detach() for name, copy in copies.items()})
     return tree_map(_stack, *results), tree_map(_stack, *written)
+
+
+class _Rows(torch.autograd.Function):
+    """[K, ...] as K tensors in the same memory, with one backward node: indexing would make a gradient of K for each.
+
+    They are no views, which a module may not write into: an embedding with `max_norm` does, or a layer that sets its
+    scale by the first batch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter_K: Tensor) -> tuple[Tensor, ...]:
+        rows = parameter_K.detach().unbind()
+        memory = parameter_K.untyped_storage()
+        return tuple(row.new_empty(0).set_(memory, row.storage_offset(), row.shape, row.stride()) for row in rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.stack(gradients)
 
 
 def _watch(k: int, own: Mapping[str, Tensor], on_gradient: Callable[[str, int], None]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.attributes import check_same_state, follow, plain_attributes, set_attributes
+from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, follow, put_back, snapshot
 from fusion.checks import check_each, check_function, check_mapping, is_int, require
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.hooks import run_hooks
@@ -84,6 +84,7 @@ class FusedModel(nn.Module):
         self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
         self.updated_in_turn = True
         self.streams = Streams(len(members))
+        self.own_values = OwnValues(len(members))
         self._flat: FlatParameters | None = None
         self.changes = 0
         self._set_members(members)
@@ -135,14 +136,17 @@ class FusedModel(nn.Module):
 
         Returns:
             What `objective` returns, each tensor with a leading K: losses are [K]. Buffers that the modules update
-            (running statistics, counters) are updated member by member. Random numbers (dropout) are drawn
-            from each member's own stream, see `seed`.
+            (running statistics, counters) are updated member by member, and so are tensors that they assign to
+            attributes. Random numbers (dropout) are drawn from each member's own stream, see `seed`.
 
         Raises:
             ValueError: where `objective` returns something else.
         """
         check_function("objective", objective)
-        if self.one_by_one and self.K > 1:
+        if self.own_values.of_members:
+            self.changes += 1
+        together = not (self.one_by_one and self.K > 1) and self.own_values.join(self.template)
+        if not together:
             self.part_buffers()
         shared = self.shared
         run_hooks(self)
@@ -152,24 +156,39 @@ class FusedModel(nn.Module):
                 result = objective(self.template, batch)
             return result, rebound
 
-        def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
-            set_attributes(self.template, attributes)
-            # What a member writes into its batch must not reach the next.
-            return one(tensors, settings, copied(batch))
-
-        parameters, buffers = self.stacked, self.stacked_buffers
-        if self.K == 1:
-            result, rebound = alone(one, {**parameters, **buffers}, self.streams)
-        elif self.one_by_one:
-            attributes = plain_attributes(self.template)
-            result, rebound = in_turn(
-                one_of_many, parameters, buffers, self._settings, self.streams, self.K, self._note_reached
-            )
+        if not together:
+            result, rebound = self._in_turn(one, batch)
+        elif self.K == 1:
+            result, rebound = alone(one, {**self.stacked, **self.stacked_buffers}, self.streams)
         else:
-            result, rebound = at_once(one, {**parameters, **buffers}, self._settings, self.streams, self.K)
+            tensors_K = {**self.stacked, **self.stacked_buffers}
+            result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K)
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result
+
+    def _in_turn(self, one: Callable[..., Any], batch: Any) -> tuple[Any, Mapping[str, Tensor]]:
+        """Members one after another, each of which finds what it left itself."""
+        self._part_values()
+        before, after = snapshot(self.template), list[Snapshot]()
+
+        def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
+            if after and after[-1]:
+                put_back(self.template, before)
+            self.own_values.put(self.template, len(after))
+            # What a member writes into its batch must not reach the next.
+            found = one(tensors, settings, copied(batch))
+            after.append(changed(self.template, before))
+            return found
+
+        parameters, buffers = self.stacked, self.stacked_buffers
+        try:
+            found = in_turn(one_of_many, parameters, buffers, self._settings, self.streams, self.K, self._note_reached)
+        except BaseException:
+            put_back(self.template, before)
+            raise
+        self.own_values.take(self.template, before, after)
+        return found
 
     def seed(self, seeds: Sequence[int]) -> None:
         """From now on each member draws the random numbers that it would draw alone, whichever members stand beside it.
@@ -210,6 +229,7 @@ class FusedModel(nn.Module):
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
             self.own.put(name, like(tensor, member_rows(tensor, chosen)))
         self._catch_up(chosen)
+        self.own_values = self.own_values.keep(chosen)
         self.streams = self.streams.joined(chosen)
         self._set_members([self._members[k] for k in chosen])
 
@@ -221,7 +241,10 @@ class FusedModel(nn.Module):
         """
         check_fused(other, "other")
         check_same((self.key, other.key), "models")
-        check_same_state(self.template, other.template)
+        self._catch_up(range(self.K))
+        other._catch_up(range(other.K))
+        own_values = self.own_values.concat(self.template, other.own_values, other.template)
+        check_same_state(self.template, other.template, own_values.of_members)
         theirs = other.shared
         for name, tensor in self.shared.items():
             if name not in theirs or not torch.equal(tensor, theirs[name].to(tensor.device)):
@@ -230,24 +253,32 @@ class FusedModel(nn.Module):
             both = [tensor.detach(), other._per_member(name).to(tensor.device)]
             self.own.put(name, like(tensor, torch.cat(both)))
         self.one_by_one = self.one_by_one or other.one_by_one
-        self._catch_up(range(self.K))
-        other._catch_up(range(other.K))
+        self.own_values = own_values
         self.streams = self.streams.joined(range(self.K), other.streams)
         self._set_members([*self._members, *other._members])
 
     def unfuse(self, k: int) -> nn.Module:
         """Member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
 
+        It has all that the members gained while they ran: hooks, attributes, tensors that forward assigned to them.
+
         Raises:
             IndexError: where `k` is not in [-K, K).
         """
         (k,) = member_indices([k], self.K, "k")
+        self._part_values()
         tensors: dict[str, Tensor] = {}
         for name, hollow in named_tensors(self.template).items():
             tensors[name] = like(hollow, self._per_member(name)[k].clone())
             vars(tensors[name]).update(copy.deepcopy(self._members[k].marks.get(name, {})))
-        self._catch_up([k])
-        return materialize(self._members[k].skeleton, tensors)
+        hollow = self._members[k].skeleton
+        before = snapshot(hollow)
+        try:
+            self._catch_up([k])
+            self.own_values.put(hollow, k)
+            return materialize(hollow, tensors)
+        finally:
+            put_back(hollow, before)
 
     def load_state_dict(
         self,
@@ -345,10 +376,21 @@ class FusedModel(nn.Module):
         self._reached.setdefault(name, set()).add(k)
 
     def _catch_up(self, indices: Iterable[int]) -> None:
-        """Give members what the template has changed in the meantime, such as its mode."""
+        """Give members what the template has changed in the meantime, such as its mode or its hooks."""
+        self._part_values()
         own = self._settings.places()
         for k in indices:
-            follow(self.template, self._members[k].skeleton, own)
+            follow(self.template, self._members[k].skeleton, own, self._caught_up)
+
+    def _part_values(self) -> None:
+        """Take from the template the tensors that forward left there, which members have each."""
+        if self.own_values.part(self.template):
+            self.changes += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which tensors with a hidden axis do not allow."""
+        self._part_values()
+        return dict(vars(self))
 
     def _set_members(self, members: Sequence[Shell]) -> None:
         """Make these the members; the first one's skeleton computes from now on."""
@@ -358,6 +400,7 @@ class FusedModel(nn.Module):
         self._reached: dict[str, set[int]] = {}
         self.training = self.template.training
         self._slots = tensor_slots(self.template)
+        self._caught_up: Snapshot = snapshot(self.template)
         self._settings = Settings([member.floats for member in members])
 
     def _per_member(self, name: str) -> Tensor:

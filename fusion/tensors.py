@@ -141,11 +141,8 @@ def skeleton(module: nn.Module) -> nn.Module:
 
 
 def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A deep copy of the skeleton `hollow` with `tensors`, by name, in their places."""
-    memo: dict[int, Any] = {id(t): tensors[name] for name, t in named_tensors(hollow).items()}
-    # What forward kept for inspection (`self.weights = ...`) was a view inside vmap, which has ended.
-    kept = (value for module in hollow.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    memo.update({id(t): None for t in kept if torch._C._functorch.is_functorch_wrapped_tensor(t)})
+    """A deep copy of the skeleton `hollow` with `tensors`, by name, in their places; it copies all others."""
+    memo: dict[int, Any] = {id(t): tensors[name] for name, t in named_tensors(hollow).items() if name in tensors}
     return _with_hooks(copy.deepcopy(hollow, memo | _empty_containers(hollow)))
 
 
@@ -224,6 +221,11 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
 def _hollow(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta", requires_grad=False)
     return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def is_batched(value: Any) -> bool:
+    """Whether a value is a tensor of all members from inside vmap, whose member axis is hidden."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 def like(tensor: Tensor, data: Tensor) -> Tensor:

@@ -6,6 +6,10 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
+_DROPOUTS = nn.modules.dropout._DropoutNd
+
 
 @dataclass(frozen=True)
 class FloatSlot:
@@ -39,3 +43,13 @@ class FloatSlot:
 
     def _type(self) -> Any:
         return list if self.item and isinstance(self.owner, list) else dict
+
+
+def is_number(value: Any, cls: type) -> bool:
+    """A float, or numpy's; a user's own kind of float may do anything."""
+    return cls is float or (isinstance(value, float) and cls.__module__ == "numpy")
+
+
+def is_probability(value: Any, slot: FloatSlot | None) -> bool:
+    """`nn.Dropout(0)` holds an int where `nn.Dropout(0.1)` holds a float."""
+    return type(value) is int and slot is not None and slot.key == "p" and isinstance(slot.owner, _DROPOUTS)

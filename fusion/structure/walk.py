@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fusion.structure.code import (
     BUILTINS,
@@ -33,7 +34,7 @@ from fusion.structure.code import (
     own_globals,
     wrapped,
 )
-from fusion.structure.floats import FloatSlot
+from fusion.structure.floats import FloatSlot, is_number, is_probability
 from fusion.structure.values import declared_slots, digest, memory, parts_of_copy, short
 from fusion.tensors import HOOKS, hooks_on
 
@@ -51,7 +52,6 @@ _PLAIN = {bool, int, str, bytes, type(None), type(...), type(NotImplemented)}
 _TEXTS = {complex, range, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size}
 _TEXTS |= {torch._ops.OpOverload, torch._ops.OpOverloadPacket}
 _STATELESS = {type(Lock()), type(RLock())}
-_DROPOUTS = nn.modules.dropout._DropoutNd
 
 UNKNOWN = "unlike all others"
 """Begins what is noted of a value that cannot be looked into."""
@@ -87,6 +87,8 @@ class _Walk:
         self._tensors: dict[int, str] = {}
         # Whether floats count as structure: those of what a copy of the module shares with it.
         self._fixed = False
+        # Whether a copy of the module shares what is walked with it, and the ids of what was met so.
+        self._with_others, self._of_others = False, set[int]()
         self._root = module
         modules = list(module.named_modules())
         for path, child in modules:
@@ -164,9 +166,16 @@ class _Walk:
         for number, hook in hooks.items():
             self._value(f"{path}[{of_all.index(number)}]", hook)
 
+    def _handle(self, path: str, handle: RemovableHandle) -> None:
+        """Which hook it can take away, by its place among the others."""
+        hooks = handle.hooks_dict_ref() or {}
+        named = ((f"{path}.{name}", of) for path, own in self._root.named_modules() for name, of in vars(own).items())
+        where = next((place for place, own in named if own is hooks), None)
+        self._note(path, ("handle", where, list(hooks).index(handle.id) if handle.id in hooks else None))
+
     def _value(self, path: str, value: Any, slot: FloatSlot | None = None) -> None:
         cls = type(value)
-        if _is_number(value, cls) or _is_probability(value, slot):
+        if is_number(value, cls) or is_probability(value, slot):
             self._float(path, value, slot)
         elif cls in _PLAIN:
             self._note(path, (cls.__name__, short(value)))
@@ -178,10 +187,15 @@ class _Walk:
             self._items(path, value)
         elif id(value) in self._seen:
             self._note(path, ("same as", self._seen[id(value)][0]))
+            if cls in (list, dict, set) and not value and (id(value) in self._of_others) != self._with_others:
+                # It is empty, so the function is to fill it.
+                self._unknown(path, "a list or dict that a function fills, which a copy does not follow")
         elif isinstance(value, type):
             self._class(path, value)
         else:
             self._seen[id(value)] = (path, value)
+            if self._with_others:
+                self._of_others.add(id(value))
             self._compound(path, value)
 
     def _float(self, path: str, value: Any, slot: FloatSlot | None) -> None:
@@ -225,6 +239,8 @@ class _Walk:
         elif isinstance(value, weakref.ReferenceType):
             self._note(path, name_of(type(value)))
             self._shared(path, value())
+        elif isinstance(value, RemovableHandle):
+            self._handle(path, value)
         elif type(value) in _STATELESS:
             self._note(path, name_of(type(value)))
         else:
@@ -249,7 +265,9 @@ class _Walk:
         if (isinstance(value, nn.Module) and id(value) in self._seen) or id(value) in self._tensors:
             self._unknown(path, "a reference to a part of the model, which a copy does not follow")
         else:
+            before, self._with_others = self._with_others, True
             self._value(path, value)
+            self._with_others = before
 
     def _builtin(self, path: str, function: Any) -> None:
         owner = getattr(function, "__self__", getattr(function, "__objclass__", None))
@@ -339,16 +357,6 @@ def _skipped(module: nn.Module) -> set[str]:
     if isinstance(module, nn.RNNBase):
         return _NOT_STRUCTURE | _RECURRENT_CACHES
     return _NOT_STRUCTURE | _LORA_NOTES if type(module).__module__.startswith(_LORA) else _NOT_STRUCTURE
-
-
-def _is_number(value: Any, cls: type) -> bool:
-    """A float, or numpy's; a user's own kind of float may do anything."""
-    return cls is float or (isinstance(value, float) and cls.__module__ == "numpy")
-
-
-def _is_probability(value: Any, slot: FloatSlot | None) -> bool:
-    """`nn.Dropout(0)` holds an int where `nn.Dropout(0.1)` holds a float."""
-    return type(value) is int and slot is not None and slot.key == "p" and isinstance(slot.owner, _DROPOUTS)
 
 
 def _join(path: str, name: str) -> str:

@@ -189,14 +189,67 @@ def test_a_constant_that_is_written_to_is_given_to_each_member() -> None:
 
 
 class Checkpointed(nn.Linear):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__(4, 3)
+        self.reentrant = reentrant
+
     def forward(self, x: Tensor) -> Any:
-        return checkpoint(super().forward, x, use_reentrant=False)
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
 
 
-def test_activation_checkpointing_is_refused() -> None:
-    fused = fuse([nn.Sequential(nn.Linear(4, 4), Checkpointed(4, 3)) for _ in range(2)])
+@pytest.mark.parametrize("K", [1, 2])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_is_refused(reentrant: bool, K: int) -> None:
+    fused = fuse([nn.Sequential(nn.Linear(4, 4), Checkpointed(reentrant)) for _ in range(K)])
     with pytest.raises(RuntimeError, match=r"recomputes its forward pass .* switch it off"):
         dry_run(fused, loss, BATCH)
+
+
+class ActNorm(nn.Module):
+    """The first batch sets its scale (Kingma and Dhariwal 2018)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.set = nn.Parameter(torch.ones(8)), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.set:
+            with torch.no_grad():
+                self.scale.copy_(1 / x.std(0))
+            self.set = True
+        return x * self.scale
+
+
+class Renormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 8, max_norm=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.embed(x.argmax(1))
+
+
+@pytest.mark.parametrize("layer", [ActNorm, Renormed])
+def test_parameters_that_forward_writes_into(layer: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(4, 8), layer(), nn.Linear(8, 3)) for _ in range(3)]
+    fused = fuse(models, one_by_one=True)
+    opt = fused_optimizer(fused, [{"lr": 0.1}] * 3)
+    alone = [optimizer(model, {"lr": 0.1}) for model in models]
+    assert dry_run(fused, loss, BATCH, compare=False) is None
+    for _ in range(2):
+        loss_K = fused.map(loss, BATCH)
+        opt.zero_grad()
+        loss_K.sum().backward()
+        opt.step()
+        for k, model in enumerate(models):
+            one = loss(model, BATCH)
+            torch.testing.assert_close(loss_K[k], one)
+            alone[k].zero_grad()
+            one.backward()
+            alone[k].step()
+    for k, model in enumerate(models):
+        torch.testing.assert_close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
 
 
 def test_an_error_of_the_model_itself_is_raised() -> None:

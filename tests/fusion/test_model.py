@@ -338,7 +338,7 @@ class Remembering(nn.Linear):
         return self.last
 
 
-def test_what_forward_keeps_for_inspection_is_dropped() -> None:
+def test_what_forward_keeps_for_inspection_stands_in_no_ones_way() -> None:
     fused, x = fuse([Remembering(3, 2) for _ in range(2)]), torch.randn(4, 3)
     out_K = fused(x)
     torch.testing.assert_close(fused.unfuse(0)(x), out_K[0])
