@@ -210,6 +210,27 @@ def width_form(model_fn: Callable[..., nn.Module]) -> WidthForm | None:
     return "second" if len(required) >= 2 else None
 
 
+def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None:
+    """Refuse an optional width ratio of another name, which would always be 1: at full width, and where it is narrowed.
+
+    Args:
+        argument: Of what the function was given as.
+        model_fn: The function.
+        surrogate: The width ratio of the surrogates; at 1 none is needed.
+
+    Raises:
+        ValueError: naming the argument that is not used.
+    """
+    if surrogate == 1 or width_form(model_fn) is not None:
+        return
+    for p in inspect.signature(model_fn).parameters.values():
+        # A default of 64, say, is the width itself, which a surrogate may well be narrowed from.
+        if "width" in p.name and isinstance(p.default, int | float) and p.default == 1:
+            raise ValueError(
+                f"`{argument}` has an argument `{p.name}={p.default!r}` that is not used: call it `width_ratio`"
+            )
+
+
 def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: dict[str, Any], ratio: float) -> Any:
     """What a model function of this form makes at a width ratio."""
     if form is None:

@@ -24,7 +24,7 @@ from hydro_rasda.contracts import Backend, SweepRule
 from hydro_rasda.data import Data, make_batches
 from hydro_rasda.objective import LossFn, Objective, as_objective, takes_config
 from hydro_rasda.precision import in_precision
-from hydro_rasda.problem import OwnLoop, Problem
+from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.identity import Identity
@@ -391,6 +391,7 @@ def _check(
     if isinstance(model_fn, nn.Module):  # it could be called, but with inputs
         raise ValueError(f"`model_fn` is a model, a {type(model_fn).__name__}, but must be {rule} that builds one")
     check_function("model_fn", model_fn, 1, 2, rule=rule, or_class=True)
+    check_width_argument("model_fn", model_fn, settings.surrogate)
     rule = "a function (no class) of (output, target) or (output, target, config)"
     check_function("loss_fn", loss_fn, 3 if takes_config(loss_fn) else 2, rule=rule)
     if objective is not None:

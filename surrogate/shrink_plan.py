@@ -128,7 +128,15 @@ def _find_sizes(module: nn.Module, width_ratio: float, example_input: Any) -> Na
     from surrogate.sizes import narrow_sizes
     from surrogate.tracing import trace_sizes
 
-    return narrow_sizes(trace_sizes(module, example_input), width_ratio)
+    trace = trace_sizes(module, example_input)
+    try:
+        return narrow_sizes(trace, width_ratio)
+    except ValueError as error:
+        recurrent = (nn.RNNBase, nn.RNNCellBase)
+        fixed = [f"{path!r} ({type(m).__name__})" for path, m in module.named_modules() if isinstance(m, recurrent)]
+        if not fixed:
+            raise
+        raise ValueError(f"{error}; of the recurrent layer {', '.join(fixed)} no size can be followed") from error
 
 
 def _check_widths(narrow: nn.Module, module: nn.Module, width_ratio: float) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydro_rasda import tune
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data, make_batches
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import Objective, supervised
-from hydro_rasda.problem import Problem, width_form
+from hydro_rasda.problem import Problem, check_width_argument, width_form
 from hydro_rasda.trial import Trial
 from surrogate import shrink
 from surrogate.laws import initial_laws
@@ -96,6 +98,41 @@ def test_forms_of_a_model_function_with_a_width(model_fn: Any) -> None:
     checked = dry_run(problem(model_fn), trials())
     assert checked.parameters["0.weight"] == "(32, 64) torch.float32"
     assert problem(model_fn).surrogate(trials()[0]).get_parameter("0.weight").shape == (16, 64)
+
+
+@pytest.mark.parametrize("default", [1, 1.0])
+def test_an_optional_width_of_another_name_is_refused(default: float, tmp_path: Path) -> None:
+    def model_fn(config: Config, width: float = default) -> nn.Module:
+        return mlp(config, width)
+
+    def other(config: Config, width: int = 64, ratio: float = 1.0) -> nn.Module:
+        return mlp(config, 1.0)
+
+    with pytest.raises(
+        ValueError, match=rf"`model_fn` has an argument `width={default}` that is not used: call it `wid"
+    ):
+        tune(model_fn, {"lr": 0.1}, train_data=(X, LABELS), val_data=(X, LABELS), storage_path=tmp_path)
+    assert not list(tmp_path.iterdir())
+    for allowed, surrogate in ((model_fn, 1), (mlp, 0.5), (second_argument, 0.5), (other, 0.5)):
+        check_width_argument("model_fn", allowed, surrogate)
+
+
+def recurrent(config: Config) -> nn.Module:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.out = nn.GRU(8, 16, batch_first=True), nn.Linear(16, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.out(self.cell(x.unflatten(1, (8, 8)))[0][:, -1])
+            return out
+
+    return Recurrent()
+
+
+def test_a_model_of_recurrent_layers_is_refused_by_their_name() -> None:
+    with pytest.raises(ValueError, match=r"`surrogate` is 0.5, but .*layer 'cell' \(GRU\).*an argument `width_ratio`"):
+        dry_run(problem(recurrent), trials())
 
 
 def test_a_model_function_without_a_width() -> None:

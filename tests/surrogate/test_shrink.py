@@ -141,7 +141,7 @@ class Branches(nn.Module):
         ("linear", torch.zeros(2, 4), "`module` is 'linear', but must be a torch.nn.Module"),
         (nn.Linear(3, 3), torch.zeros(2, 4), "`module` cannot run on `example_input`: RuntimeError"),
         (nn.Linear(4, 3), torch.zeros(2, 4), "no width can be scaled: every size is fixed"),
-        (ZOO["lstm"][0]({}, 1.0), ZOO["lstm"][2], "no width can be scaled"),
+        (ZOO["lstm"][0]({}, 1.0), ZOO["lstm"][2], r"no width can be scaled: .*recurrent layer 'cell' \(LSTM\)"),
         (Branches(), torch.zeros(2, 4), "module 'Branches' cannot be followed on symbolic sizes"),
     ],
 )

@@ -22,7 +22,7 @@ from hydro_rasda.integrations.lightning.modules import (
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
 from hydro_rasda.integrations.lightning.optimizers import Unfollowed
 from hydro_rasda.integrations.narrow import width_or_full
-from hydro_rasda.problem import WidthForm, call_model_fn, width_form
+from hydro_rasda.problem import WidthForm, call_model_fn, check_width_argument, width_form
 from hydro_rasda.run.result import TuneResult
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
@@ -102,6 +102,7 @@ def tune_module(
     with preserved_generators():
         config = sample(made, 1, 0)[0]
         form = width_form(module_fn)
+        check_width_argument("module_fn", module_fn, options.get("surrogate", 1 / 8))
         module = _first(module_fn, form, config)
         refused += unfollowed(module)
         if not refused:
