@@ -31,7 +31,7 @@ from hydro_rasda.backends.doubling import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.backends.sharing import SharedGpus
 from hydro_rasda.data.tensors import from_bytes, to_bytes
-from hydro_rasda.run.files import load_checkpoint, refuse_open_to_others
+from hydro_rasda.run.files import load_checkpoint, open_to_read, refuse_open_to_others
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.device import Share
 from hydro_rasda.training.forks import Notify, ending, receive, send
@@ -268,7 +268,7 @@ def write_shared(path: Path, thing: Any) -> None:
 
 def read_shared(path: Path) -> Any:
     """What `write_shared` wrote. What is written into it is seen by this process alone."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     at = _LENGTH.size + _LENGTH.unpack(whole[: _LENGTH.size])[0]
     content, lengths = pickle.loads(whole[_LENGTH.size : at])

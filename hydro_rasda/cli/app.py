@@ -153,7 +153,7 @@ def report(
 def dashboard(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A storage_path, which may be yet to be made.")] = "runs",
     host: Annotated[
-        str, typer.Option(help="Where to listen; elsewhere than on this machine, the address holds a token.")
+        str, typer.Option(help="Where to listen; wherever that is, the address that is printed holds a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8470,
 ) -> None:

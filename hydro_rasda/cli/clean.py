@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import typer
 
 from hydro_rasda.cli.output import print_json, size
 from hydro_rasda.run.clean import remove_unneeded, unneeded
+from hydro_rasda.run.files import matching
 
 
 def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
     """Remove what a run does not need, after asking; False where the user said no."""
     files = unneeded(path, best_only)
-    sizes = {file: file.stat().st_size for file in files if file.exists()}
+    sizes = _sizes(files)
     if as_json:
         removed = remove_unneeded(path, best_only) if yes else []
         told = [{"path": str(file), "bytes": count, "removed": file in removed} for file, count in sizes.items()]
@@ -36,11 +38,20 @@ def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
 
 def _kept(path: Path) -> str:
     """What the files that are left are for."""
-    left = sorted((path.expanduser() / "checkpoints").glob("*.pt"))
+    left = matching(path.expanduser() / "checkpoints", "*.pt", 1)
     if not left:
         return "there are no checkpoints"
-    total = size(sum(file.stat().st_size for file in left))
+    total = size(sum(_sizes(left).values()))
     return f"{_counted(left)} ({total}) hold models that are asked for, or that going on needs; see --best-only"
+
+
+def _sizes(files: Sequence[Path]) -> dict[Path, int]:
+    """Bytes of each file that is there."""
+    found = {}
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            found[file] = file.lstat().st_size
+    return found
 
 
 def _counted(files: Sequence[Path]) -> str:

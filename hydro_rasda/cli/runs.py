@@ -8,9 +8,11 @@ from typing import Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import age, print_json, print_table, trial_values
-from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.reading import Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.report import duration, make_console, render, state_of
+
+_BAD = "not readable"
 
 SAID = 8
 """So many of a run's messages are shown, the last ones."""
@@ -18,29 +20,24 @@ SAID = 8
 
 def written(record: RunRecord) -> float:
     """When a run's journal was written last, in seconds since 1970; before its first line, when the run was made."""
-    journal = record.path / "journal.jsonl"
-    return (journal if journal.exists() else record.path / "run.json").stat().st_mtime
+    return stamp(record.path)[1] / 1e9
 
 
 def list_runs(folder: str, json: bool) -> None:
     """Print the runs right below a folder, or the one that it is."""
     root = Path(folder).expanduser()
     require(root.is_dir(), "DIR", folder, "a folder: a `storage_path` of `tune`")
-    found = [root] if (root / "run.json").is_file() else [path.parent for path in root.glob("*/run.json")]
-    rows = []
-    for path in found:
-        try:
-            rows.append(row_of(read_record(path)))
-        except (ValueError, KeyError, TypeError) as error:  # another program's, or of an older version
-            rows.append({"name": path.name, "state": "not readable", "written": 0.0, "error": str(error)})
+    rows = [_row_or_why(path) for path in runs_in(root)]
     rows.sort(key=lambda row: -row["written"])
     if json:
         print_json(rows)
     elif not rows:
         print(f"no run in {folder}")
     else:
-        names = ("name", "state", "trials", "metric", "best", "seconds", "written")
-        print_table([*names[:5], "took", "written"], [[_told(name, row.get(name)) for name in names] for row in rows])
+        columns = {name: name for name in ("name", "state", "trials", "metric", "best")}
+        columns |= {"seconds": "took", "written": "written"}
+        columns |= {"error": "why"} if any("error" in row for row in rows) else {}
+        print_table([*columns.values()], [[_told(name, row.get(name)) for name in columns] for row in rows])
 
 
 def row_of(record: RunRecord) -> dict[str, Any]:
@@ -56,6 +53,13 @@ def row_of(record: RunRecord) -> dict[str, Any]:
         "written": written(record),
         "path": str(record.path),
     }
+
+
+def _row_or_why(path: Path) -> dict[str, Any]:
+    found = or_why(lambda: row_of(read_record(path)))
+    return (
+        {"name": path.name, "state": _BAD, "written": 0.0, "error": found} if isinstance(found, Unreadable) else found
+    )
 
 
 def _told(name: str, value: Any) -> Any:

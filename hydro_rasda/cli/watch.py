@@ -18,10 +18,10 @@ from rich.text import Text
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import age
 from hydro_rasda.cli.runs import row_of, written
-from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.reading import Stamp, read_record, runs_in, stamp
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.report import LINE_SECONDS, best_line, make_console, render, rung_lines, rungs, state_of
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.run.store import SPEC, jsonable
 
 LOOK_SECONDS = 1.0
 """Between two looks at a journal; more where it takes long to read, so that no core is kept busy with it."""
@@ -49,7 +49,7 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None) -> None:
         ValueError: where the folder is one of several runs, or of something else.
     """
     folder, clock = Path(path).expanduser().absolute(), clock or Clock()
-    several = not (folder / "run.json").exists() and any(folder.glob("*/run.json"))
+    several = not (folder / SPEC).exists() and any(runs_in(folder))
     require(not several, "path", path, "the folder of one run: it holds several")
     console = make_console()
     looks = _looks(folder, clock)
@@ -75,15 +75,9 @@ def _looks(folder: Path, clock: Clock) -> Iterator[RunRecord | None]:
             clock.sleep(max(LOOK_SECONDS, _SHARE * took))
 
 
-def _stamp(folder: Path) -> tuple[int, int] | None:
+def _stamp(folder: Path) -> Stamp | None:
     """Changes where the journal does; None where there is no run."""
-    if not (folder / "run.json").is_file():
-        return None
-    journal = folder / "journal.jsonl"
-    if not journal.exists():
-        return (0, 0)
-    stat = journal.stat()
-    return stat.st_size, stat.st_mtime_ns
+    return stamp(folder) if (folder / SPEC).is_file() else None
 
 
 def _print_json(looks: Iterator[RunRecord | None]) -> None:

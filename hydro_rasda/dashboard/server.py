@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import math
 import secrets
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache, partial
+from html import escape
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.page.write import list_page, page
-from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.reading import Stamp, Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.run.records import RunRecord
+from hydro_rasda.run.store import SPEC
+
+if TYPE_CHECKING:
+    import uvicorn
 
 EXTRA = "pip install 'hydro-rasda[dashboard]'"
 LOCAL = ("127.0.0.1", "localhost")
@@ -27,15 +36,19 @@ LOOK_SECONDS = 1.0
 _SHARE = 5
 """So many times as long as a page took to be made, its next is not: no core is kept busy with it."""
 
-_COOKIE = "hydro_rasda"
+STREAM_SECONDS = 600.0
+"""After which a stream of events ends: a browser asks for the next, and who has stopped reading does not."""
+
+PATIENCE_SECONDS = 20.0
+"""Who takes nothing of an answer for so long, or asks for nothing, is disconnected."""
 
 
 def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None:
-    """Show the runs of a folder until Ctrl-C; prints the address.
+    """Show the runs of a folder until Ctrl-C; prints the address, without whose token nobody reads them.
 
     Args:
         folder: A `storage_path` of `tune`, or a run's own folder; it may be yet to be made.
-        host: Where to listen. Elsewhere than on this machine alone, the address that is printed holds a token.
+        host: Where to listen.
         port: 0 for any that is free.
 
     Raises:
@@ -48,20 +61,43 @@ def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None
         import uvicorn
     except ImportError as error:
         raise ImportError(f"the dashboard needs {error.name}, which is not there: {EXTRA}") from error
-    token = "" if host in LOCAL else secrets.token_urlsafe(24)
-    # Readers hold streams open, which end with the server: nothing to be told of.
-    quiet: dict[str, Any] = {"log_level": "critical", "timeout_graceful_shutdown": 1}
-    config = uvicorn.Config(make_app(folder, token, host), host=host, port=port, **quiet)
-    six = ":" in host
+    token, six = secrets.token_urlsafe(24), ":" in host
     with socket.create_server((host, port), family=socket.AF_INET6 if six else socket.AF_INET) as listening:
         found = listening.getsockname()[1]
-        query = f"?token={token}" if token else ""
-        print(f"http://{f'[{host}]' if six else host}:{found}/{query}", flush=True)
-        uvicorn.Server(config).run(sockets=[listening])
+        print(f"http://{f'[{host}]' if six else host}:{found}/?token={token}", flush=True)
+        uvicorn.Server(make_config(folder, token, host, found)).run(sockets=[listening])
 
 
-Stamp = tuple[int, int]
-"""Changes where a journal does: its length and when it was written."""
+def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Config:
+    """The server's configuration; arguments as of `make_app`."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        """Disconnects who keeps a connection and neither asks nor takes the answer: each such costs memory."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            # Little of what waits is the kernel's, where it cannot be seen whether any of it is taken.
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**17)
+            self._look(0, False)
+
+        def _look(self, before: int, idle: bool) -> None:
+            if self not in self.connections:
+                return
+            left = self.transport.get_write_buffer_size()
+            answers = self.cycle is not None and not self.cycle.response_complete
+            if (left and left == before) or (idle and not answers and not left):
+                # Without lingering: the kernel would go on to keep what nobody takes.
+                connection = self.transport.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.transport.abort()
+            else:
+                self.loop.call_later(PATIENCE_SECONDS, self._look, left, not answers)
+
+    # Readers hold streams open, which end with the server: nothing to be told of.
+    quiet: dict[str, Any] = {"log_level": "critical", "timeout_graceful_shutdown": 1}
+    return uvicorn.Config(make_app(folder, token, host, port), host=host, port=port, http=Impatient, **quiet)
 
 
 @dataclass(frozen=True)
@@ -79,37 +115,36 @@ class Runs:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser().absolute()
-        self._read: dict[str, tuple[Stamp, RunRecord | None]] = {}
+        self._read: dict[str, tuple[Stamp, RunRecord | Unreadable]] = {}
         self._made: dict[str, _Made] = {}
         self._lock = Lock()
+        self._stamps: dict[str, Stamp] = {}
+        self._looked = -math.inf
 
-    def paths(self) -> dict[str, Path]:
-        """The folders of the runs that there are, by name."""
-        if (self.folder / "run.json").is_file():
-            return {self.folder.name: self.folder}
-        return {path.parent.name: path.parent for path in self.folder.glob("*/run.json")}
+    def stamps(self) -> dict[str, Stamp]:
+        """Of the journals of all runs, by name; looked for once in `LOOK_SECONDS`, however many readers ask."""
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            found = {}
+            for path in runs_in(self.folder):
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    found[path.name] = stamp(path)
+            self._stamps, self._looked = found, time.monotonic()
+        return self._stamps
 
-    def stamp(self, name: str) -> Stamp:
-        """Of the journal as it is."""
-        path = self.paths()[name]
-        journal = path / "journal.jsonl"
-        stat = (journal if journal.exists() else path / "run.json").stat()
-        return stat.st_size, stat.st_mtime_ns
+    def _path(self, name: str) -> Path:
+        return self.folder if self.folder.name == name and (self.folder / SPEC).is_file() else self.folder / name
 
-    def listed(self) -> list[tuple[str, RunRecord | None, float]]:
+    def listed(self) -> list[tuple[str, RunRecord | Unreadable, float]]:
         """All runs as `list_page` takes them, the last written first."""
         with self._lock:
-            stamps = {name: self.stamp(name) for name in self.paths()}
+            stamps = self.stamps()
             latest = sorted(stamps, key=lambda name: -stamps[name][1])
             return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
 
-    def _record(self, name: str, stamp: Stamp) -> RunRecord | None:
+    def _record(self, name: str, stamp: Stamp) -> RunRecord | Unreadable:
+        """A run; or why it cannot be read."""
         if name not in self._read or self._read[name][0] != stamp:
-            try:
-                record = read_record(self.paths()[name])
-            except (ValueError, KeyError, TypeError, OSError):  # another program's, or of an older version
-                record = None
-            self._read[name] = stamp, record
+            self._read[name] = stamp, or_why(partial(read_record, self._path(name)))
         return self._read[name][1]
 
     def shown(self, name: str) -> Stamp:
@@ -117,7 +152,7 @@ class Runs:
         made = self._made.get(name)
         if made is not None and time.monotonic() - made.at < _SHARE * made.took:
             return made.stamp
-        return self.stamp(name)
+        return self.stamps()[name]
 
     def page(self, name: str) -> str:
         """The page of a run."""
@@ -126,19 +161,22 @@ class Runs:
             if made is None or made.stamp != stamp:
                 began = time.monotonic()
                 record = self._record(name, stamp)
-                html = "not readable" if record is None else page(record, live=True)
+                found = record if isinstance(record, Unreadable) else or_why(partial(page, record, live=True))
+                html = f"not readable: {escape(found)}" if isinstance(found, Unreadable) else found
                 made = self._made[name] = _Made(stamp, html, time.monotonic() - began, time.monotonic())
             return made.html
 
 
-def make_app(folder: str | Path, token: str = "", host: str = "127.0.0.1") -> Any:
+def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int = 0) -> Any:
     """The server as an ASGI application.
 
     Args:
         folder: See `serve`.
-        token: What the first request must bring, as `?token=`; a cookie keeps it. Empty: none.
+        token: What the first request must bring, as `?token=`; a cookie keeps it.
         host: Where it will listen; on this machine alone, it answers to no other name (DNS rebinding).
+        port: Where it will listen: browsers send the cookies of a machine to all of its ports.
     """
+    require(bool(token), "token", token, "a secret that cannot be guessed")
     try:
         from plotly.offline import get_plotlyjs
         from starlette.applications import Starlette
@@ -149,7 +187,8 @@ def make_app(folder: str | Path, token: str = "", host: str = "127.0.0.1") -> An
         from starlette.routing import Route
     except ImportError as error:
         raise ImportError(f"the dashboard needs {error.name}, which is not there: {EXTRA}") from error
-    runs = Runs(folder)
+    runs, name_of_cookie = Runs(folder), f"hydro_rasda_{port}"
+    script = cache(lambda: get_plotlyjs().encode())
 
     # Those that read files are no coroutines: Starlette has threads for them.
     def index(request: Request) -> Response:
@@ -157,26 +196,26 @@ def make_app(folder: str | Path, token: str = "", host: str = "127.0.0.1") -> An
 
     def run(request: Request) -> Response:
         name = request.path_params["name"]
-        return HTMLResponse(runs.page(name)) if name in runs.paths() else Response("no such run", 404)
+        return HTMLResponse(runs.page(name)) if name in runs.stamps() else Response("no such run", 404)
 
     def plotly(request: Request) -> Response:
         headers = {"Cache-Control": "max-age=86400"}
-        return Response(get_plotlyjs(), media_type="text/javascript", headers=headers)
+        return Response(script(), media_type="text/javascript", headers=headers)
 
     async def events(request: Request) -> Response:
         name = request.path_params.get("name")
-        if name is not None and name not in runs.paths():
+        if name is not None and name not in runs.stamps():
             return Response("no such run", 404)
         return StreamingResponse(_changes(request, runs, name), media_type="text/event-stream")
 
     async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         given = request.query_params.get("token", "")
-        if token and given and hmac.compare_digest(given.encode(), token.encode()):
+        if given and hmac.compare_digest(given.encode(), token.encode()):
             response: Response = RedirectResponse(request.url.remove_query_params("token"))
-            response.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
+            response.set_cookie(name_of_cookie, token, httponly=True, samesite="strict")
             return response
-        held = request.cookies.get(_COOKIE, "")
-        if token and not hmac.compare_digest(held.encode(), token.encode()):
+        held = request.cookies.get(name_of_cookie, "")
+        if not hmac.compare_digest(held.encode(), token.encode()):
             return Response("the address that the dashboard printed holds a token", 403)
         response = await call_next(request)
         response.headers.update({"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff"})
@@ -201,7 +240,8 @@ def make_app(folder: str | Path, token: str = "", host: str = "127.0.0.1") -> An
 async def _changes(request: Any, runs: Runs, name: str | None) -> AsyncIterator[str]:
     """A line at first, as what the reader has may be old by now, and where something changes: one run, or any."""
     seen: Any = ()
-    while not await request.is_disconnected():
+    until = time.monotonic() + STREAM_SECONDS
+    while time.monotonic() < until and not await request.is_disconnected():
         now = _state(runs, name)
         if now != seen:
             yield "data: changed\n\n"
@@ -211,6 +251,6 @@ async def _changes(request: Any, runs: Runs, name: str | None) -> AsyncIterator[
 
 def _state(runs: Runs, name: str | None) -> Any:
     try:
-        return runs.shown(name) if name is not None else {each: runs.stamp(each) for each in runs.paths()}
-    except (KeyError, OSError):  # removed meanwhile
+        return runs.shown(name) if name is not None else runs.stamps()
+    except KeyError:  # removed meanwhile
         return None

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 
 from hydro_rasda.checks import require
-from hydro_rasda.run.files import refuse_open_to_others, write_atomically
+from hydro_rasda.run.files import read_json, refuse_open_to_others, write_atomically
 
 MEETING = "sweep.json"
 
@@ -96,7 +96,7 @@ def connect(source: Path) -> Connection:
         ValueError: where what says so is damaged.
         KeyError: likewise.
     """
-    where = json.loads((source / MEETING).read_bytes())
+    where = read_json(source / MEETING)
     host = "127.0.0.1" if where["host"] == socket.gethostname() else where["host"]
     came = socket.create_connection((host, where["port"]), timeout=_GREET_S)
     came.settimeout(None)

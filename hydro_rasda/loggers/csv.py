@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydro_rasda.loggers.trials import Logged, TrialLogger
 from hydro_rasda.run.events import RunBegan
+from hydro_rasda.run.files import append_to, open_to_read
 
 COLUMNS = ("trial", "stage", "epoch", "seconds", "metric", "value")
 
@@ -31,12 +33,14 @@ class CSVLogger(TrialLogger):
 
     def begin(self, event: RunBegan) -> None:
         self._path = event.path / "metrics.csv" if self._asked is None else Path(self._asked).expanduser()
+        if self._asked is not None:  # whoever names a file may name a link
+            self._path = self._path.resolve()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._logged = {}
         if not self._path.exists():
             self._append([COLUMNS])
             return
-        with self._path.open(newline="") as file:
+        with io.TextIOWrapper(open_to_read(self._path), newline="") as file:
             for row in csv.DictReader(file):
                 place = int(row["trial"]), row["stage"]
                 self._logged[place] = max(int(row["epoch"]), self._logged.get(place, 0))
@@ -49,5 +53,5 @@ class CSVLogger(TrialLogger):
         self._append([(trial.number, stage, epoch, round(seconds, 3), name, value) for name, value in told.items()])
 
     def _append(self, rows: Sequence[Sequence[object]]) -> None:
-        with self._path.open("a", newline="") as file:
+        with io.TextIOWrapper(append_to(self._path), newline="") as file:
             csv.writer(file).writerows(rows)

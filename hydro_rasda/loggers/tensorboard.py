@@ -9,6 +9,7 @@ from typing import Any
 
 from hydro_rasda.loggers.trials import Logged, TrialLogger, needed, plain
 from hydro_rasda.run.events import RunBegan
+from hydro_rasda.run.files import refuse_links
 
 
 class TensorBoardLogger(TrialLogger):
@@ -31,6 +32,8 @@ class TensorBoardLogger(TrialLogger):
 
     def begin(self, event: RunBegan) -> None:
         self._folder = event.path / "tensorboard" if self._asked is None else Path(self._asked).expanduser()
+        if self._asked is None:
+            refuse_links(self._folder, *self._folder.glob("*"))
         self._there = {path.name for path in self._folder.glob("trial-*")}
 
     def logged(self, trial: int, stage: str) -> float:

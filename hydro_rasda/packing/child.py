@@ -27,7 +27,7 @@ class Stopped(BaseException):
 def main() -> None:
     """Run the job."""
     parent, lock, end, *command = sys.argv[1:]
-    held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     fcntl.flock(held, fcntl.LOCK_EX)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -84,7 +84,7 @@ def kill_descendants() -> None:
 
 def write(path: str, content: dict[str, float]) -> None:
     """Write a file: it is there whole, or not at all."""
-    with open(f"{path}.tmp", "w") as file:
+    with open(f"{path}.tmp", "w", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())

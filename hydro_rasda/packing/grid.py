@@ -18,7 +18,7 @@ from typing import Any
 from hydro_rasda.checks import require
 from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Task
-from hydro_rasda.run.files import refuse_links, refuse_open_to_others
+from hydro_rasda.run.files import open_to_read, open_to_write, read_file, refuse_links, refuse_open_to_others
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.store import Store
 
@@ -26,6 +26,9 @@ End = Mapping[str, float]
 """How a job ended: its "exit" status, "seconds", "cpu" seconds, and "memory" of the largest of its processes."""
 
 _JOBS = "jobs"
+
+_INSIDE = 2
+"""Levels below the run's folder at which the files of jobs lie."""
 
 
 class Grid:
@@ -79,7 +82,7 @@ class Grid:
         """Jobs that an earlier process had started; waits until nothing of them runs."""
         found = [name for name, record in self.records.items() if record.state == "running"]
         for name in found:
-            with open(self.lock(name), "wb") as file:
+            with open_to_write(self.lock(name), _INSIDE) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
         return found
 
@@ -102,12 +105,12 @@ class Grid:
     def end(self, name: str) -> End | None:
         """How a job's present attempt ended; None where it did not end by itself."""
         file = self.end_file(name)
-        return dict(json.loads(file.read_text())) if file.exists() else None
+        return dict(json.loads(read_file(file, _INSIDE))) if file.exists() else None
 
     def value(self, name: str) -> Any:
         """What a function returned; None for a command."""
         file = self.call_file(name, "json")
-        return json.loads(file.read_text()) if file.exists() else None
+        return json.loads(read_file(file, _INSIDE)) if file.exists() else None
 
     def forget_files(self, name: str) -> None:
         """Once the journal knows how a job ended."""
@@ -119,7 +122,7 @@ class Grid:
         file = self.log(name)
         if not file.exists():
             return ""
-        with open(file, "rb") as opened:
+        with open_to_read(file, _INSIDE) as opened:
             opened.seek(max(0, os.fstat(opened.fileno()).st_size - characters))
             return opened.read().decode(errors="replace")
 

@@ -17,6 +17,7 @@ from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.grid import End, Grid
 from hydro_rasda.packing.tasks import Estimate, Task
+from hydro_rasda.run.files import open_to_write
 from hydro_rasda.run.portable import pickle_config_modules
 
 _HERE = Path(__file__).parent
@@ -164,7 +165,7 @@ def start_child(
         log: Gets what it writes.
         environment: Its own.
     """
-    with open(log, "wb") as output:
+    with open_to_write(log, inside=2) as output:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(lock), str(end), *command],
             stdin=subprocess.DEVNULL,
@@ -180,7 +181,8 @@ def _command(task: Task, grid: Grid) -> list[str]:
     if not callable(task.run):
         return list(task.run)
     function, value = grid.call_file(task.name, "pickle"), grid.call_file(task.name, "json")
-    function.write_bytes(_pickled(task))
+    with open_to_write(function, inside=2) as file:
+        file.write(_pickled(task))
     return [sys.executable, str(_CALL), str(function), str(value)]
 
 

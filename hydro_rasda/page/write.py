@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hydro_rasda.page.call import call_of
 from hydro_rasda.plots.importance import importance_bars, importance_of, varied
 from hydro_rasda.plots.look import EXTRA, graph_objects, is_empty, nothing
 from hydro_rasda.run.files import write_atomically
+from hydro_rasda.run.reading import Unreadable, or_why
 from hydro_rasda.run.records import RunRecord, row
 from hydro_rasda.run.report import best_first, show, state_of
 from hydro_rasda.run.store import read_asked
@@ -88,16 +90,17 @@ def page(record: RunRecord, live: bool = False) -> str:
     return html
 
 
-def list_page(runs: Sequence[tuple[str, RunRecord | None, float]], folder: Path) -> str:
+def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder: Path) -> str:
     """The HTML of the dashboard's list of a folder's runs.
 
     Args:
-        runs: Of each, its name; its record, None where it cannot be read; when it was written, in seconds since 1970.
+        runs: Of each, its name; its record, or why it cannot be read; when it was written, in seconds since 1970.
         folder: Where they are.
     """
     rows = []
     for name, record, when in runs:
-        state, *cells = ["not readable", *[""] * 4] if record is None else words.row(record)
+        found = record if isinstance(record, Unreadable) else or_why(partial(words.row, record))
+        state, *cells = ["not readable", *[""] * 3, found] if isinstance(found, Unreadable) else found
         rows.append((name, state, cells, datetime.fromtimestamp(when).isoformat(timespec="minutes")))
     html: str = _template("runs.html").render(runs=rows, folder=folder, style=_own("style.css"))
     return html

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from hydro_rasda.checks import require
-from hydro_rasda.run.held import LOCK
+from hydro_rasda.run.files import TEMPORARY, matching, remove
+from hydro_rasda.run.held import hold
 from hydro_rasda.run.reading import read_record
 
 
@@ -24,15 +23,16 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
 
     Raises:
         ValueError: where the folder holds no run, or `best_only` is asked of one that is not finished.
+        Unsafe: where a link leads out of it.
     """
     record = read_record(path)
     require(record.finished or not best_only, "path", str(path), "a finished run, where only its best model is kept")
     kept = {record.best_checkpoint} if best_only else set(record._checkpoints.values())
     folder = record.path / "checkpoints"
-    replaced = [file for file in sorted(folder.glob("*.pt")) if file not in kept]
+    replaced = [file for file in matching(folder, "*.pt", 1) if file not in kept]
     if not record.finished:
         replaced = [file for file in replaced if file.name.startswith("target.")]
-    return [*replaced, *sorted(folder.glob(".*.tmp")), *sorted(record.path.glob(".*.tmp"))]
+    return [*replaced, *matching(folder, TEMPORARY, 1), *matching(record.path, TEMPORARY)]
 
 
 def remove_unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
@@ -44,12 +44,12 @@ def remove_unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     """
     unneeded(path, best_only)  # what is no run is refused before anything is made in it
     folder = Path(path).expanduser().absolute()
+    lock = hold(folder)
     try:
-        with FileLock(folder / LOCK, timeout=0):
-            # Only now: before, another process may have been at work.
-            files = unneeded(path, best_only)
-            for file in files:
-                file.unlink(missing_ok=True)
-    except Timeout:
-        raise RuntimeError(f"another process is working on the run in {folder}") from None
+        # Only now: before, another process may have been at work.
+        files = unneeded(path, best_only)
+        for file in files:
+            remove(file, inside=len(file.relative_to(folder).parts))
+    finally:
+        lock.release()
     return files

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hydro_rasda.run.files import open_regular, read_json, remove
+
 DEATHS = 2
 """So often a process dies of a piece of work before the work is taken to be the cause."""
 
@@ -34,7 +36,7 @@ class Doing:
         if file is None:
             return
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # it is only a hint
-            found = json.loads(file.read_bytes())
+            found = read_json(file)
             self._deaths = {str(what): (int(at), int(count)) for what, (at, count) in found["deaths"].items()}
             if found["now"] is not None:
                 what, at = str(found["now"][0]), int(found["now"][1])
@@ -71,8 +73,7 @@ class Doing:
         if self._file is None:
             return
         if self._handle < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._handle = os.open(self._file, flags, 0o666)
+            self._handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         told: dict[str, Any] = {"now": now, "deaths": self._deaths}
         content = json.dumps(told).encode()
         # In one write, which a death cannot cut. Not synced: what outlives the process is enough.
@@ -86,4 +87,4 @@ class Doing:
             self._handle, self._length = -1, 0
         if self._file is not None and not self._deaths:
             with contextlib.suppress(OSError):
-                self._file.unlink()
+                remove(self._file)

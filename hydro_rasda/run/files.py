@@ -1,11 +1,17 @@
-"""Files that are there whole, or as they were, also where the power fails; and checkpoints that a disk has not changed.
+"""The one door to the files of a run: each is there whole, or as it was; and nothing in a run's folder leads out of it.
 
-Torch writes checkpoints as zip archives, with a checksum of each part, but does not look at it when it reads them.
+The folder itself may be a link, as its user made it. Within it, links, devices and FIFOs are refused, whoever put them
+there: the kernel is asked for each name by itself, so that none can be exchanged between a look and its use. Torch
+writes checkpoints as zip archives, with a checksum of each part, but does not look at it when it reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fnmatch
+import json
+import math
 import os
 import pickle
 import stat
@@ -24,6 +30,17 @@ TEMPORARY = ".*.tmp"
 WRITTEN_AS = "written_as"
 """Key of a run's checkpoints: the run's `id`, and the name of the file."""
 
+SPEC_BYTES = 2**26
+"""Of a file that is read as a whole, such as `run.json`: more is refused."""
+
+NESTED = 100
+"""Levels of lists and objects in JSON: more is refused."""
+
+_CHECKPOINT = 2
+"""Levels below the run's folder at which a checkpoint lies."""
+
+_ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
 
 class DamagedCheckpoint(RuntimeError):
     """A checkpoint is gone, or is not what was written; says which file, and what is wrong with it."""
@@ -34,14 +51,14 @@ class Unsafe(ValueError):
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse what would be written elsewhere than it says: whoever put a link there may not be who owns its target.
+    """Refuse what leads elsewhere than it says: whoever put a link there may not be who owns its target.
 
     Raises:
         Unsafe: where one is a symbolic link.
     """
     for path in paths:
         if path.is_symlink():
-            told = f"{path} is a link to {os.readlink(path)}, which would be written to"
+            told = f"{path} is a link to {os.readlink(path)}, and links in a run's folder are not followed"
             raise Unsafe(f"{told}: remove it, or choose another `name`")
 
 
@@ -59,10 +76,150 @@ def refuse_open_to_others(folder: Path) -> None:
         raise Unsafe(f"{told}, and all users can: `chmod o-w` it")
 
 
-def append_to(path: Path) -> IO[bytes]:
-    """A file opened to be gone on with, or made; a link is not followed."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o666), "ab")
+def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
+    """Open a file of a run, and nothing but a regular one.
+
+    Args:
+        path: The file.
+        flags: As of `os.open`.
+        inside: How many of the path's last names lie in the run's folder; the others may be links.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        Unsafe: where it is a link, a device, a FIFO or a folder, or a folder on the way there is a link.
+        OSError: where it cannot be opened.
+    """
+    with _folder(path.parent, inside - 1) as folder:
+        try:
+            found = os.open(path.name, flags | _ASIDE, 0o666, dir_fd=folder)
+        except OSError as error:
+            raise _told(error, path) from None
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise _irregular(path)
+    return found
+
+
+@contextlib.contextmanager
+def _folder(path: Path, inside: int) -> Iterator[int]:
+    """A folder, of whose path the last names lie in the run's folder."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack:
+        try:
+            if inside:
+                above = stack.enter_context(_folder(path.parent, inside - 1))
+                found = os.open(path.name, flags | os.O_NOFOLLOW, dir_fd=above)
+            else:
+                found = os.open(path, flags)
+        except OSError as error:
+            raise _told(error, path) if inside else error from None
+        stack.callback(os.close, found)
+        yield found
+
+
+def _told(error: OSError, path: Path) -> Exception:
+    """Why a name in a run's folder cannot be opened: as what it is no regular file, or what the system says."""
+    refuse_links(path)
+    if error.errno in (errno.ENXIO, errno.ENODEV, errno.EISDIR):
+        return _irregular(path)
+    return OSError(error.errno, error.strerror, str(path))
+
+
+def _irregular(path: Path) -> Unsafe:
+    return Unsafe(f"{path} is no regular file, and a run's are: remove it, or choose another `name`")
+
+
+def open_to_read(path: Path, inside: int = 1) -> IO[bytes]:
+    """A file of a run, to be read; see `open_regular`."""
+    return os.fdopen(open_regular(path, os.O_RDONLY, inside), "rb")
+
+
+def open_to_write(path: Path, inside: int = 1) -> IO[bytes]:
+    """A file of a run, made or emptied; see `open_regular`."""
+    return os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, inside), "wb")
+
+
+def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
+    """What a file of a run holds.
+
+    Raises:
+        Unsafe: where it is more than `most` bytes; or see `open_regular`.
+        OSError: where it cannot be read.
+    """
+    with open_to_read(path, inside) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise Unsafe(f"{path} has more than {most} bytes, the most that is read of it")
+    return content
+
+
+def parse_json(raw: bytes) -> Any:
+    """A JSON value, where any reader can take it: as strict JSON has it, and not nested without end.
+
+    Raises:
+        ValueError: where it is none; has NaN or an infinity, which are no JSON; or is nested too deep.
+    """
+    try:
+        value = _STRICT.decode(raw.decode())
+        deep = _is_deep(raw, value)
+    except RecursionError:
+        deep = True
+    if deep:
+        raise ValueError(f"it is nested more than {NESTED} levels deep")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number of JSON's")
+    return value
+
+
+_STRICT = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+def _is_deep(raw: bytes, value: Any) -> bool:
+    if raw.count(b"[") + raw.count(b"{") <= NESTED:
+        return False
+    level = [value]
+    for _ in range(NESTED + 1):
+        parts = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list))]
+        level = [item for part in parts for item in part]
+    return bool(level)
+
+
+def read_json(path: Path, inside: int = 1) -> Any:
+    """What a file of a run holds as JSON; see `read_file` and `parse_json`."""
+    return parse_json(read_file(path, inside))
+
+
+def matching(folder: Path, pattern: str, inside: int = 0) -> list[Path]:
+    """Files of a run's folder, or of one so many levels inside of it, by name; none where it is not there."""
+    try:
+        with _folder(folder, inside) as found:
+            return [folder / name for name in sorted(os.listdir(found)) if fnmatch.fnmatchcase(name, pattern)]
+    except FileNotFoundError:
+        return []
+
+
+def remove(path: Path, inside: int = 1) -> None:
+    """Remove a file of a run, where it is there; of a link, the link."""
+    with contextlib.suppress(FileNotFoundError), _folder(path.parent, inside - 1) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+def truncate(path: Path, length: int) -> None:
+    """Cut a file of a run."""
+    with os.fdopen(open_regular(path, os.O_WRONLY), "wb", buffering=0) as file:
+        file.truncate(length)
+
+
+def append_to(path: Path, inside: int = 1) -> IO[bytes]:
+    """A file opened to be gone on with, or made; see `open_regular`."""
+    return os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, inside), "ab")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -75,7 +232,7 @@ def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
     """Write tensors and plain values: they are there whole, or as they were."""
     import torch  # here, as who reads a journal alone need not wait for it
 
-    with _replacing(path) as file:
+    with _replacing(path, _CHECKPOINT) as file:
         torch.save(dict(payload), file)
 
 
@@ -95,10 +252,10 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
     from fusion.backoff import is_out_of_memory
 
     try:
-        with zipfile.ZipFile(path) as archive:
-            if (part := archive.testzip()) is not None:
-                raise zipfile.BadZipFile(f"the checksum of its part {part!r} is not that of what was written")
-        loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        with open_to_read(path, _CHECKPOINT) as file:
+            _check_archive(file)
+            file.seek(0)
+            loaded: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         told = f"the checkpoint {path} cannot be read: it holds more than tensors and plain values, and may run code"
         raise DamagedCheckpoint(told) from error
@@ -112,30 +269,43 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
     return loaded
 
 
+def _check_archive(file: IO[bytes]) -> None:
+    """Refuse an archive that was changed, or that could hold more than its own bytes: torch compresses nothing."""
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+        stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
+        if not stored or sum(part.file_size for part in parts) > os.fstat(file.fileno()).st_size:
+            raise zipfile.BadZipFile("its parts are compressed, or overlap, and torch writes none such")
+        if (part := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"the checksum of its part {part!r} is not that of what was written")
+
+
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
+def _replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
     """A file of a name of its own, which takes the place of `path` once it is written."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, inside), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        with _folder(path.parent, inside - 1) as folder:
+            os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            _sync(folder)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        remove(temporary, inside)
         raise
 
 
 def sync_folder(path: Path) -> None:
     """Have the names in a folder outlast a loss of power: a file that is synced may else have none afterwards."""
+    with contextlib.suppress(OSError), _folder(path, 0) as folder:
+        _sync(folder)
+
+
+def _sync(folder: int) -> None:
     with contextlib.suppress(OSError):  # some systems have no way to do so
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.fsync(folder)
 
 
 @contextlib.contextmanager

@@ -1,22 +1,56 @@
-"""Whether a process works on a run, seen from outside: nothing is locked or written for it."""
+"""The lock that keeps two processes from one run, and whether a process holds it, seen from outside."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from hydro_rasda.run.files import refuse_links
 
 LOCK = ".lock"
 """File in a run's folder that the process which works on it holds locked."""
 
 _LOCKS = Path("/proc/locks")
 
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+"""What a file system without locks says, such as NFS without its lock daemon."""
+
+
+def hold(folder: Path) -> FileLock:
+    """Lock a run for this process; `release` of what is returned lets go of it.
+
+    Raises:
+        RuntimeError: where another process holds it.
+        Unsafe: where a link is in the lock's place.
+        OSError: where the file system has no locks.
+    """
+    refuse_links(folder / LOCK)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise RuntimeError(f"another process is working on the run in {folder}") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        way = "choose a `storage_path` on a local disk, or mount this file system with locks (NFS: local_lock=flock)"
+        raise OSError(
+            error.errno,
+            f"{error.strerror}: a run is locked, so that two processes do not write to it; {way}",
+            lock.lock_file,
+        ) from error
+    return lock
+
 
 def held(folder: Path) -> bool:
-    """Whether a process of this machine that the kernel lets us see works on a run (Linux).
+    """Whether a process of this machine that the kernel lets us see works on a run (Linux); nothing is locked for it.
 
     False may also mean that it works on another machine, or in another container.
     """
     try:
-        inode = (folder / LOCK).stat().st_ino
+        inode = (folder / LOCK).lstat().st_ino
         locks = _LOCKS.read_text().splitlines()
     except OSError:
         return False

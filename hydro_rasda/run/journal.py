@@ -9,11 +9,14 @@ A line that was written twice counts once. A copy of a run's folder can double l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from hydro_rasda.checks import require
+from hydro_rasda.run.files import open_to_read, parse_json
 
 JOURNAL = "journal.jsonl"
 
@@ -29,6 +32,15 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "failed": {"trial": int, "error": str},
 }
 """What lines of an event have, at the least."""
+
+LONGEST = 2**26
+"""Bytes of a line: a longer one was not written by a run."""
+
+MOST = 2**30
+"""Bytes of a journal: a larger one is not read."""
+
+_LARGEST = 1e15
+"""Numbers beyond it are neither times nor counts."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +85,24 @@ def read_units(path: Path) -> Record:
     """Read a journal, which may be being written.
 
     Raises:
-        DamagedJournal: where there are finished units after a line that cannot be read.
+        DamagedJournal: where there are finished units after a line that cannot be read, or a line has no end.
+        Unsafe: where it is no regular file.
     """
     units: dict[str, Unit] = {}
-    if not path.exists():
+    try:
+        file = open_to_read(path)
+    except FileNotFoundError:
         return Record(units)
     lines: dict[bytes, JournalLine] = {}
     finished: set[bytes] = set()  # no unit is recorded twice at one time of its run
     end = kept = number = bad = 0
     damage = ""
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
+    with file:
+        require(file.seek(0, 2) <= MOST, "path", str(path), f"a journal of at most {MOST} bytes")
+        file.seek(0)
+        for number, raw in enumerate(iter(partial(file.readline, LONGEST + 1), b""), 1):
+            if len(raw) > LONGEST:
+                raise DamagedJournal(f"line {number} of {path} has more than {LONGEST} bytes: no run wrote it")
             end += len(raw)
             if not raw.endswith(b"\n"):
                 break
@@ -111,10 +130,12 @@ def read_units(path: Path) -> Record:
 
 
 def _parsed(raw: bytes) -> JournalLine:
-    line = json.loads(raw)
+    line = parse_json(raw)
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
         raise ValueError("no object with an 'event'")
     for name, kind in _FIELDS.get(line["event"], {}).items():
-        if name not in line or not isinstance(line[name], kind):
+        found = line.get(name, ...)
+        number = isinstance(found, (int, float)) and kind is not object
+        if not isinstance(found, kind) or found is ... or (number and abs(found) > _LARGEST):
             raise ValueError(f"{line['event']!r} without a proper {name!r}")
     return line

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from hydro_rasda.run.files import append_to
+from hydro_rasda.run.files import Unsafe, append_to, parse_json, read_file
 
 MESSAGES = "messages.jsonl"
 
@@ -34,16 +34,16 @@ def keep_message(folder: Path, seconds: float, text: str) -> None:
     if len(known) >= MOST or any(message.text == text for message in known):
         return
     line = {"seconds": round(seconds, 3), "text": text}
-    with contextlib.suppress(OSError), append_to(folder / MESSAGES) as file:  # the journal tells of a full disk
+    with contextlib.suppress(OSError, Unsafe), append_to(folder / MESSAGES) as file:  # the journal tells of a full disk
         file.write(json.dumps(line).encode() + b"\n")
 
 
 def read_messages(folder: Path) -> list[Message]:
     """What a run has said so far, in order; lines that cannot be read are left out."""
     found = []
-    with contextlib.suppress(OSError):
-        for raw in (folder / MESSAGES).read_bytes().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                line = json.loads(raw)
+    with contextlib.suppress(OSError, Unsafe):
+        for raw in read_file(folder / MESSAGES).splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):  # of an integer without end
+                line = parse_json(raw)
                 found.append(Message(float(line["seconds"]), str(line["text"])))
     return found

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydro_rasda.checks import check_path
 from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
-from hydro_rasda.run.store import Store, read_asked
+from hydro_rasda.run.store import SPEC, Store, read_asked
 from hydro_rasda.run.summary import sum_up
 from hydro_rasda.run.targets import decided_targets, run_end, settle_configs, take_in_targets, tried_targets
 from hydro_rasda.run.transfer import recalled_transfer
@@ -48,6 +49,42 @@ def read_record(path: str | Path) -> RunRecord:
     settle_configs(run)
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
     return sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
+
+
+T = TypeVar("T")
+
+Stamp = tuple[int, int]
+"""Changes where a run's journal does: its length, and when it was written, in nanoseconds since 1970."""
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs right below a folder, or the one that it is."""
+    return [folder] if (folder / SPEC).is_file() else [path.parent for path in folder.glob(f"*/{SPEC}")]
+
+
+def stamp(folder: Path) -> Stamp:
+    """Of a run's journal as it is; before its first line, of its `run.json`.
+
+    Raises:
+        FileNotFoundError: where there is no run.
+    """
+    try:
+        found = (folder / JOURNAL).lstat()
+    except FileNotFoundError:
+        found = (folder / SPEC).lstat()
+    return found.st_size, found.st_mtime_ns
+
+
+class Unreadable(str):
+    """Why a run cannot be read, such as one of another program; a line."""
+
+
+def or_why(make: Callable[[], T]) -> T | Unreadable:
+    """What is made of a run; or why it cannot be read: whatever one folder holds, it does not hide the others."""
+    try:
+        return make()
+    except Exception as error:
+        return Unreadable(next(iter(str(error).splitlines()), "") or type(error).__name__)
 
 
 def settings_of(asked: Mapping[str, Any]) -> TuneConfig:

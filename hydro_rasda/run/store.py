@@ -28,7 +28,7 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import RESUME
@@ -38,20 +38,27 @@ from hydro_rasda.run.files import (
     TEMPORARY,
     WRITTEN_AS,
     DamagedCheckpoint,
+    Unsafe,
     append_to,
     load_checkpoint,
+    matching,
     naming,
+    read_json,
     refuse_links,
+    remove,
     save_checkpoint,
     sync_folder,
+    truncate,
     write_atomically,
 )
-from hydro_rasda.run.held import LOCK
+from hydro_rasda.run.held import LOCK, hold
 from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, read_units
 from hydro_rasda.run.messages import MESSAGES, keep_message
 
 if TYPE_CHECKING:
     import torch
+
+SPEC = "run.json"
 
 DOING = ".doing"
 """File in a run's folder that says what its process trains itself, and what earlier ones died of."""
@@ -108,20 +115,17 @@ class Store:
             FileNotFoundError: where there is none under resume="must".
             RuntimeError: where another process holds it.
             Unsafe: where a link in it leads elsewhere.
+            OSError: where its file system has no locks.
         """
         require(resume in RESUME, "resume", resume, f"one of {RESUME}")
-        spec = path / "run.json"
+        spec = path / SPEC
         if not spec.exists():
             if resume == "must":
                 raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
             _refuse_what_is_no_run(path)
         refuse_links(path / "checkpoints", path / LOCK, path / JOURNAL, path / DOING, path / MESSAGES, spec)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / LOCK)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise RuntimeError(f"another process is working on the run in {path}") from None
+        lock = hold(path)
         try:
             # Only now: before, another process may have been writing.
             found, asked = _read_spec(path) if spec.exists() else None, jsonable(asked)
@@ -130,12 +134,13 @@ class Store:
                 told = {"format": FORMAT, "id": uuid.uuid4().hex if found is None else run_id(path), **asked}
                 with naming(spec):
                     write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
-            for left in (*path.glob(TEMPORARY), *(path / "checkpoints").glob(TEMPORARY)):
-                left.unlink()
+            for inside, folder in enumerate((path, path / "checkpoints")):
+                for left in matching(folder, TEMPORARY, inside):
+                    remove(left, inside + 1)
             journal = path / JOURNAL
             record = read_units(journal)
             if journal.exists() and record.end < journal.stat().st_size:
-                os.truncate(journal, record.end)
+                truncate(journal, record.end)
             if record.damage:
                 changes.append(f"{record.damage}: what it told is done again")
             store = cls(path, record.units, lock, changes)
@@ -259,7 +264,7 @@ class Store:
         """Remove checkpoints that nothing will go on from."""
         assert self._lock is not None, "this run was opened to be read"
         for name in names:
-            self.file(name).unlink(missing_ok=True)
+            remove(self.file(name), inside=2)
             self._damage.pop(name, None)
 
     def file(self, name: str) -> Path:
@@ -311,7 +316,7 @@ def read_asked(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: where the directory holds no run.
     """
-    spec = path / "run.json"
+    spec = path / SPEC
     require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
     asked = _read_spec(path)
     require({"metric", "mode", "rasda"} <= asked.keys(), "path", str(path), _NO_RUN)
@@ -332,7 +337,9 @@ _NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run
 def _read_spec(path: Path) -> dict[str, Any]:
     """What a folder's `run.json` says, but for its format and the run's id."""
     try:
-        found = json.loads((path / "run.json").read_bytes())
+        found = read_json(path / SPEC)
+    except Unsafe:
+        raise
     except ValueError:
         found = None
     require(isinstance(found, dict), "path", str(path), _NO_RUN)

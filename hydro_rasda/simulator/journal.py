@@ -5,7 +5,6 @@ Nothing is written: a run that is still going on can be read, too.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from hydro_rasda.run.files import parse_json, read_file, read_json
+from hydro_rasda.run.journal import MOST
 from hydro_rasda.simulator.past_run import PastRun, Stretch, Sweep, continued, costs, restart_seconds
 from hydro_rasda.simulator.workload import Floats, Workload
 
@@ -50,8 +51,8 @@ def read_run(folder: str | Path) -> PastRun:
     for name in (ASKED, JOURNAL):
         if not (path / name).exists():
             raise FileNotFoundError(f"`run` is {str(folder)!r}, but must be a run's folder: it holds no {name}")
-    settings = json.loads((path / ASKED).read_text())
-    lines = list(_lines((path / JOURNAL).read_text(encoding="utf-8")))
+    settings = read_json(path / ASKED)
+    lines = list(_lines(read_file(path / JOURNAL, most=MOST)))
     stages = {line["stage"] for line in lines if line["event"] == "metrics"}
     if not stages:
         raise ValueError(f"`run` is {str(folder)!r}, but must have trained at least one epoch: its journal has none")
@@ -74,11 +75,11 @@ def read_run(folder: str | Path) -> PastRun:
     )
 
 
-def _lines(text: str) -> Iterable[dict[str, Any]]:
+def _lines(text: bytes) -> Iterable[dict[str, Any]]:
     """All lines but the last where that is incomplete, since the run is writing it."""
     for raw in text.splitlines():
         try:
-            yield json.loads(raw)
+            yield parse_json(raw)
         except ValueError:
             return
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import socket
 import struct
 import tempfile
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hydro_rasda import BubbleBackend, RayBackend, bubbles
@@ -20,10 +23,17 @@ from hydro_rasda.backends.ray import fork_client
 from hydro_rasda.backends.ray.event_log import EventLog
 from hydro_rasda.backends.ray.rank_worker import _join
 from hydro_rasda.guests.meeting import Door
+from hydro_rasda.loggers import CSVLogger, TensorBoardLogger
 from hydro_rasda.packing import Device, pack
-from hydro_rasda.run.files import Unsafe
+from hydro_rasda.run.doing import Doing
+from hydro_rasda.run.events import RunBegan
+from hydro_rasda.run.files import Unsafe, load_checkpoint
 from hydro_rasda.run.journal import JOURNAL
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.messages import MESSAGES, keep_message
+from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.store import DOING, Store, read_asked
+from hydro_rasda.simulator.journal import read_run
+from tests.hydro_rasda.journals import write_run
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -147,9 +157,97 @@ def test_nor_one_that_was_put_there_later(planted: str, tmp_path: Path) -> None:
     (run / planted).rmdir() if planted == "checkpoints" else (run / planted).unlink(missing_ok=True)
     victim.mkdir() if planted == "checkpoints" else victim.write_text("precious")
     (run / planted).symlink_to(victim)
-    with pytest.raises(Unsafe, match=r"is a link to .*victim, which would be written to: remove it"):
+    with pytest.raises(Unsafe, match=r"is a link to .*victim, and links in a run's folder are not followed: remove it"):
         Store.open(run, {"a": 1}, "auto")
     assert victim.is_dir() or victim.read_text() == "precious"
+
+
+def plant(kind: str, path: Path, victim: Path) -> None:
+    """Put something in a file's place that is no file of the run's own."""
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "zero" else victim)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "link"])
+@pytest.mark.parametrize("name", ["run.json", JOURNAL, MESSAGES, DOING, ".lock", "checkpoints/a.pt"])
+def test_a_reader_neither_follows_nor_waits(kind: str, name: str, tmp_path: Path) -> None:
+    """Whoever reads a run or goes on with it ends at once: the file is refused, or is not needed."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    write_run(whole, num_samples=3)
+    with Store.open(run, {"a": 1}, "auto") as store:
+        store.save("a", {"x": torch.ones(3)})
+        store.keep_message("said")
+    victim = tmp_path / "victim"
+    shutil.copy(run / name if (run / name).is_file() else run / "run.json", victim)
+    before = victim.read_bytes()
+    shutil.copy(whole / "run.json", run / "run.json")
+    shutil.copy(whole / JOURNAL, run / JOURNAL)
+    plant(kind, run / name, victim)
+    found: list[BaseException] = []
+    for use in (
+        lambda: read_record(run).messages,
+        lambda: read_run(run),
+        lambda: Store.open(run, read_asked(run), "auto").close(),
+        lambda: Store.open(run, read_asked(whole), "auto").close(),
+        lambda: load_checkpoint(run / "checkpoints" / "a.pt"),
+        lambda: keep_message(run, 0.0, "more"),
+        lambda: Doing(run / DOING).of("work").__enter__(),
+    ):
+        try:
+            use()
+        except (ValueError, RuntimeError, OSError) as error:
+            found.append(error)
+    assert victim.read_bytes() == before
+    if name in ("run.json", JOURNAL, "checkpoints/a.pt"):
+        reason = "is no regular file" if kind == "fifo" else "is a link to"
+        assert any(reason in str(error) or "holds no run.json" in str(error) for error in found)
+
+
+@pytest.mark.parametrize("planted", ["metrics.csv", "tensorboard", "tensorboard/trial-0"])
+def test_loggers_write_through_no_link_in_a_runs_folder(planted: str, tmp_path: Path) -> None:
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    (run / planted).parent.mkdir(parents=True)
+    victim.write_text("precious\n") if planted == "metrics.csv" else victim.mkdir()
+    (run / planted).symlink_to(victim)
+    began = RunBegan(seconds=0.0, path=run, metric="val_loss", mode="min", settings={})
+    with pytest.raises(Unsafe, match="is a link to"):
+        (CSVLogger() if planted == "metrics.csv" else TensorBoardLogger()).on_event(began)
+    assert victim.is_dir() or victim.read_text() == "precious\n"
+
+
+def test_a_logger_follows_a_link_that_its_user_names(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "mine.csv").symlink_to(tmp_path / "scratch" / "m.csv")
+    logger = CSVLogger(tmp_path / "mine.csv")
+    for _ in range(2):
+        logger.on_event(RunBegan(seconds=0.0, path=tmp_path, metric="val_loss", mode="min", settings={}))
+    assert (tmp_path / "scratch" / "m.csv").read_text().count("trial,stage") == 1
+
+
+def test_links_above_a_runs_folder_are_their_users(tmp_path: Path) -> None:
+    """As `runs` on another disk, or one run of it."""
+    (tmp_path / "scratch" / "moved").mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(tmp_path / "scratch")
+    (tmp_path / "scratch" / "a").symlink_to(tmp_path / "scratch" / "moved")
+    for _ in range(2):
+        with Store.open(tmp_path / "runs" / "a", {"a": 1}, "auto") as store:
+            store.save("b", {"x": torch.ones(3)})
+            assert torch.equal(store.load("b")["x"], torch.ones(3))
+    assert (tmp_path / "scratch" / "moved" / "checkpoints" / "b.pt").is_file()
+
+
+@pytest.mark.parametrize("planted", ["logs/job-0.log", "ends/job-0.lock"])
+def test_jobs_write_through_no_link(planted: str, tmp_path: Path) -> None:
+    pack([["true"]], [Device("cpu", 1e9)], storage_path=tmp_path, name="jobs", verbose=False)
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "jobs" / planted).unlink(missing_ok=True)
+    (tmp_path / "jobs" / planted).symlink_to(tmp_path / "victim")
+    with contextlib.suppress(Unsafe):
+        pack([["true"], ["echo", "x"]], [Device("cpu", 1e9)], storage_path=tmp_path, name="jobs", verbose=False)
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_nor_one_in_the_folder_of_rays(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ read yet, the next one reads.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from ray import cloudpickle, tune
 from ray.tune.experiment import Trial
 
 from hydro_rasda.backends.ray.trial_feed import number_of
-from hydro_rasda.run.files import append_to, refuse_links
+from hydro_rasda.run.files import append_to, open_to_read
 from hydro_rasda.run.journal import JournalLine
 from hydro_rasda.training.measured import EPOCH_SECONDS, HISTORY
 
@@ -32,13 +31,11 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_links(path.parent, path)
-        path.touch()
-        whole = path.read_bytes().rfind(b"\n") + 1
-        os.truncate(path, whole)  # a killed process may leave half a line
         self._path = path
-        self._writer = append_to(path)
-        self._reader = open(path, "rb")  # noqa: SIM115 (closed in close)
+        self._writer = append_to(path, inside=2)
+        self._reader = open_to_read(path, inside=2)
+        self._writer.truncate(self._reader.read().rfind(b"\n") + 1)  # a killed process may leave half a line
+        self._reader.seek(0)
         self._read = 0
 
     def write(self, event: JournalLine) -> None:

@@ -98,3 +98,24 @@ def test_no_question_is_asked_where_a_run_goes_on(
     assert main(["clean", str(copy)]) == 2
     assert f"another process is working on the run in {copy}" in capsys.readouterr().err
     assert {name: contents(copy)[name] for name in before} == before
+
+
+def test_nothing_is_removed_through_a_link(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As somebody may plant one who can write to the folder, or make the archive that it came in."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    for name in ("mine.pt", ".a.tmp"):
+        (victim / name).write_text("precious")
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "checkpoints").symlink_to(victim)
+    for more in ([], ["--best-only"], ["--json"]):
+        assert main(["clean", str(copy), "--yes", *more]) == 2
+        assert "links in a run's folder are not followed" in capsys.readouterr().err
+    assert {path.name for path in victim.iterdir()} == {"mine.pt", ".a.tmp"}
+
+
+def test_nor_is_a_file_made_through_the_locks(copy: Path, tmp_path: Path) -> None:
+    (copy / ".lock").unlink(missing_ok=True)
+    (copy / ".lock").symlink_to(tmp_path / "made")
+    assert main(["clean", str(copy), "--yes"]) == 2
+    assert not (tmp_path / "made").exists()

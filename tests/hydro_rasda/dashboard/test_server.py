@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 import subprocess
@@ -9,24 +11,30 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from select import POLLERR, POLLHUP, POLLRDHUP, poll
+from socket import SO_RCVBUF, SOL_SOCKET, create_server, socket
 from typing import Any
 
 import pytest
 
 from hydro_rasda.cli import main
+from hydro_rasda.run.reading import runs_in
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
 from tests.hydro_rasda.journals import write_run
 
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 
-from hydro_rasda.dashboard.server import Runs, make_app  # noqa: E402
+from hydro_rasda.dashboard import server as server_module  # noqa: E402
+from hydro_rasda.dashboard.server import Runs, make_config  # noqa: E402
 
 PATIENCE_S = 60.0
+TOKEN = "of this test"
 
 
 class Grows:
@@ -51,24 +59,33 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     yield from _serving(folder)
 
 
-def _serving(folder: Path, token: str = "") -> Iterator[tuple[str, Path]]:
-    config = uvicorn.Config(make_app(folder, token), host="127.0.0.1", port=0, log_level="critical")
-    config.timeout_graceful_shutdown = 1
-    server, socket = uvicorn.Server(config), config.bind_socket()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
+def _serving(folder: Path) -> Iterator[tuple[str, Path]]:
+    listening = create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    server = uvicorn.Server(make_config(folder, TOKEN, port=port))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     until = time.monotonic() + PATIENCE_S
     while not server.started:
         assert time.monotonic() < until
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{socket.getsockname()[1]}/", folder
+    yield f"http://127.0.0.1:{port}/", folder
     server.should_exit = True
     thread.join(PATIENCE_S)
-    socket.close()
+    listening.close()
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+def address(url: str) -> str:
+    """What the server prints."""
+    return f"{url}?{urllib.parse.urlencode({'token': TOKEN})}"
+
+
+def get(url: str, printed: str = "") -> str:
+    """A page, as a browser gets it that has opened the address that was printed."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    root = "/".join(url.split("/")[:3]) + "/"
+    opener.open(printed or address(root), timeout=PATIENCE_S).close()
+    with opener.open(url, timeout=PATIENCE_S) as answer:
         text: str = answer.read().decode()
     return text
 
@@ -77,7 +94,7 @@ def get(url: str) -> str:
 def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], browser: Any, tmp_path: Path) -> None:
     url, folder = served
     record = write_run(tmp_path / "whole")
-    open_page(browser, url)
+    open_page(browser, address(url))
     assert "No run yet" in browser.page_source
     run = Grows(folder / "night 1", tmp_path / "whole")
     run.to(0.4)
@@ -135,27 +152,143 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert url.startswith("http://127.0.0.1:")
-        assert 'href="run/a/"' in get(url)
-        taken = main(["dashboard", str(tmp_path), "--port", url.split(":")[2].strip("/")])
+        assert 'href="run/a/"' in get(url.partition("?")[0], url)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(url.partition("?")[0], timeout=PATIENCE_S)
+        taken = main(["dashboard", str(tmp_path), "--port", url.split(":")[2].partition("/")[0]])
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=PATIENCE_S)
     assert taken == 2
     assert "Traceback" not in told
 
 
-def test_other_names_and_missing_tokens_are_refused(served: tuple[str, Path], tmp_path: Path) -> None:
+def test_other_names_and_missing_tokens_are_refused(served: tuple[str, Path]) -> None:
     url, _ = served
     connection = HTTPConnection(url.split("/")[2], timeout=PATIENCE_S)
     connection.request("GET", "/", headers={"Host": "evil.example"})
     assert connection.getresponse().status == 400
     connection.close()
-    for guarded, _ in _serving(tmp_path, token="secret"):
-        for address in (guarded, guarded + "?token=wrong", guarded + "plotly.js"):
-            with pytest.raises(urllib.error.HTTPError, match="403"):
-                get(address)
-        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        with opener.open(guarded + "?token=secret", timeout=PATIENCE_S) as answer:
-            assert "Runs" in answer.read().decode()
-            assert "token" not in answer.url
-        with opener.open(guarded, timeout=PATIENCE_S) as answer:
-            assert answer.status == 200
+    for refused in (url, url + "?token=wrong", url + "plotly.js", url + "events"):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(refused, timeout=PATIENCE_S)
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with opener.open(address(url), timeout=PATIENCE_S) as answer:
+        assert "Runs" in answer.read().decode()
+        assert "token" not in answer.url
+    with opener.open(url, timeout=PATIENCE_S) as answer:
+        assert answer.status == 200
+
+
+def test_two_dashboards_of_a_machine_do_not_lock_each_other_out(served: tuple[str, Path], tmp_path: Path) -> None:
+    """Browsers send cookies to all ports of a machine."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    opener.open(address(served[0]), timeout=PATIENCE_S).close()
+    for other, _ in _serving(tmp_path):
+        opener.open(address(other), timeout=PATIENCE_S).close()
+        for url in (served[0], other):
+            opener.open(url, timeout=PATIENCE_S).close()
+
+
+def bad_runs(folder: Path) -> list[str]:
+    """Runs that somebody has put there to hide the others, or to keep their reader busy."""
+    whole = folder / "good"
+    write_run(whole, num_samples=3)
+    spec, journal = (whole / "run.json").read_text(), (whole / "journal.jsonl").read_text()
+    unit = journal.splitlines()[0]
+    for name, asked, told in (
+        ("deep", "[" * 100_000 + "]" * 100_000, ""),
+        ("deep-journal", spec, '{"event": "a", "b":' + "[" * 100_000 + "]" * 100_000 + "}\n" + journal),
+        ("nan", spec, journal.replace('"at": 0.5', '"at": NaN')),
+        ("infinite", spec, journal.replace('"at": 0.5', '"at": 1e999')),
+        ("large", spec, journal.replace('"at": 0.5', f'"at": {10**400}')),
+        ("strange", spec, journal.replace('"members": [', '"members": [7, ')),
+        ("words", spec, unit + "\n" + journal.replace('"val_loss": ', '"val_loss": "much", "x": ')),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_text(asked)
+        (folder / name / "journal.jsonl").write_text(told)
+    for name in ("fifo", "link", "zero"):
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_text(spec)
+    os.mkfifo(folder / "fifo" / "journal.jsonl")
+    (folder / "link" / "journal.jsonl").symlink_to(whole / "journal.jsonl")
+    (folder / "zero" / "journal.jsonl").symlink_to("/dev/zero")
+    return [path.name for path in folder.iterdir() if path.name not in ("good", "strange")]
+
+
+def test_a_bad_run_is_a_row_that_says_so(
+    served: tuple[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url, folder = served
+    bad = bad_runs(folder)
+    listed = get(url)
+    assert 'href="run/good/"' in listed
+    rows = {row.split('href="run/')[1].split("/")[0]: row for row in listed.split("<tr>")[2:]}
+    assert {name for name, row in rows.items() if "not readable" in row} >= {*bad}
+    assert "is a link to /dev/zero" in rows["zero"]
+    assert "is no regular file" in rows["fifo"]
+    assert main(["runs", str(folder), "--json"]) == 0
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {name for name, row in told.items() if row["state"] == "not readable"} >= {*bad}
+    assert told["good"]["trials"] == 3
+    assert main(["runs", str(folder)]) == 0
+    assert "nested more than 100 levels deep" in capsys.readouterr().out
+    for name in bad:
+        assert "not readable" in get(f"{url}run/{name}/")
+
+
+def test_readers_share_one_look_at_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a look for each run and each reader, 45 readers of 100 runs kept all others waiting for 10 s."""
+    looks: list[Path] = []
+
+    def counted(folder: Path) -> list[Path]:
+        looks.append(folder)
+        return runs_in(folder)
+
+    for name in ("a", "b", "c"):
+        write_run(tmp_path / name, num_samples=3)
+    monkeypatch.setattr(server_module, "runs_in", counted)
+    monkeypatch.setattr(server_module, "LOOK_SECONDS", 3600.0)
+    runs = Runs(tmp_path)
+    for _ in range(45):
+        assert server_module._state(runs, None).keys() == {"a", "b", "c"}
+        server_module._state(runs, "b")
+    assert {name for name, *_ in runs.listed()} == {"a", "b", "c"}
+    assert len(looks) == 1
+
+
+def test_who_stops_reading_or_never_asks_is_disconnected(
+    served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who waits for events does not."""
+    url, _ = served
+    monkeypatch.setattr(server_module, "PATIENCE_SECONDS", 0.2)
+    host, port = url.split("/")[2].split(":")
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    opener.open(address(url), timeout=PATIENCE_S).close()
+    (jar,) = (each.cookiejar for each in opener.handlers if isinstance(each, urllib.request.HTTPCookieProcessor))
+    cookie = "; ".join(f"{each.name}={each.value}" for each in jar)
+    request = f"GET /{{}} HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n\r\n"
+    follower = connected(host, port, request.format("events"))
+    assert follower.recv(15) == b"HTTP/1.1 200 OK"
+    for sent in (request.format("plotly.js"), "", request[:20]):
+        assert closed(connected(host, port, sent), PATIENCE_S)
+    assert not closed(follower, 0)
+
+
+def connected(host: str, port: str, sent: str) -> socket:
+    made = socket()
+    made.setsockopt(SOL_SOCKET, SO_RCVBUF, 4096)
+    made.settimeout(PATIENCE_S)
+    made.connect((host, int(port)))
+    made.sendall(sent.encode())
+    return made
+
+
+def closed(connection: socket, seconds: float) -> bool:
+    """Whether the other end hangs up meanwhile, which is looked for without reading what it sent."""
+    poller = poll()
+    poller.register(connection, POLLHUP | POLLERR | POLLRDHUP)
+    found = bool(poller.poll(1000 * seconds))
+    connection.close()
+    return found

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import copy
+import json
 import os
 import random
 import stat
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,14 @@ import torch
 
 from hydro_rasda.run.files import (
     DamagedCheckpoint,
+    Unsafe,
+    append_to,
     load_checkpoint,
+    matching,
+    open_to_write,
+    parse_json,
+    read_file,
+    remove,
     save_checkpoint,
     write_atomically,
 )
@@ -42,9 +52,9 @@ def test_the_name_of_a_file_outlasts_a_loss_of_power(tmp_path: Path, monkeypatch
         done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
         fsync(descriptor)
 
-    def noting_replace(source: Path, target: Path) -> None:
+    def noting_replace(source: str, target: str, **folders: int) -> None:
         done.append("named")
-        replace(source, target)
+        replace(source, target, **folders)
 
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "replace", noting_replace)
@@ -81,3 +91,82 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> 
         path.write_bytes(content)
     with pytest.raises(DamagedCheckpoint, match=r"the checkpoint .*a\.pt cannot be read"):
         load_checkpoint(path)
+
+
+def test_an_archive_that_is_larger_inside_is_refused(tmp_path: Path) -> None:
+    """A bomb of 3 MB took 35 s: its parts were unpacked to look at their checksums. Torch compresses nothing."""
+    save_checkpoint(tmp_path / "a.pt", {"x": torch.zeros(100_000)})
+    with (
+        zipfile.ZipFile(tmp_path / "a.pt") as plain,
+        zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as small,
+    ):
+        for part in plain.infolist():
+            small.writestr(part.filename, plain.read(part))
+    assert torch.load(tmp_path / "b.pt", weights_only=True)["x"].sum() == 0
+    with pytest.raises(DamagedCheckpoint, match="its parts are compressed, or overlap"):
+        load_checkpoint(tmp_path / "b.pt")
+
+
+def test_an_archive_whose_parts_overlap_is_refused(tmp_path: Path) -> None:
+    """Many names of the same bytes: unpacked, each counts."""
+    save_checkpoint(tmp_path / "a.pt", {"x": torch.zeros(100_000)})
+    with zipfile.ZipFile(tmp_path / "a.pt", "a") as archive:
+        large = max(archive.infolist(), key=lambda part: part.file_size)
+        for i in range(3):
+            again = copy.copy(large)
+            again.filename = f"{large.filename}-{i}"
+            archive.filelist.append(again)
+        archive._didModify = True
+    with pytest.raises(DamagedCheckpoint, match="its parts are compressed, or overlap"):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "nested more than 100 levels deep"),
+        (b"[" * 102 + b"]" * 102, "nested more than 100 levels deep"),
+        (b'{"a": ' * 500 + b"1" + b"}" * 500, "nested more than 100 levels deep"),
+        (b'{"at": NaN}', "NaN is no number of JSON's"),
+        (b"[-Infinity]", "-Infinity is no number of JSON's"),
+        (b"[1e999]", "1e999 is no number of JSON's"),
+        (b"\xff", "utf-8"),
+        (b"1" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_json_that_a_reader_could_stumble_over_is_refused(raw: bytes, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        parse_json(raw)
+
+
+def test_all_else_is_read_as_json_has_it() -> None:
+    for value in (None, True, 3, -0.5, 1e300, "[" * 200, [[]] * 300, {"a": [{"b": {}}]}, [0.1 + 0.2]):
+        assert parse_json(json.dumps(value).encode()) == value
+    assert parse_json(b"[" * 100 + b"]" * 100)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 11)
+    assert read_file(tmp_path / "a", most=11) == b"x" * 11
+    with pytest.raises(Unsafe, match="has more than 10 bytes"):
+        read_file(tmp_path / "a", most=10)
+
+
+def test_no_name_on_the_way_inside_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "a").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "victim")
+    path = tmp_path / "run" / "checkpoints" / "a"
+    for act in (
+        lambda: read_file(path, inside=2),
+        lambda: append_to(path, inside=2),
+        lambda: open_to_write(path, inside=2),
+        lambda: matching(path.parent, "*", inside=1),
+        lambda: remove(path, inside=2),
+        lambda: save_checkpoint(path, {}),
+    ):
+        with pytest.raises(Unsafe, match="checkpoints is a link to"):
+            act()
+    assert [(p.name, p.read_text()) for p in (tmp_path / "victim").iterdir()] == [("a", "precious")]
+    assert read_file(path, inside=1) == b"precious"

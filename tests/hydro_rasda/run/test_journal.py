@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hydro_rasda.run import journal
 from hydro_rasda.run.journal import DamagedJournal, read_units
 
 UNIT = {"event": "unit", "key": "a", "value": None, "seconds": 1, "at": 1.0, "swept": 0.0}
@@ -29,6 +30,10 @@ WHOLE = json.dumps(UNIT).encode() + b"\n"
         b'{"event": "metrics", "stage": "target", "trial": "0", "epoch": 1}',
         b'{"event": "trial", "trial": 0, "config": []}',
         b'{"event": "failed", "trial": 0}',
+        WHOLE.replace(b"1.0", b"NaN").strip(),
+        WHOLE.replace(b"1.0", b"1e999").strip(),
+        WHOLE.replace(b"1.0", b"1" + b"0" * 400).strip(),
+        b'{"event": "a", "b": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
 def test_an_odd_line_is_named(tmp_path: Path, odd: bytes) -> None:
@@ -86,3 +91,13 @@ def test_what_is_not_known_is_kept(tmp_path: Path) -> None:
 def test_where_there_is_no_journal_there_are_no_units(tmp_path: Path) -> None:
     record = read_units(tmp_path / "journal.jsonl")
     assert (record.units, record.end, record.damage) == ({}, 0, "")
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "LONGEST", 1000)
+    (tmp_path / "journal.jsonl").write_bytes(WHOLE + b"x" * 2000)
+    with pytest.raises(DamagedJournal, match=r"line 2 of .* has more than 1000 bytes"):
+        read_units(tmp_path / "journal.jsonl")
+    monkeypatch.setattr(journal, "MOST", 1000)
+    with pytest.raises(ValueError, match="a journal of at most 1000 bytes"):
+        read_units(tmp_path / "journal.jsonl")

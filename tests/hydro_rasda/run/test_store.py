@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
@@ -322,6 +324,21 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(path: Path) -> None:
         assert store.has("a/b")
         store.discard(["a/b", "never there"])
         assert not store.has("a/b")
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """As NFS whose lock daemon is not there."""
+
+    def flock(file: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        OSError, match=r"choose a `storage_path` on a local disk, or mount .*local_lock=flock"
+    ) as caught:
+        Store.open(path, ASKED, "auto")
+    assert (caught.value.errno, caught.value.filename) == (code, str(path / ".lock"))
 
 
 class Runs:
