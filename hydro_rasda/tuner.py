@@ -27,6 +27,7 @@ from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
+from hydro_rasda.run.files import make_private
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.portable import pickle_config_modules
 from hydro_rasda.run.progress import Progress
@@ -368,7 +369,7 @@ def _folder(folder: Path, name: str | None) -> Path:
     while True:
         unnamed = folder / (stamp if number == 1 else f"{stamp}-{number}")
         with contextlib.suppress(FileExistsError):
-            unnamed.mkdir(parents=True)
+            make_private(unnamed, exist_ok=False)
             return unnamed
         number += 1
 

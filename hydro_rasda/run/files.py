@@ -76,6 +76,11 @@ def refuse_open_to_others(folder: Path) -> None:
         raise Unsafe(f"{told}, and all users can: `chmod o-w` it")
 
 
+def make_private(folder: Path, exist_ok: bool = True) -> None:
+    """Make a run's folder, which its user alone can enter; of one that is there, the mode stays."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
     """Open a file of a run, and nothing but a regular one.
 

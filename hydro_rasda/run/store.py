@@ -41,6 +41,7 @@ from hydro_rasda.run.files import (
     Unsafe,
     append_to,
     load_checkpoint,
+    make_private,
     matching,
     naming,
     read_json,
@@ -124,7 +125,8 @@ class Store:
                 raise FileNotFoundError(f"`resume` is 'must', but there is no run to go on with in {path}")
             _refuse_what_is_no_run(path)
         refuse_links(path / "checkpoints", path / LOCK, path / JOURNAL, path / DOING, path / MESSAGES, spec)
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        make_private(path)
+        (path / "checkpoints").mkdir(exist_ok=True)
         lock = hold(path)
         try:
             # Only now: before, another process may have been writing.

@@ -13,6 +13,7 @@ from hydro_rasda.dry_run import MISFITS, DryRun, dry_run
 from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.doing import Doing
+from hydro_rasda.run.files import make_private
 from hydro_rasda.training.deaths import DEATHS
 from hydro_rasda.training.device import usable_children
 from hydro_rasda.training.forks import Died, Notify, imap_forked
@@ -66,7 +67,7 @@ def _noted_in(folder: Path | None) -> Iterator[Doing]:
         yield Doing()
         return
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     doing = Doing(folder / DRY_RUN)
     try:
         yield doing

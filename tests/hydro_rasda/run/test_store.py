@@ -326,6 +326,35 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(path: Path) -> None:
         assert not store.has("a/b")
 
 
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """What most systems have: all can read what a user makes."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_a_runs_folder_is_its_users_alone(path: Path, umask: None) -> None:
+    """The folder of runs is not: others may see what runs there are."""
+    Store.open(path, ASKED, "auto").close()
+    assert (mode(path), mode(path.parent)) == (0o700, 0o755)
+    assert mode(path / "run.json") == 0o644  # so that a `chmod` of the folder shares all of it
+
+
+@pytest.mark.parametrize("given", [0o755, 0o2770])
+def test_a_folder_that_is_there_keeps_its_mode(path: Path, umask: None, given: int) -> None:
+    """One of an earlier version, or that its user made for a group, also where the run goes on."""
+    path.mkdir(parents=True)
+    path.chmod(given)
+    for _ in range(2):
+        three_units(path) if not (path / "run.json").exists() else Store.open(path, ASKED, "must").close()
+        assert mode(path) == given
+
+
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_named(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """As NFS whose lock daemon is not there."""
