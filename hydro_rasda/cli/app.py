@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _without_reader()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
+        from hydro_rasda.cli.output import say
+
+        say(f"{NAME}: {error}", error=True)
         status = REFUSED
     else:
         status = 0
@@ -129,9 +131,10 @@ def best(
 ) -> None:
     """Print the best configuration, and write the trained model."""
     from hydro_rasda.cli.best import print_best
+    from hydro_rasda.cli.output import say
 
     if not print_best(path, "json" if json else style, trial, export):
-        print(f"{NAME}: no trial of the run in {path} has a score yet", file=sys.stderr)
+        say(f"{NAME}: no trial of the run in {path} has a score yet", error=True)
         raise typer.Exit(NOTHING)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from typing import Any
 
 from hydro_rasda.checks import require
+from hydro_rasda.cli.output import say
 from hydro_rasda.run.export import save_model
 from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.records import RunRecord, TrialRecord
-from hydro_rasda.run.report import show
+from hydro_rasda.run.report import one_line, show
 from hydro_rasda.run.store import jsonable
 
 
@@ -26,8 +26,8 @@ def print_best(path: str, style: str, trial: int | None, export: str | None) -> 
     found = record.trials[number]
     if export is not None:
         # First, so that a pipe gets nothing where this fails.
-        print(f"wrote {save_model(record, export, number)}", file=sys.stderr)
-    print(written(jsonable(found.config), style, comment(record, found)), end="")
+        say(f"wrote {save_model(record, export, number)}", error=True)
+    say(written(jsonable(found.config), style, one_line(comment(record, found))), end="")
     return True
 
 

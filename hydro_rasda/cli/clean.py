@@ -8,9 +8,10 @@ from pathlib import Path
 
 import typer
 
-from hydro_rasda.cli.output import print_json, size
+from hydro_rasda.cli.output import print_json, say, size
 from hydro_rasda.run.clean import remove_unneeded, unneeded
 from hydro_rasda.run.files import matching
+from hydro_rasda.run.report import one_line
 
 
 def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
@@ -23,10 +24,10 @@ def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
         print_json({"bytes": sum(sizes.values()), "files": told})
         return True
     if not files:
-        print(f"nothing to free: {_kept(Path(path))}")
+        say(f"nothing to free: {_kept(Path(path))}")
         return True
     for file, count in sizes.items():
-        print(f"{size(count):>8}  {file.name}")
+        say(f"{size(count):>8}  {one_line(file.name)}")
     warning = "; the run can then not be extended, and other finalists' models are gone" if best_only else ""
     print(f"{_counted(files)}, {size(sum(sizes.values()))}{warning}")
     if not yes and not typer.confirm("remove them?"):

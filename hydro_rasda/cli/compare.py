@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.cli.output import print_json, print_table
+from hydro_rasda.cli.output import print_json, print_table, say
 from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.records import RunRecord, flat, row
 from hydro_rasda.run.report import state_of
@@ -34,7 +34,7 @@ def compare_runs(a: str, b: str, as_json: bool) -> None:
     shown = [["" if same else each[0], *map(_short, each[1:])] for each, same in zip(rows, again, strict=True)]
     names = [record.path.name for record, _ in pair]
     print_table(["", "", *(names if len({*names}) == 2 else (a, b))], shown)
-    print(verdict)
+    say(verdict)
 
 
 def _found(record: RunRecord) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import print_json, print_table, size
+from hydro_rasda.cli.output import print_json, print_table, say, size
 from hydro_rasda.run.report import duration
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator import Forecast, PastRun, Recommendation, Study, forecast, read_past_run, recommend, why
@@ -50,7 +50,7 @@ def print_forecasts(
     else:
         _print_table(run, study, forecasts)
         if advice:
-            print("\n" + "\n".join(_advice(advice, study, _limits(within, budget))))
+            say("\n" + "\n".join(_advice(advice, study, _limits(within, budget))))
     return advice is None or advice.rule is not None or advice.tune is not None
 
 
@@ -91,7 +91,7 @@ def _plain(forecasts: Sequence[Forecast], advice: Recommendation | None) -> dict
 
 def _print_table(run: PastRun, study: Study, forecasts: Sequence[Forecast]) -> None:
     """The forecasts for people, what they rest on, and why the slower ones are slower."""
-    print("\n".join([*_basis(run, study), ""]))
+    say("\n".join([*_basis(run, study), ""]))
     rows = []
     for f in forecasts:
         spread = " to ".join(duration(hours * HOUR) for hours in f.hours_range)
@@ -99,7 +99,7 @@ def _print_table(run: PastRun, study: Study, forecasts: Sequence[Forecast]) -> N
         hours = (round(h, 3 if h < 1 else 2 if h < 10 else 1 if h < 100 else None) for h in _gpu_hours(f))
         rows.append((f.name, duration(f.hours * HOUR), spread, *hours, f"{f.utilization:.0%}", *_counts(f), regret))
     print_table(["rule", "takes", "from", "GPU hours", "reserved", "used", "epochs", "to the end", "regret"], rows)
-    print("\n" + "\n".join(_reasons(forecasts)))
+    say("\n" + "\n".join(_reasons(forecasts)))
 
 
 def _gpu_hours(f: Forecast) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +11,18 @@ from typing import Any
 import typer
 
 from hydro_rasda.run.records import TrialRecord
-from hydro_rasda.run.report import duration, show
+from hydro_rasda.run.report import duration, one_line, printable, show
 from hydro_rasda.run.store import jsonable
 
 
 def print_json(value: Any) -> None:
     """Strict JSON: NaN is null."""
     print(json.dumps(jsonable(value), indent=2))
+
+
+def say(text: object, end: str = "\n", error: bool = False) -> None:
+    """Print for people: see `printable`."""
+    print(printable(text), end=end, file=sys.stderr if error else sys.stdout)
 
 
 def trial_values(trial: TrialRecord) -> dict[str, Any]:
@@ -26,7 +32,7 @@ def trial_values(trial: TrialRecord) -> dict[str, Any]:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """A table: numbers to the right, a line for each row, however wide; other programs can read it, too."""
-    cells = [[*map(_cell, row)] for row in rows]
+    headings, cells = [*map(one_line, headings)], [[*map(_cell, row)] for row in rows]
     columns = [*zip(*rows, strict=True)] or [() for _ in headings]
     adjust = [str.rjust if column and all(map(_numeric, column)) else str.ljust for column in columns]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
@@ -40,7 +46,7 @@ def _numeric(value: Any) -> bool:
 
 
 def _cell(value: Any) -> str:
-    return "" if value != value else show(value, 4)
+    return "" if value != value else one_line(show(value, 4))
 
 
 def age(when: float) -> str:

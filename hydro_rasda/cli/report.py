@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydro_rasda.cli.output import print_json
+from hydro_rasda.cli.output import print_json, say
 from hydro_rasda.page import write_page
 from hydro_rasda.run.reading import read_record
 
@@ -18,4 +18,4 @@ def write_report(path: str, out: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(file), "bytes": file.stat().st_size})
     else:
-        print(file)
+        say(file)

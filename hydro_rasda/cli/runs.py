@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import age, print_json, print_table, trial_values
+from hydro_rasda.cli.output import age, print_json, print_table, say, trial_values
 from hydro_rasda.run.reading import Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.report import duration, make_console, render, state_of
@@ -32,7 +32,7 @@ def list_runs(folder: str, json: bool) -> None:
     if json:
         print_json(rows)
     elif not rows:
-        print(f"no run in {folder}")
+        say(f"no run in {folder}")
     else:
         columns = {name: name for name in ("name", "state", "trials", "metric", "best")}
         columns |= {"seconds": "took", "written": "written"}

@@ -15,7 +15,7 @@ from hydro_rasda.checks import require
 from hydro_rasda.cli.output import print_json, print_table, trial_values
 from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.records import COLUMNS, row
-from hydro_rasda.run.report import best_first
+from hydro_rasda.run.report import best_first, one_line
 from hydro_rasda.run.store import jsonable
 
 Row = Mapping[str, Any]
@@ -52,9 +52,10 @@ def list_trials(
         by_number = {trial.trial: trial_values(trial) for trial in ordered}
         print_json([by_number[each["trial"]] for each in rows])
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        told = [columns, *([each.get(name) for name in columns] for each in rows)]
+        if sys.stdout.isatty():  # a program gets what is there
+            told = [["" if value is None else one_line(value) for value in each] for each in told]
+        csv.writer(sys.stdout, lineterminator="\n").writerows(told)
     else:
         _print(rows, columns)
 

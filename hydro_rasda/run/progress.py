@@ -18,10 +18,10 @@ from rich.progress import (
 )
 
 from hydro_rasda.run.events import EpochEnded, EpochsTrained, Event, MessageSaid, RunBegan, StageBegan, StageEnded
-from hydro_rasda.run.report import LINE_SECONDS, duration, make_console, show
+from hydro_rasda.run.report import LINE_SECONDS, PrintableConsole, duration, make_console, show
 
 
-class _Unread(Console):
+class _Unread(PrintableConsole):
     """Goes on in silence where nobody reads any more what a run says, as in a pipe to `head`."""
 
     def on_broken_pipe(self) -> None:
@@ -51,7 +51,7 @@ class Progress:
             TimeElapsedColumn(),
             TextColumn("[dim]left"),
             TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,
             disable=silent or not self.console.is_terminal,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +27,29 @@ SHOWN = 8
 """Trials in the table on a console; a page has all of them."""
 
 
-def make_console(quiet: bool = False, cls: type[Console] = Console) -> Console:
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: object) -> str:
+    """What a name or a value looks like, with nothing in it that a terminal would obey: escape sequences, turns of the
+    reading direction."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], str(text))
+
+
+def one_line(text: object) -> str:
+    """The same, in one line."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+class PrintableConsole(Console):
+    """Prints what runs hold, which may be what others wrote, and has the terminal obey none of it."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def make_console(quiet: bool = False, cls: type[Console] = PrintableConsole) -> Console:
     """For a terminal, as wide as it is; in a pipe or a log file, lines are not broken."""
     console = cls(quiet=quiet, highlight=False)
     if not console.is_terminal and not console.is_jupyter:
@@ -41,9 +65,8 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
         shown: Rows of the table; None for all trials.
     """
     records = best_first(result)[:shown]
-    table = Table(
-        title=f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})", box=SIMPLE
-    )
+    title = f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"
+    table = Table(title=Text(title, style="table.title"), box=SIMPLE)
     for heading in ("trial", "surrogate\n(epochs)", "full size\n(epochs)"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)

@@ -20,7 +20,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.run.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.run.portable import Gone, dumped, loaded
 from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import as_html, render
+from hydro_rasda.run.report import as_html, one_line, render
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.study import make_study
 from hydro_rasda.run.summary import eligible, sum_up
@@ -67,7 +67,8 @@ class TuneResult(RunRecord):
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         return (
             f"TuneResult(best_config={self.best_config!r},\n"
-            f"           {self.metric}={self.best_metric:.6g} ({self.mode}), {len(self.trials)} trials: {counts},\n"
+            f"           {one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
+            f"{len(self.trials)} trials: {counts},\n"
             f"           path={str(self.path)!r})"
         )
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
 import shutil
 import socket
 import struct
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -18,19 +21,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hydro_rasda import BubbleBackend, RayBackend, bubbles
+from hydro_rasda import BubbleBackend, RayBackend, bubbles, load
 from hydro_rasda.backends.ray import fork_client
 from hydro_rasda.backends.ray.event_log import EventLog
 from hydro_rasda.backends.ray.rank_worker import _join
+from hydro_rasda.cli import main
 from hydro_rasda.guests.meeting import Door
 from hydro_rasda.loggers import CSVLogger, TensorBoardLogger
 from hydro_rasda.packing import Device, pack
 from hydro_rasda.run.doing import Doing
-from hydro_rasda.run.events import RunBegan
+from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
 from hydro_rasda.run.files import Unsafe, load_checkpoint
 from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.messages import MESSAGES, keep_message
+from hydro_rasda.run.progress import Progress
 from hydro_rasda.run.reading import read_record
+from hydro_rasda.run.report import PrintableConsole
 from hydro_rasda.run.store import DOING, Store, read_asked
 from hydro_rasda.simulator.journal import read_run
 from tests.hydro_rasda.journals import write_run
@@ -297,3 +303,65 @@ def listeners(port: int) -> set[str]:
             if state == "0A" and int(at, 16) == port:
                 found.add(socket.inet_ntoa(struct.pack("<I", int(where, 16))) if table == "tcp" else where)
     return found
+
+
+EVIL = "\x1b]0;taken over\x07\x9b31m\u202e\r[red]"
+"""Sets the title of a terminal, colours what follows, turns the reading direction, and writes over its line."""
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """A run whose metric, name, hyperparameters and messages are commands to a terminal."""
+    run = tmp_path / f"run{EVIL}"
+    write_run(run, num_samples=9)
+    for file in (run / "run.json", run / JOURNAL):
+        told = json.dumps(EVIL)[1:-1]
+        file.write_text(file.read_text().replace("val_loss", f"val_{told}").replace("activation", f"act{told}"))
+    keep_message(run, 1.0, f"said{EVIL}")
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["runs", ".."],
+        ["show"],
+        ["trials"],
+        ["trials", "--csv"],
+        ["trials", "--where", "x<1"],
+        ["best"],
+        ["best", "--format", "python"],
+        ["best", "--export", "out"],
+        ["watch"],
+        ["compare", "."],
+        ["clean", "--yes"],
+        ["simulate", "--gpus", "4", "--seeds", "1"],
+        *(["show", "--json"], ["trials", "--json"], ["watch", "--json"]),
+    ],
+    ids=" ".join,
+)
+def test_a_terminal_is_told_nothing_by_a_run(
+    command: list[str], evil: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(evil)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: "--csv" in command)
+    main([*command[:1], str(evil.parent) if ".." in command else str(evil), *(c for c in command[1:] if c != "..")])
+    told = capsys.readouterr()
+    found = told.out + told.err
+    assert found
+    assert not {*EVIL} & {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & {*found}
+
+
+def test_nor_by_what_tune_prints(evil: Path) -> None:
+    file = io.StringIO()
+    console = PrintableConsole(file=file, force_terminal=True, width=200, color_system=None)
+    console.print(load(evil))
+    with Progress(console) as progress:
+        progress.on_event(RunBegan(seconds=0.0, path=evil, metric=f"val_{EVIL}", mode="min", settings={}))
+        progress.on_event(StageBegan(seconds=0.0, title="sweep", epochs=2))
+        progress.on_event(MessageSaid(seconds=1.0, text=f"said{EVIL}"))
+        metrics = {f"val_{EVIL}": 1.0, "train_loss": 1.0}
+        progress.on_event(EpochEnded(seconds=1.0, stage="surrogate", trial=0, epoch=1, metrics=metrics))
+    for sequence in ("\x1b]0;", "\x07", "\x9b", "\u202e", "\r["):
+        assert sequence not in file.getvalue()
+    assert "said\\x1b]0;taken over\\x9b31m\\u202e[red]" in file.getvalue()
