@@ -328,7 +328,7 @@ def read_asked(path: Path) -> dict[str, Any]:
 def run_id(path: Path) -> str:
     """The `id` of the run in a directory; empty where there is none, as an earlier version began it."""
     with contextlib.suppress(OSError, ValueError):
-        if isinstance(spec := json.loads((path / "run.json").read_bytes()), dict):
+        if isinstance(spec := read_json(path / SPEC), dict):
             return str(spec.get("id", ""))
     return ""
 
