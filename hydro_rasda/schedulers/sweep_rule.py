@@ -6,11 +6,11 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import is_int, require
 from hydro_rasda.config import Mode
 
 
@@ -233,8 +233,19 @@ CHANGEABLE = ("lr", "momentum", "weight_decay", "beta1", "beta2", "eps")
 """Hyperparameters that a model in training can go on with other values of."""
 
 
-def checked_moves(rule: SweepRule, moves: Mapping[int, Move], sweep: SweepState) -> dict[int, Move]:
+def checked_moves(
+    rule: SweepRule,
+    moves: Mapping[int, Move],
+    sweep: SweepState,
+    check: Callable[[Mapping[str, Any]], object] = dict,
+) -> dict[int, Move]:
     """A rule's decision, if it can be carried out.
+
+    Args:
+        rule: Who decided.
+        moves: What it decided.
+        sweep: Where the sweep stands.
+        check: Raises ValueError for a configuration that cannot be trained with.
 
     Raises:
         ValueError: naming rule, trial and value, where it cannot.
@@ -242,30 +253,38 @@ def checked_moves(rule: SweepRule, moves: Mapping[int, Move], sweep: SweepState)
     told = f"`sweep_rule` {type(rule).__name__}"
     require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
     for number, move in moves.items():
-        standing = sweep.trials.get(number)
+        standing = sweep.trials.get(number) if is_int(number) else None
         if standing is None:
             raise ValueError(f"{told} moves trial {number!r}, but must name one of trials 0 to {len(sweep.trials) - 1}")
         of = f"{told}: the move of trial {number}"
         require(isinstance(move, (GoOn, Drop)), of, move, "a GoOn or a Drop")
         require(standing.goal is None, of, move, f"left out while the trial is on its way to epoch {standing.goal}")
         if isinstance(move, GoOn):
-            _check_going_on(of, move, standing, sweep)
+            _check_going_on(of, move, standing, sweep, check)
         else:
             require(not standing.dropped, of, move, "left out, for the trial was dropped before")
     return dict(moves)
 
 
-def _check_going_on(of: str, move: GoOn, standing: Standing, sweep: SweepState) -> None:
+def _check_going_on(
+    of: str, move: GoOn, standing: Standing, sweep: SweepState, check: Callable[[Mapping[str, Any]], object]
+) -> None:
     later = type(move.to) is int and standing.epoch < move.to <= sweep.max_t
     rule = f"an epoch after {standing.epoch}, where the trial stands, and at most {sweep.max_t} (`max_t`)"
     require(later, f"{of} goes on to epoch, which", move.to, rule)
     if move.copy_of is not None:
-        other = sweep.waiting_at(standing.epoch).get(move.copy_of)
+        other = sweep.waiting_at(standing.epoch).get(move.copy_of) if is_int(move.copy_of) else None
         sound = other is not None and other is not standing and math.isfinite(other.score)
         rule = f"another trial that waits at epoch {standing.epoch}, and has not diverged"
         require(sound, f"{of} has copy_of, which", move.copy_of, rule)
-    odd = sorted(set(move.changes) - set(CHANGEABLE if move.copy_of is not None else ()))
+    require(isinstance(move.changes, Mapping), f"{of} has changes, which", move.changes, "a dict of hyperparameters")
+    odd = sorted(set(move.changes) - set(CHANGEABLE if move.copy_of is not None else ()), key=str)
     require(not odd, f"{of} has changes, of which", odd, f"of {CHANGEABLE}, together with copy_of")
+    if move.copy_of is not None:
+        try:
+            check({**sweep.trials[move.copy_of].config, **move.changes})
+        except ValueError as error:
+            raise ValueError(f"{of} has changes with which {error}") from None
 
 
 def checked_admission(rule: SweepRule, count: int) -> int:
@@ -294,14 +313,15 @@ def move_of(plain: Sequence[Any]) -> Move:
     return Drop() if plain[0] is None else GoOn(*plain)
 
 
-def checked_finalists(rule: SweepRule, finalists: Iterable[int], sweep: SweepState) -> list[int]:
+def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepState) -> list[int]:
     """A rule's finalists, if they are trials of the sweep, each of them once; at most `top_k`.
 
     Raises:
         ValueError: naming rule and value, where they are not.
     """
-    found = list(finalists)
-    known = len(set(found)) == len(found) and all(number in sweep.trials for number in found)
     of = f"`sweep_rule` {type(rule).__name__}: finalists(...)"
-    require(known, of, found, f"different trials of 0 to {len(sweep.trials) - 1}")
-    return found[: sweep.top_k]
+    listed = isinstance(finalists, Sequence) and not isinstance(finalists, str)
+    known = listed and all(is_int(number) and number in sweep.trials for number in finalists)
+    rule_of_theirs = f"different trials of 0 to {len(sweep.trials) - 1}, in a list"
+    require(known and len({*finalists}) == len(finalists), of, finalists, rule_of_theirs)
+    return [*finalists[: sweep.top_k]]

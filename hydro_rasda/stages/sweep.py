@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from fusion.keys import check
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
@@ -155,7 +156,7 @@ class _Sweep:
         else:
             if first_rung is not None:
                 warn_of_chance(run, *first_rung)
-            moves = checked_moves(self._rule, self._rule.decide(state), state)
+            moves = checked_moves(self._rule, self._rule.decide(state), state, check)
             if moves:
                 run.record(key, Unit([[number, *plain_move(move)] for number, move in moves.items()]))
         self._carry_out(moves, recalled)

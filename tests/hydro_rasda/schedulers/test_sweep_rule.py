@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fusion.keys import check
 from hydro_rasda.schedulers import Drop, GoOn, Mode, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
@@ -101,11 +102,20 @@ def test_a_move_survives_the_journal() -> None:
         ({0: GoOn(9, copy_of=1)}, "copy_of, which` is 1, .* has not diverged"),
         ({1: GoOn(9, copy_of=0, changes={"batch_size": 8})}, r"trial 1 has changes, of which` is \['batch_size'\]"),
         ({0: GoOn(9, changes={"lr": 1.0})}, r"changes, of which` is \['lr'\], but must be of .* together with copy_of"),
+        ({0.0: GoOn(9)}, "moves trial 0.0, but must name one of trials 0 to 3"),
+        ({False: GoOn(9)}, "moves trial False, but must name one of trials 0 to 3"),
+        ({1: GoOn(9, copy_of=0, changes=None)}, "trial 1 has changes, which` is None, but must be a dict"),  # type: ignore[arg-type]
+        ({1: GoOn(9, copy_of=0, changes={"lr": math.nan})}, "trial 1 has changes with which `lr` is nan, but must be"),
+        ({1: GoOn(9, copy_of=0, changes={"lr": "a"})}, "trial 1 has changes with which `lr` is 'a', but must be"),
+        (
+            {1: GoOn(9, copy_of=0, changes={"beta1": 1.0})},
+            r"changes with which `beta1` is 1.0, but must be in \[0, 1\)",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_told_with_rule_trial_and_value(moves: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        checked_moves(Idle(), moves, sweep_of({0: 0.5, 1: math.nan}))
+        checked_moves(Idle(), moves, sweep_of({0: 0.5, 1: math.nan}), check)
 
 
 def test_what_can_be_done() -> None:
@@ -119,7 +129,8 @@ def test_odd_answers_to_the_other_questions() -> None:
     for count in (-1, 1.0, None, True):
         with pytest.raises(ValueError, match=r"`sweep_rule` Idle: admit\(...\)` is .*, but must be an int >= 0"):
             checked_admission(Idle(), count)  # type: ignore[arg-type]
-    for finalists in ([0, 0], [9]):
+    odd: list[Any] = [[0, 0], [9], None, 3, [0.0, 1.0], [True, False], "01", [[0]], {0, 1}, iter([0])]
+    for finalists in odd:
         with pytest.raises(ValueError, match=r"Idle: finalists\(...\)` is .*, but must be different trials of 0 to 2"):
             checked_finalists(Idle(), finalists, sweep)
     assert checked_finalists(Idle(), (0, 2, 1), sweep) == [0, 2]
