@@ -50,6 +50,14 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether a value is a text that files and other processes can be given: in UTF-8, and without NUL bytes."""
+    try:
+        return isinstance(value, str) and "\0" not in value and bool(value.encode() or True)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
 def check_int(name: str, value: object, at_least: int, optional: bool = False, at_most: float = math.inf) -> None:
     """Refuse what is no integer from `at_least` to `at_most`; where it is `optional`, None will do.
 
@@ -174,7 +182,7 @@ def check_name(name: str, value: object) -> None:
     Raises:
         ValueError: where `value` is something else.
     """
-    holds = isinstance(value, str) and value not in ("", ".", "..") and not {"/", os.sep, "\0"} & {*value}
+    holds = is_text(value) and value not in ("", ".", "..") and not {"/", os.sep} & {*value}
     require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fusion import fusion_key
@@ -29,7 +30,7 @@ from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, 
 
 
 class NoModule(ValueError):
-    """A model function returned something else than a module."""
+    """A model function returned something else than a module that can be trained."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Problem:
         model = self._build(trial.config, 1.0)
         if not isinstance(model, nn.Module):
             raise NoModule(f"`model_fn` returned a {type(model).__name__}, but must return a torch.nn.Module")
+        _check_there(model)
         return self._configured(model, trial).to(self.device)
 
     def _configured(self, model: nn.Module, trial: Trial) -> nn.Module:
@@ -188,6 +190,21 @@ class Problem:
         except SystemExit as end:
             raise RuntimeError(f"`model_fn` would end the script: {end!r}") from end
         return copy.deepcopy(model) if self.copied else model
+
+
+def _check_there(model: nn.Module) -> None:
+    """Refuse a model whose parameters are not there yet.
+
+    Raises:
+        NoModule: where one has no shape, or no data.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        told = f"`model_fn` returned a {type(model).__name__} whose {name!r}"
+        if is_lazy(tensor):
+            rule = "give the layer its input size, or run the model once on a batch inside `model_fn`"
+            raise NoModule(f"{told} is lazy: it has no shape before the first batch; {rule}")
+        if tensor.is_meta:
+            raise NoModule(f"{told} lies on the device 'meta', where it has no data; build it on the CPU")
 
 
 WidthForm = Literal["named", "second"]

@@ -17,7 +17,7 @@ from hydro_rasda.config import Mode
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import name_of
 from hydro_rasda.seeds import derive_seed
-from hydro_rasda.space import Config, check_config, plain, sample
+from hydro_rasda.space import Config, check_config, check_value, plain, sample
 from hydro_rasda.trial import Trial
 
 SEARCHER_ROUNDS = 4
@@ -91,6 +91,8 @@ def check_first(first: object, space: Mapping[str, Any]) -> None:
         require(isinstance(config, Mapping), f"first[{i}]", config, "a configuration: a dict")
         unknown = sorted(set(map(str, config)) - space.keys())
         require(not unknown, f"first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
+        for name, value in config.items():
+            check_value(f"first[{i}][{name!r}]", value)
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:

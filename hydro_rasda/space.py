@@ -1,10 +1,12 @@
 """Search spaces: Ray Tune's own domains, sampled from one seed, checked before anything trains.
 
-The domains are Ray Tune's, re-exported, so that one import is enough and every Ray Tune searcher understands them.
+The domains are Ray Tune's, re-exported, so that one import is enough and every Ray Tune searcher understands them. Of
+those with a quantum, its functions divide by it unseen, so that they are called by functions of the same names.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,27 +15,20 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
-from ray.tune import (
-    choice,
-    grid_search,
-    loguniform,
-    qloguniform,
-    quniform,
-    randint,
-    sample_from,
-    uniform,
-)
+from ray import tune
+from ray.tune import choice, grid_search, loguniform, randint, sample_from, uniform
 from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer, Quantized
 from ray.tune.search.variant_generator import generate_variants
 
 from fusion.keys import KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
-from hydro_rasda.checks import in_order, require
+from hydro_rasda.checks import in_order, is_number, require
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT_BATCHES
 
 __all__ = [
     "check_config",
     "check_space",
+    "check_value",
     "choice",
     "describe",
     "grid_search",
@@ -51,6 +46,44 @@ __all__ = [
 Config = dict[str, Any]
 
 
+def quniform(lower: float, upper: float, q: float) -> Float:
+    """Ray Tune's `quniform`, which divides by `q` before it has looked at it.
+
+    Raises:
+        ValueError: where `q` is no finite number above 0, or the bounds are no multiples of it.
+    """
+    _check_quantum("q", q)
+    return tune.quniform(lower, upper, q)
+
+
+def qloguniform(lower: float, upper: float, q: float) -> Float:
+    """Ray Tune's `qloguniform`, likewise."""
+    _check_quantum("q", q)
+    return tune.qloguniform(lower, upper, q)
+
+
+def _check_quantum(name: str, value: object) -> None:
+    quantum = plain(value)
+    holds = is_number(quantum) and 0 < quantum < math.inf
+    require(holds, name, value, "a finite number above 0, of which values are multiples")
+
+
+def check_value(name: str, value: object) -> None:
+    """Refuse a value of which no trial could have a copy.
+
+    Raises:
+        ValueError: where it contains itself, or cannot be copied, as a lock, a file or a generator cannot.
+    """
+    try:
+        _show(value)
+        copy.deepcopy(value)
+    except RecursionError:
+        require(False, name, value, "a value that does not contain itself")
+    except Exception as error:
+        rule = f"a value that can be copied for each trial ({type(error).__name__}: {error})"
+        require(False, name, _Shown(value), rule)
+
+
 def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> None:
     """Check a search space before anything is sampled from it.
 
@@ -60,19 +93,25 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
         strategy: `RASDAConfig.strategy`: with "fsdp", batches cannot be taken in parts.
 
     Raises:
-        ValueError: where it is no mapping with string keys, it has no domain, one of reversed bounds, a grid that is no
-            list or of more points than can be tried, or a key that the library reads can take a value that breaks its
-            rule.
+        ValueError: where it is no mapping with string keys, it has no domain, one of reversed bounds or with a quantum
+            that is not above 0, a grid or a choice that is no list or of more points than can be tried, a value that
+            cannot be copied, or a key that the library reads can take a value that breaks its rule.
     """
     named = isinstance(space, Mapping) and all(isinstance(key, str) for key in space)
     require(named, "space", space, "a mapping of names to domains")
     assert isinstance(space, Mapping)
+    for name, value in space.items():
+        check_value(f"space[{name!r}]", value)
     domains = {name: value for name, value in _leaves(space) if _is_domain(value)}
     require(bool(domains), "space", dict(space), "one with a domain, such as loguniform(1e-4, 1), to search")
     for name, domain in domains.items():
         if isinstance(domain, (Float, Integer)) and None not in (domain.lower, domain.upper):
             rule = "a domain whose lower bound is below its upper one"
             require(domain.lower < domain.upper, f"space[{name!r}]", _Shown(domain), rule)
+        if isinstance(domain, Domain) and isinstance(domain.get_sampler(), Quantized):
+            _check_quantum(f"space[{name!r}].q", domain.get_sampler().q)
+        if isinstance(domain, Categorical):
+            require(len(domain.categories) > 0, f"space[{name!r}]", _Shown(domain), "a choice of one value or more")
     points = num_samples
     for name, grid in ((name, value["grid_search"]) for name, value in domains.items() if _is_grid(value)):
         listed = isinstance(grid, Sequence) and not isinstance(grid, str | bytes) and len(grid) > 0
@@ -137,7 +176,7 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
                 for _ in range(num_samples)
                 for _, config in generate_variants(dict(space), random_state=rng)
             ]
-        except ValueError as error:
+        except Exception as error:
             raise ValueError(f"`space` cannot be sampled: {error.__context__ or error}") from error
 
 

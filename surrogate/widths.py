@@ -120,12 +120,18 @@ def _check_width_count(params: Mapping[str, ParamWidth]) -> None:
 
 
 def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, target: nn.Module) -> None:
-    """Refuse a width of one unit, which says nothing of a wide layer. One head of the target's head size is fine.
+    """Refuse a width of one unit, or none, which says nothing of a wide layer. One head of the target's size is fine.
 
     Raises:
-        ValueError: where a width falls to 1; the message names the first parameter that has it.
+        ValueError: where a width falls to 1 or 0; the message names the first parameter that has it.
     """
     for name, param in params.items():
+        if 0 in param.shape and 0 not in param.target_shape:
+            raise ValueError(
+                f"parameter {name!r} is {param.shape} in the surrogate and {param.target_shape} in the target: a width "
+                "falls to no unit at all, as int() rounds down; make the surrogate wider, or round up: "
+                "max(2, round(size * width_ratio))"
+            )
         fallen = [full for full, size in zip(param.target_shape, param.shape) if size == 1 < full]
         if any(not _counts_heads(name, full, narrow, target) for full in fallen):
             raise ValueError(

@@ -152,10 +152,11 @@ def _checked(name: str | torch.device) -> torch.device:
         device = torch.device(name) if isinstance(name, (str, torch.device)) else None
     except RuntimeError:
         device = None
-    known = device is not None and (device.type != "cuda" or torch.cuda.is_available())
-    require(known, "device", name, "the name of a device that is there, such as 'cpu' or 'cuda:0'")
+    gpus = torch.cuda.device_count() if device is not None and device.type == "cuda" else 0
+    known = device is not None and (device.index or 0) < (1 if device.type == "cpu" else gpus)
+    require(known, "device", name, "the name of a device that is there: 'cpu' or a GPU of CUDA's, such as 'cuda:0'")
     assert device is not None
-    return torch.device("cuda:0") if device == torch.device("cuda") else device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device("cpu")
 
 
 def default_devices() -> list[torch.device]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fusion.streams import Stream
 from hydro_rasda.data.batches import Batch, Batches, move
-from hydro_rasda.data.indexed import IndexedBatches, Rows, check_length
+from hydro_rasda.data.indexed import IndexedBatches, Rows, length_of
 from hydro_rasda.seeds import derive_seed
 
 MOST_WORKERS = 4
@@ -28,8 +28,8 @@ class DatasetBatches(IndexedBatches):
     ) -> None:
         if not isinstance(dataset, Sized):
             raise ValueError(f"`{argument}` is a {type(dataset).__name__} without a length; give a map-style Dataset")
-        check_length(len(dataset), argument)
-        self._dataset, self._length, self._device, self._seed = dataset, len(dataset), device, seed
+        length = length_of(dataset, argument)
+        self._dataset, self._length, self._device, self._seed = dataset, length, device, seed
         self._workers = workers
 
     def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,6 +87,21 @@ def _num_chunks(length: int, batch_size: int) -> int:
 
 MOST_EXAMPLES = 10**9
 """Shuffled in memory, an epoch of these takes 8 GB."""
+
+
+def length_of(data: Any, argument: str) -> int:
+    """The number of examples of data that have a length.
+
+    Raises:
+        ValueError: where `len()` of them is no integer, or raises; where there are none, or too many.
+    """
+    try:
+        length = len(data)
+    except Exception as error:
+        told = f"`len({argument})` raises {type(error).__name__}: {error}"
+        raise ValueError(f"{told}; a {type(data).__name__} must have an integer >= 1 as its length") from error
+    check_length(length, argument)
+    return length
 
 
 def check_length(length: int, argument: str) -> None:

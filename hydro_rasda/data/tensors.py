@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hydro_rasda.checks import require
 from hydro_rasda.data.batches import Batch, Batches
 from hydro_rasda.data.indexed import IndexedBatches, Rows, check_length
 
@@ -23,6 +24,8 @@ class TensorBatches(IndexedBatches):
         if len(set(lengths)) != 1:
             raise ValueError(f"`{argument}` has tensors of {lengths} examples, but must have as many of each")
         check_length(lengths[0], argument)
+        for i, tensor in enumerate(tensors):
+            require(not tensor.is_meta, f"{argument}[{i}].device", "meta", "one where a tensor has data")
         self._tensors = tuple(t.to(device) for t in tensors)
         self._length, self._seed, self._device = lengths[0], seed, device
 

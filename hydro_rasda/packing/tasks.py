@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.checks import check_function, check_name, check_number, require
+from hydro_rasda.checks import check_function, check_name, check_number, is_text, require
 
 Run = Sequence[str] | Callable[[], Any]
 """A command, as a list of its arguments, or a function without any."""
@@ -59,6 +60,8 @@ class Task:
         require(fits, "run", self.run, "a function, or a list of strings: a program and its arguments")
         if callable(self.run):
             check_function("run", self.run, 0, rule="a function without arguments, or a list of strings")
+        else:
+            _check_words(self.run)
         require(isinstance(self.estimate, Estimate), "estimate", self.estimate, "an Estimate")
         require(isinstance(self.kind, str), "kind", self.kind, "a text")
         if not (isinstance(self.name, str) and self.name == ""):
@@ -70,6 +73,37 @@ class Task:
         if callable(self.run):
             return [f"{_of_function(self.run, '__module__')}.{_of_function(self.run, '__qualname__')}"]
         return list(self.run)
+
+
+LONGEST_WORD = 128 * 1024
+"""Bytes of one argument of a program, its end included, that Linux takes (MAX_ARG_STRLEN)."""
+
+ROOM = 64 * 1024
+"""Bytes of all arguments that are left for what starts a job and for what a device adds to its environment."""
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse a command that no process can be started with.
+
+    Raises:
+        ValueError: where an argument is no text that a program can be given, or one or all of them are too long.
+    """
+    require(words[0] != "", "run", words, "a program and its arguments, not one without a name")
+    size = 0
+    for i, word in enumerate(words):
+        require(is_text(word), f"run[{i}]", word, "a text in UTF-8 without NUL bytes")
+        length = len(word.encode()) + 1
+        rule = f"shorter than {LONGEST_WORD} bytes, as the kernel allows for one argument: write it to a file"
+        require(length <= LONGEST_WORD, f"run[{i}]", word, rule)
+        size += length + 8  # and its address
+    # The kernel takes no more than 6 MiB, however large the stack may grow.
+    most = (
+        min(os.sysconf("SC_ARG_MAX"), 6 * 2**20)
+        - ROOM
+        - sum(len(name) + len(value) + 10 for name, value in os.environb.items())
+    )
+    rule = f"at most {most} bytes in all, beside the environment: write them to a file"
+    require(size <= most, "len(run)", size, rule)
 
 
 def tasks_of(jobs: Iterable[Task | Run]) -> list[Task]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import is_int, require
 from hydro_rasda.run.files import load_checkpoint, write_atomically
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.store import jsonable, run_id
@@ -23,7 +23,7 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
     """
     number = record.best_trial if trial is None else trial
     rule = f"one of the finalists {sorted(record._checkpoints)}"
-    require(number in record._checkpoints, "trial", number, rule)
+    require(is_int(number) and number in record._checkpoints, "trial", number, rule)
     checkpoint = record._checkpoints[number]
     if not checkpoint.exists():
         raise FileNotFoundError(

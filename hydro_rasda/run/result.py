@@ -13,6 +13,7 @@ from rich.console import Group
 from torch import Tensor, nn
 
 from fusion.streams import preserved_generators
+from hydro_rasda.checks import check_function, check_int, check_path
 from hydro_rasda.config import RASDAConfig
 from hydro_rasda.data import Data, batch_length, make_batches
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
@@ -107,6 +108,8 @@ class TuneResult(RunRecord):
             FileNotFoundError: where the run has gone on since it was loaded, and its checkpoint is another one now.
             RuntimeError: where the checkpoint is not what was written.
         """
+        if model_fn is not None:
+            check_function("model_fn", model_fn, 1, 2, rule="the model function of the run", or_class=True)
         number, checkpoint = checkpoint_of(self, trial)
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
         with preserved_generators():
@@ -131,6 +134,7 @@ class TuneResult(RunRecord):
             FileNotFoundError: where its checkpoint is gone.
             RuntimeError: where it is not what was written.
         """
+        check_path("path", path)
         return save_model(self, path, trial)
 
     def to_optuna(self) -> Study:
@@ -156,7 +160,11 @@ class TuneResult(RunRecord):
             batch_size: Examples at a time; None: as many as `tune` validated with, which gives `best_metric` again
                 for the validation set, to the last digit (but for rounding where the sweep trained that model to its
                 end, fused with others).
+
+        Raises:
+            ValueError: where one of them is none of these.
         """
+        check_int("batch_size", batch_size, at_least=1, optional=True)
         model = self.best_model()
         batches = make_batches(data, "data", self._problem.device, self._problem.settings.seed)
         batch_size = batch_size or EVAL_BATCH_FACTOR * Trial(self.best_trial, self.best_config).batch_size
@@ -188,6 +196,7 @@ class TuneResult(RunRecord):
         """
         from hydro_rasda.page import write_page
 
+        check_path("path", path)
         return write_page(self, Path(path))
 
     def _repr_html_(self) -> str:

@@ -51,6 +51,14 @@ def ignores_width(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return mlp(config)
 
 
+def lazy(config: Config) -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(32), nn.ReLU(), nn.LazyLinear(10))
+
+
+def on_meta(config: Config) -> nn.Module:
+    return nn.Linear(64, 10, device="meta")
+
+
 def other_names(config: Config, width_ratio: float = 1.0) -> nn.Module:
     return mlp(config) if width_ratio == 1 else nn.Sequential(mlp(config, width_ratio))
 
@@ -68,6 +76,10 @@ def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
     [
         ({"model_fn": lambda config: 1 / 0}, ValueError, "`model_fn` fails for every configuration, for .*'lr': 0.1"),
         ({"model_fn": lambda config: None}, ValueError, "`model_fn` returned a NoneType, but must return a torch.nn"),
+        ({"model_fn": lazy}, ValueError, "`model_fn` returned a Sequential whose '0.weight' is lazy: it has no shape"),
+        ({"model_fn": lazy, "surrogate": 1}, ValueError, "`model_fn` .* '0.weight' is lazy"),
+        ({"model_fn": on_meta}, ValueError, "`model_fn` returned a Linear whose 'weight' lies on the device 'meta'"),
+        ({"data": (X.to("meta"), LABELS)}, ValueError, r"`train_data\[0\].device` is 'meta', but must be one where"),
         ({"model_fn": ignores_width}, ValueError, "model_fn.*width_ratio"),
         ({"model_fn": other_names}, ValueError, "model_fn.*width_ratio"),
         ({"data": (X[:, :9], LABELS)}, ValueError, r"the model cannot take a batch \[\(4, 9\) float32, .*`train_data`"),

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 import hydro_rasda
 from fusion.keys import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
+from hydro_rasda.search import check_first
 from hydro_rasda.space import check_config, check_space, describe, longest_warmup, sample
 
 EVERY_DOMAIN: dict[str, Any] = {
@@ -35,8 +37,12 @@ EVERY_DOMAIN: dict[str, Any] = {
 
 
 def test_domains_are_ray_tunes_own() -> None:
-    for name in ("choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"):
+    for name in ("choice", "grid_search", "loguniform", "randint", "sample_from", "uniform"):
         assert getattr(hydro_rasda, name) is getattr(tune, name)
+    for ours, theirs in ((quniform, tune.quniform), (qloguniform, tune.qloguniform)):
+        given = {"lower": 0.5, "upper": 1.0, "q": 0.25}
+        assert type(ours(**given)) is type(theirs(**given))
+        assert describe({"x": ours(**given)}) == describe({"x": theirs(**given)})
 
 
 def test_every_domain_is_sampled_within_its_bounds() -> None:
@@ -242,6 +248,49 @@ def test_bounds_in_the_wrong_order_are_named(domain: Any) -> None:
     told = r"`space\['encoder/width'\]` is (float|integer) .*, but must be a domain whose lower bound is below"
     with pytest.raises(ValueError, match=told):
         check_space({"lr": loguniform(1e-3, 1), "encoder/width": domain})
+
+
+CYCLE: dict[str, Any] = {}
+CYCLE["a"] = CYCLE
+
+
+@pytest.mark.parametrize("within", [lambda value: value, lambda value: {"b": [value]}, lambda value: choice([value])])
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (threading.Lock, r"a value that can be copied for each trial \(TypeError: cannot pickle '_thread.lock'"),
+        (lambda: sys.stdout, "a value that can be copied for each trial"),
+        (lambda: iter(x for x in "ab"), "a value that can be copied for each trial .*'generator'"),
+        (lambda: math, "a value that can be copied for each trial .*'module'"),
+        (lambda: CYCLE, "a value that does not contain itself"),
+    ],
+)
+def test_what_no_trial_could_have_a_copy_of_is_refused(make: Any, rule: str, within: Any) -> None:
+    value = within(make())
+    with pytest.raises(ValueError, match=rf"^`space\['x'\]` is .*, but must be {rule}"):
+        check_space({"lr": loguniform(1e-3, 1), "x": value})
+    with pytest.raises(ValueError, match=rf"^`first\[0\]\['x'\]` is .*, but must be {rule}"):
+        check_first([{"x": value}], {"lr": loguniform(1e-3, 1), "x": choice([1, 2])})
+    with pytest.raises(ValueError, match="`space` cannot be sampled"):
+        sample({"x": sample_from(lambda config: make())}, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: quniform(0, 1, 0), "`q` is 0, but must be a finite number above 0"),
+        (lambda: quniform(0, 1, -1), "`q` is -1"),
+        (lambda: quniform(0, 1, math.nan), "`q` is nan, but must be a finite number"),
+        (lambda: quniform(0, 1, q=None), "`q` is None"),  # type: ignore[arg-type]
+        (lambda: qloguniform(0.1, 1, 0), "`q` is 0"),
+        (lambda: check_space({"lr": 1, "x": tune.qrandint(1, 5, 0)}), r"`space\['x'\].q` is 0, but must be a finite"),
+        (lambda: check_space({"lr": 1, "x": tune.qrandn(0, 1, -0.5)}), r"`space\['x'\].q` is -0.5, but must be"),
+        (lambda: check_space({"lr": 1, "x": choice([])}), r"`space\['x'\]` is choice\(\[\]\), but must be"),
+    ],
+)
+def test_a_quantum_or_a_choice_of_nothing_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make()
 
 
 def test_a_message_shows_the_domain() -> None:

@@ -49,6 +49,18 @@ def test_a_width_of_one_unit_is_refused() -> None:
     make_surrogate(bottleneck, {}, 1 / 4)
 
 
+def rounded_down(config: Config, width_ratio: float) -> nn.Module:
+    width = int(6 * width_ratio)
+    return nn.Sequential(nn.Linear(8, width), nn.Linear(width, 3))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_width_of_no_unit_is_refused() -> None:
+    told = r"'0.weight' is \(0, 8\) in the surrogate and \(6, 8\) in the target: a width falls to no unit"
+    with pytest.raises(ValueError, match=told):
+        make_surrogate(rounded_down, {}, 1 / 8)
+
+
 def grouped(config: Config, width_ratio: float) -> nn.Module:
     """Of a fixed number of groups, and a norm of as many groups as there are channels to eight."""
     width = int(64 * width_ratio)

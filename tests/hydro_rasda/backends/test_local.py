@@ -79,7 +79,7 @@ def test_what_belongs_to_no_backend_object(quick: Quick, arguments: dict[str, An
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="'cuda' is there")
-@pytest.mark.parametrize("device", [0, 3.5, True, "gpu", "cpu:x", "cuda"])
+@pytest.mark.parametrize("device", [0, 3.5, True, "gpu", "cpu:x", "cpu:1", "cuda:99", "mps", "meta", "xla"])
 def test_what_is_no_device_is_refused(device: Any) -> None:
     with pytest.raises(ValueError, match=f"`device` is {device!r}, but must be the name of a device that is there"):
         LocalBackend([device])

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 import os
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +37,22 @@ class Several(Noisy):
     def __getitems__(self, rows: list[int]) -> list[dict[str, Tensor]]:
         self.asked.append(rows)
         return [self[row] for row in rows]
+
+
+class OfLength(Noisy):
+    """Says that it has any number of examples, or what is none."""
+
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("length", [10.0, "10", None, -3, 10**30, math.nan])
+def test_a_length_that_is_no_number_of_examples_is_refused(length: Any) -> None:
+    with pytest.raises(ValueError, match=r"`len\(val_data\)` raises .*; a OfLength must have an integer >= 1"):
+        make_batches(OfLength(length), "val_data", CPU, 0)
 
 
 def read(workers: int | None, epoch: int | None, shard: Shard = Shard()) -> list[dict[str, list[float]]]:  # noqa: B008

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from functools import partial
 from typing import Any
 
 import pytest
 
 from hydro_rasda.packing import Estimate, Task
-from hydro_rasda.packing.tasks import tasks_of
+from hydro_rasda.packing.tasks import LONGEST_WORD, tasks_of
 
 
 def test_jobs_are_named_by_their_place_and_are_of_a_kind_by_what_they_run() -> None:
@@ -25,10 +26,31 @@ def test_two_jobs_of_one_name_are_refused() -> None:
         tasks_of([Task(["true"], name="1"), ["true"]])
 
 
-@pytest.mark.parametrize("run", ["true", [], ["sleep", 1], None])
-def test_what_cannot_be_run_is_refused(run: Any) -> None:
-    with pytest.raises(ValueError, match="`run`"):
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        ("true", "`run` is 'true', but must be a function, or a list"),
+        ([], "`run`"),
+        (["sleep", 1], "`run`"),
+        (None, "`run`"),
+        ([""], "`run` is .*, but must be a program and its arguments"),
+        (["echo", "a\0b"], r"`run\[1\]` is 'a\\x00b', but must be a text in UTF-8 without NUL bytes"),
+        (["ec\0ho"], r"`run\[0\]`"),
+        (["echo", "\ud800"], r"`run\[1\]` is '\\ud800', but must be a text in UTF-8"),
+        (["echo", "x" * 3_000_000], r"`run\[1\]` is 'xx.*', but must be shorter than 131072 bytes"),
+        (["echo", *["x" * 1000] * 7000], r"`len\(run\)` is 70\d+, but must be at most \d+ bytes in all"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(run: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told) as refusal:
         Task(run)
+    assert len(str(refusal.value)) < 2000
+
+
+def test_the_longest_argument_that_is_taken_is_run() -> None:
+    word = "x" * (LONGEST_WORD - 1)
+    task = Task(["echo", word])
+    assert subprocess.run(list(task.what), capture_output=True, check=True).stdout.decode() == f"{word}\n"
 
 
 @pytest.mark.parametrize("name", ["memory", "share", "seconds"])

@@ -23,6 +23,7 @@ from hydro_rasda.run.targets import record_epochs, record_failure
 from hydro_rasda.stages.race import train_targets
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
+from tests.malformed import Right, either, faults, integer, one_of
 
 Pair = tuple[Tensor, Tensor]
 
@@ -50,6 +51,24 @@ def result(digits: tuple[Pair, Pair], tmp_path_factory: pytest.TempPathFactory) 
         storage_path=tmp_path_factory.mktemp("runs"),
         progress=False,
     )
+
+
+def test_no_method_takes_an_argument_for_what_it_is_not(
+    result: TuneResult, digits: tuple[Pair, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    none_only: Right = one_of(None)
+    finalist: Right = lambda v: type(v) is int and v in result._checkpoints  # noqa: E731
+    path: Right = lambda v: isinstance(v, str | Path) and len(str(v)) < 4096 and "\0" not in str(v)  # noqa: E731
+    found = [
+        *faults(lambda v: result.evaluate(digits[1], batch_size=v), "batch_size", either(none_only, integer(1))),
+        *faults(result.best_model, "trial", either(none_only, finalist)),
+        *faults(lambda v: result.best_model(model_fn=v), "model_fn", none_only),
+        *faults(result.save_model, "path", path),
+    ]
+    assert "\n".join(found) == ""
+    with pytest.raises(ValueError, match="`path` is None, but must be a path"):
+        result.report(None)  # type: ignore[arg-type]
 
 
 def test_best_model_gives_best_metric_again(result: TuneResult, digits: tuple[Pair, Pair]) -> None:
