@@ -68,8 +68,10 @@ def _norm(value: Any) -> bool:
 
 
 def _schedule(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in SCHEDULES
     # Looked up among the words that other keys depend on.
-    return value in SCHEDULES if isinstance(value, str) else callable(value) and isinstance(value, Hashable)
+    return isinstance(value, Hashable) and _takes(value, 0, 1)
 
 
 def _optimizer(value: Any) -> bool:
@@ -77,8 +79,16 @@ def _optimizer(value: Any) -> bool:
     if isinstance(named, str):
         return named in OPTIMIZERS
     try:
-        inspect.signature(value).bind([], lr=0.1)
         hash(value)
+    except TypeError:
+        return False
+    return _takes(value, [], lr=0.1)
+
+
+def _takes(value: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether a function can be called with these arguments."""
+    try:
+        inspect.signature(value).bind(*args, **kwargs)
     except TypeError:
         return False
     except ValueError:  # what is written in C has no signature to look at

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -63,6 +64,12 @@ EXAMPLES = 4
 MISFITS = 8
 """So many configurations in a row whose model is built but cannot be trained mean that none can."""
 
+SURVEYED = 32
+"""So many batches of a data set are tried that stand out."""
+
+ASKED, RANDOM = 64, 3
+"""So many batches, and so many models of random weights, are tried where a loss or a metric is not finite."""
+
 
 class _Misfit(Exception):
     """One trial cannot be trained; its cause says why, for the user if it is the same for all trials."""
@@ -80,8 +87,9 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
     Raises:
         ValueError: where, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
-            model's output and the target, or the model cannot be made narrower; or where `model_fn` returns no module,
-            the objective no dict of tensors, or the metric is unknown. Each names the argument.
+            model's output and the target, loss or metric are never finite, or the model cannot be made narrower; or
+            where `model_fn` returns no module, the objective no dict of tensors, or the metric is unknown. Each names
+            the argument.
     """
     unbuilt: list[Exception] = []
     misfits: list[Exception] = []
@@ -135,27 +143,29 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     with torch.no_grad():
         validated = _run_batch(problem, target.eval(), _parts(trial, validation, "val_data")[0], "val_data")
     handle.remove()
-    whole = _whole_names(problem, trial, target, validated)
-    available = sorted([f"train_{name}" for name in trained] + [f"val_{name}" for name in (*validated, *whole)])
-    metric = problem.settings.metric
-    require(metric in available, "metric", metric, f"one of {available}")
+    whole = _whole(problem, trial, target, validated)
+    found = {f"train_{name}": value.item() for name, value in trained.items()}
+    found |= {f"val_{name}": float(value) for name, value in (*validated.items(), *whole.items())}
+    require(problem.settings.metric in found, "metric", problem.settings.metric, f"one of {sorted(found)}")
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():
         _survey(problem, trial, target, data, argument)
+    if survey:
+        _check_finite(problem, trial, target, found)
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
     if not pretrained:
         _try_surrogate(replace(problem, example_input=example), trial)
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
-    return DryRun(parameters, example, pretrained, shared, reads, whole, peak)
+    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak)
 
 
-def _whole_names(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> tuple[str, ...]:
-    """What `metrics` calls what it says of the whole validation set, which one untrained model has to go through.
+def _whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
+    """What `metrics` says of the whole validation set, which one untrained model has to go through.
 
     Raises:
         ValueError: where it fails, or returns no numbers, or uses a name of the objective's.
     """
     if problem.metrics is None:
-        return ()
+        return {}
     collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
     with torch.no_grad():
         for batch in problem.val_data.in_order(batch_size):
@@ -164,13 +174,58 @@ def _whole_names(problem: Problem, trial: Trial, model: nn.Module, known: Mappin
                 collected.take({name: value[None] for name, value in found.items()}, batch_length(part))
     (outputs,), (targets,) = collected.whole()
     try:
-        names = tuple(measured(problem.metrics, outputs, targets))
+        values = measured(problem.metrics, outputs, targets)
     except Exception as error:
         told = f"`metrics` fails on the whole validation set, {outline((outputs, targets))}"
         raise ValueError(f"{told}: {type(error).__name__}: {error}") from error
-    twice = sorted(known.keys() & set(names))
+    twice = sorted(known.keys() & values.keys())
     require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
-    return names
+    return values
+
+
+def _check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:
+    """Refuse a training loss or a metric that is not finite, whatever the batch and, for a metric, the model.
+
+    A loss may be NaN for a batch whose targets are all ignored; a metric, such as a correlation, also for a model that
+    predicts the same for all examples.
+
+    Raises:
+        _Misfit: where there is no finite value.
+    """
+    metric, loss = problem.settings.metric, found["train_loss"]
+    if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):
+        told = f"`loss_fn` (or `objective`) gives a loss of {loss} for each batch of `train_data` that was tried"
+        raise _Misfit(ValueError(f"{told}, before any training, but must give a finite one"))
+    others = (_random(problem, trial, seed) for seed in range(1, RANDOM + 1))
+    if not (math.isfinite(found[metric]) or any(_is_finite(problem, trial, m, metric) for m in chain([model], others))):
+        told = f"`metric` is {metric!r}, which is {found[metric]} for the untrained model and {RANDOM} others"
+        raise _Misfit(ValueError(f"{told} with random weights, but must be one that can be finite"))
+
+
+def _is_finite(problem: Problem, trial: Trial, model: nn.Module, metric: str) -> bool:
+    """Whether a metric of a model is finite, for any batch, or for the whole validation set."""
+    part, name = metric.split("_", 1)
+    data, argument = (problem.train_data if part == "train" else problem.val_data), f"{part}_data"
+    model.train(part == "train")
+    with torch.no_grad():
+        batches = islice(data.in_order(trial.batch_size), ASKED)
+        for piece in (piece for batch in batches for piece in _parts(trial, batch, argument)):
+            values = _run_batch(problem, model, piece, argument)
+            if name not in values:
+                return math.isfinite(_whole(problem, trial, model, {})[name])
+            if math.isfinite(values[name]):
+                return True
+    return False
+
+
+def _random(problem: Problem, trial: Trial, seed: int) -> nn.Module:
+    """A model whose weights are random also where those of an untrained one are constant."""
+    model = problem.with_settings(seed=problem.settings.seed + seed).target(trial)
+    drawn = torch.Generator().manual_seed(seed)
+    for parameter in (p for p in model.parameters() if p.is_floating_point()):
+        noise = torch.randn(parameter.shape, generator=drawn).to(parameter)
+        parameter.data += noise * (float(parameter.detach().std(correction=0)) or 0.02)
+    return model
 
 
 def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:
@@ -196,7 +251,7 @@ def _survey(problem: Problem, trial: Trial, model: nn.Module, data: Batches, arg
             numbers are.
     """
     with torch.no_grad():
-        for name, batch in islice(unlike(data, trial.batch_size, argument), MISFITS):
+        for name, batch in islice(unlike(data, trial.batch_size, argument), SURVEYED):
             try:
                 losses = [_run_batch(problem, model, p, argument)["loss"] for p in _parts(trial, batch, argument)]
             except _Misfit as misfit:

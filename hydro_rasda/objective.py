@@ -165,6 +165,8 @@ class Supervised:
                 "floating-point target must have the output's shape, or `loss_fn` must bring them together, such "
                 "as by output.squeeze(-1)"
             )
+        if self.checked:
+            _check_rows(output, target)
         if self.checked and self.loss_fn is F.cross_entropy:
             _check_classes(output, target)
         metrics = {"loss": loss_fn(output, target)}
@@ -262,6 +264,18 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
         raise ValueError(f"{told}a target is {int(wrong[0])}, none of {classes}")
 
 
+def _check_rows(output: Tensor, target: Tensor) -> None:
+    """Check that a model does not answer for a whole batch at once, which a loss may compare with each target.
+
+    Raises:
+        ValueError: where the output has one row, and no dimension for the examples, of which there are more.
+    """
+    examples = len(target) if target.ndim else 1
+    if output.ndim > 1 and len(output) == 1 and examples not in output.shape:
+        shapes = f"an output of shape {tuple(output.shape)} for {examples} targets {tuple(target.shape)}"
+        raise ValueError(f"the model returns {shapes}, but must return a row for each example")
+
+
 def _check_loss(loss: object) -> None:
     if not isinstance(loss, Tensor) or loss.ndim:
         returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -290,5 +304,7 @@ def check_metrics(metrics: object) -> None:
     for name, value in metrics.items():
         if value.ndim:
             raise ValueError(f"`objective` returned {name!r} of shape {tuple(value.shape)}, but must return scalars")
+        if value.is_complex():
+            raise ValueError(f"`objective` returned {name!r} of {value.dtype}, but must return real numbers")
     if not torch.is_floating_point(metrics["loss"]):
         raise ValueError(f'`objective` returned a "loss" of {metrics["loss"].dtype}, but must return a float')

@@ -206,6 +206,12 @@ def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]
     return longest
 
 
+def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """What `schedule` can be in a space, or is in these configurations of it."""
+    reachable = _extremes(space["schedule"]) if "schedule" in space else []
+    return [*reachable, *(config["schedule"] for config in configs if "schedule" in config)]
+
+
 def _is_grid(value: object) -> bool:
     return isinstance(value, Mapping) and set(value) == {"grid_search"}
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from fusion.streams import Stream
 from hydro_rasda.data.batches import Batch, Batches, Share, batch_length, move
-from hydro_rasda.data.indexed import check_length, least
+from hydro_rasda.data.indexed import least
 from hydro_rasda.data.shards import Shard
 from hydro_rasda.seeds import derive_seed
 
@@ -42,7 +42,8 @@ class LoaderBatches:
                 break
             batches += 1
             yield move(batch, self._device, always=True)
-        check_length(batches, self._argument)
+        if batches == 0:
+            raise self._empty(batch_size)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         return self.epoch(batch_size, 0)
@@ -60,7 +61,17 @@ class LoaderBatches:
             yield Share(mine, part.examples, part.weight)
 
     def steps(self, batch_size: int) -> int | None:
-        return _length(self._loader(batch_size))
+        length = _length(self._loader(batch_size))
+        if length == 0:
+            raise self._empty(batch_size)
+        return length
+
+    def _empty(self, batch_size: int) -> ValueError:
+        return ValueError(
+            f"`{self._argument}` is empty, where it is asked for batches of {batch_size} examples. Each call must make "
+            "a new loader of one batch or more: an iterator that was read has none left, and `drop_last=True` needs "
+            f"{batch_size} examples"
+        )
 
     def on(self, device: torch.device) -> Batches:
         moved = copy.copy(self)

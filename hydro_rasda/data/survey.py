@@ -9,9 +9,10 @@ from time import monotonic
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
-from hydro_rasda.data.batches import Batch, Batches
+from hydro_rasda.checks import require
+from hydro_rasda.data.batches import Batch, Batches, batch_length
 
 SECONDS = 5.0
 """For each of the two data sets: all of what lies in memory is read, and the begin and the end of what does not."""
@@ -20,7 +21,8 @@ SECONDS = 5.0
 def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[str, Batch]]:
     """Read data once, the last batch first, and give those batches on which a model may fail that took the others.
 
-    Those are batches with an infinite or NaN number, or with an integer outside the range of those before.
+    Those are batches of another structure, with an infinite or NaN number, or with a size or an integer outside the
+    range of those before.
 
     Args:
         batches: The data.
@@ -31,17 +33,22 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
         Which batch it is, in words, and the batch.
 
     Raises:
-        ValueError: where a batch cannot be read, or there is neither an end nor a length.
+        ValueError: where a batch cannot be read or has no examples, the data can be read but once, or there is neither
+            an end nor a length.
     """
     ends = monotonic() + SECONDS
-    ranges: dict[int, tuple[int, int]] = {}
+    ranges: Ranges = {}
     last, in_order = batches.last(batch_size), batches.in_order(batch_size)
     for name, source in chain([("the last batch", last)], ((f"batch {number}", in_order) for number in count())):
         with naming_batch(argument, name, batch_size):
-            batch = next(source, None)
-        if batch is None and source is last:
+            batch = next(source, source)
+            if batch is not source:
+                require(batch_length(batch) > 0, "examples", 0, "1 or more in each batch")
+        if batch is source and source is last:
             continue
-        if batch is None:
+        if batch is source:
+            with naming_batch(argument, "its first batch, read once more,", batch_size):
+                next(batches.in_order(batch_size))
             return
         if _stands_out(batch, ranges):
             yield name, batch
@@ -77,13 +84,30 @@ def non_finite(batch: Batch) -> str:
     return ""
 
 
-def _stands_out(batch: Batch, ranges: dict[int, tuple[int, int]]) -> bool:
-    """Whether it has numbers beyond those before; takes its own in."""
+Ranges = dict[tuple[object, ...], tuple[int, int]]
+"""By what is measured of a leaf of a batch: the least and the most so far."""
+
+
+def _stands_out(batch: Batch, ranges: Ranges) -> bool:
+    """Whether it has another structure, or sizes or numbers beyond those before; takes its own in."""
     beyond = bool(non_finite(batch))
-    for i, leaf in enumerate(tree_leaves(batch)):
-        if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_floating_point() and not leaf.is_complex():
-            low, high = (int(value) for value in torch.aminmax(leaf.to(torch.int64)))
-            lowest, highest = ranges.get(i, (low, high))
-            beyond = beyond or i not in ranges or low < lowest or high > highest
-            ranges[i] = (min(low, lowest), max(high, highest))
+    for key, low, high in _measures(batch):
+        lowest, highest = ranges.get(key, (low, high))
+        beyond = beyond or key not in ranges or low < lowest or high > highest
+        ranges[key] = (min(low, lowest), max(high, highest))
     return beyond
+
+
+def _measures(batch: Batch) -> Iterator[tuple[tuple[object, ...], int, int]]:
+    """Sizes and integers of a batch, by where they are in a batch of this structure."""
+    leaves, structure = tree_flatten(batch)
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            yield (str(structure), i, type(leaf)), 0, 0
+            continue
+        key = (str(structure), i, leaf.dtype, leaf.ndim)
+        yield key, 0, 0
+        yield from (((*key, axis), size, size) for axis, size in enumerate(leaf.shape))
+        if leaf.numel() and not leaf.is_floating_point() and not leaf.is_complex():
+            low, high = (int(value) for value in torch.aminmax(leaf.to(torch.int64)))
+            yield (*key, "values"), low, high

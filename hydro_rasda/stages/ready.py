@@ -8,14 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fusion import lr_factor
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.data import naming_batch
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.content import spread_indices
 from hydro_rasda.schedulers import first_milestone
-from hydro_rasda.space import longest_warmup, tuned
+from hydro_rasda.space import longest_warmup, schedules, tuned
 from hydro_rasda.stages.scout import survived_dry_run
 from hydro_rasda.training.parameters import check_rule
 from hydro_rasda.trial import Trial
 from surrogate import doubtful_hyperparameters
+
+ASKED_STEPS = 64
+"""So many steps of a training, from the first to the last, are asked of a schedule."""
 
 _PRETRAINED = (
     "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
@@ -51,11 +58,14 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
         folder: The run's; None where no later call could have the same.
 
     Raises:
-        ValueError: where no trial can be trained; see `dry_run`. Or where one has surrogates and an optimizer for which
-            nobody knows how learning rates transfer.
+        ValueError: where no trial can be trained; see `dry_run`. Or where a `schedule` gives no factors, the largest
+            batches are more than the data have, or one has surrogates and an optimizer for which nobody knows how
+            learning rates transfer.
     """
     settings, messages = problem.settings, []
+    _check_schedules(problem, space, trials)
     found = survived_dry_run(problem, trials, folder)
+    _check_largest_batches(problem, trials)
     warmup = longest_warmup(space, (trial.config for trial in trials))
     if found.pretrained:
         told = _PRETRAINED.format(settings.surrogate)
@@ -77,6 +87,44 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names, peak=found.peak)
     return Ready(problem, settings, found.parameters, messages)
+
+
+def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial]) -> None:
+    """Call each schedule function of the user's at some steps of a training, as many as the first trial's has.
+
+    Raises:
+        ValueError: where one raises, or gives no factor of a learning rate.
+    """
+    found = dict.fromkeys(schedule for schedule in schedules(space, (t.config for t in trials)) if callable(schedule))
+    if not found:
+        return
+    epochs, batch_size = problem.settings.max_t, trials[0].batch_size
+    with naming_batch("train_data", "a loader for batches", batch_size):
+        steps = problem.train_data.steps(batch_size) or 1
+    for schedule in found:
+        for step in spread_indices(epochs * steps, ASKED_STEPS):
+            try:
+                lr_factor({"schedule": schedule}, step / steps, epochs, steps)
+            except Exception as error:
+                told = f"`schedule` is {schedule!r}, which fails at step {step} of {epochs * steps}"
+                raise ValueError(f"{told} with {type(error).__name__}: {error}") from error
+
+
+def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
+    """Make loaders of the largest batches, which a loader that drops a smaller last one may not have.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    largest = max(trial.batch_size for trial in trials)
+    evaluated = f"its first batch in evaluation ({EVAL_BATCH_FACTOR} times `batch_size`)"
+    for argument, data, name, size in (
+        ("train_data", problem.train_data, "its first batch", largest),
+        ("val_data", problem.val_data, evaluated, EVAL_BATCH_FACTOR * largest),
+    ):
+        with naming_batch(argument, name, size):
+            if data.steps(size) is None:
+                next(data.in_order(size))
 
 
 def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:

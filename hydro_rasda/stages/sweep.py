@@ -316,7 +316,8 @@ class _Sweep:
         state, run = self._state, self._run
         chosen = checked_finalists(self._rule, self._rule.finalists(state), state)
         last = max(state.scores, default=0)
-        if not state.best(1):
+        left = [n for n, standing in state.trials.items() if not standing.dropped and math.isfinite(standing.score)]
+        if not state.best(1) or not (chosen or left):
             raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
         if not chosen:
             raise ValueError(f"`sweep_rule` {type(self._rule).__name__} names no finalists, but must name at least one")
@@ -355,10 +356,16 @@ def _cannot_grow(number: int) -> ValueError:
 
 
 def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
-    told = (
-        f"all {count} trials diverged or failed by epoch {stop} of the sweep: no finite {run.settings.metric}; "
-        f"lower `lr` or look into {run.store.path / 'journal.jsonl'}"
-    )
+    metric, journal = run.settings.metric, run.store.path / "journal.jsonl"
+    last = [lines[-1] for (stage, _), lines in run.metrics.items() if stage == "surrogate" and lines]
+    learnt = [line for line in last if line.get("train_loss") is not None]
+    if len(run.failures) >= count:
+        advice = f"each of them raised, see {journal}"
+    elif learnt:
+        advice = f"look at what gives {metric}, since {len(learnt)} of them have a finite train_loss; see {journal}"
+    else:
+        advice = f"lower `lr` or look into {journal}"
+    told = f"all {count} trials diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
     if run.failures:
         number, error = next(iter(run.failures.items()))
         told += f"\n\nTrial {number} failed with\n{error}"

@@ -118,6 +118,24 @@ def test_a_loss_of_ones_own_that_broadcasts_them_is_refused_in_a_dry_run() -> No
         checked(supervised(broadcasting))(model, (X, torch.linspace(-1, 1, 6)))
 
 
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(0, keepdim=True)
+
+
+def against_all(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target.to(output.dtype).reshape(-1, 1)).square().mean()
+
+
+def test_one_row_for_all_targets_is_refused_in_a_dry_run() -> None:
+    mean = nn.Sequential(LINEAR, Mean())
+    with pytest.raises(ValueError, match=r"an output of shape \(1, 3\) for 6 targets \(6,\), but must return a row"):
+        checked(supervised(against_all))(mean, (X, torch.arange(6)))
+    assert "loss" in checked(supervised(against_all))(mean, (X[:1], torch.arange(1)))
+    leading = nn.Sequential(LINEAR, nn.Unflatten(0, (1, -1)))  # [1, N, C], as the state of an LSTM's only layer
+    assert "loss" in checked(supervised(lambda o, t: F.cross_entropy(o[0], t)))(leading, (X, torch.arange(6) % 3))
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "returned"),
     [

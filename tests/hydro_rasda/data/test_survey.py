@@ -54,6 +54,11 @@ def without_targets(batch_size: int) -> Iterator[Any]:
     yield X[:batch_size], Y[:batch_size] + 100
 
 
+def then(second: Any) -> Any:
+    """A loader whose first batch is sound."""
+    return lambda batch_size: iter([(X[:batch_size], Y[:batch_size]), second])
+
+
 BROKEN: dict[str, tuple[Any, str]] = {
     "a class that there is not": (
         (X, with_last(Y, 10)),
@@ -69,6 +74,15 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a loader that breaks": (breaking, r"`\w+` raises at batch 1 of \d+ examples: OSError: the disk is gone"),
     "a loader of other targets": (without_targets, r"batch 1 of `\w+`: .* a target is \d+, none of the output's 10"),
     "a loader without an end": (endless, r"`\w+` makes loaders without a length .* no end was seen within"),
+    "a batch of another width": (
+        then((X[:8, :9], Y[:8])),
+        r"batch 1 of `\w+`: the model cannot take a batch \[\(8, 9\)",
+    ),
+    "a batch of a third tensor": (then((X[:8], Y[:8], Y[:8])), r"batch 1 of `\w+`: .* a batch is a tuple"),
+    "inputs and targets that differ": (then((X[:8], Y[:7])), r"batch 1 of `\w+`: `loss_fn` .* cannot take"),
+    "a batch of text": (then("text"), r"`\w+` raises at batch 1 of \d+ examples: ValueError: a batch is str without"),
+    "None for a batch": (then(None), r"`\w+` raises at batch 1 of \d+ examples: ValueError: a batch is NoneType"),
+    "a batch of nothing": (then((X[:0], Y[:0])), r"`\w+` raises at batch 1 of .* `examples` is 0, but must be 1 or"),
     "no batch": (lambda batch_size: iter(()), r"`\w+` is empty"),
 }
 
