@@ -70,7 +70,7 @@ def main() -> None:
         name="adapters",
     )
     trainable = sum(p.numel() for name, p in result.model().named_parameters() if "lora_" in name)
-    print(f"best rank {result.lora.r}, {trainable} parameters: validation loss {result.tuned.best_metric:.4f}")
+    print(f"best rank {result.lora.r}, {trainable} parameters: validation loss {result.best_metric:.4f}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch import nn
 
 from fusion import pad_lora, trim_lora
 from hydro_rasda.checks import check_int, check_is, require
-from hydro_rasda.run.result import TuneResult
+from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.space import check_space
 from hydro_rasda.tuner import tune
 
@@ -70,21 +70,19 @@ def adapters(base: nn.Module, lora: LoraConfig, max_rank: int | None = None) -> 
     return Adapters(base.requires_grad_(False), lora, lora.r if max_rank is None else max_rank)
 
 
-@dataclass(frozen=True)
-class AdapterResult:
-    """The outcome of `tune_adapters`.
+@dataclass(frozen=True, repr=False)
+class AdapterResult(LibraryResult):
+    """The outcome of `tune_adapters`: a `TuneResult`, with what `peft` needs besides.
 
     Attributes:
-        tuned: The run: all trials, their curves, the report.
         lora: The adapters' configuration, with the best values put in.
     """
 
-    tuned: TuneResult
     lora: LoraConfig
 
     def model(self) -> nn.Module:
         """The base with the trained adapters, at their own rank: a `PeftModel`, to save, merge or train on."""
-        return trim_lora(self.tuned.best_model())
+        return trim_lora(self.best_model())
 
 
 def tune_adapters(base: nn.Module, lora: LoraConfig, space: Mapping[str, Any], **arguments: Any) -> AdapterResult:
@@ -107,7 +105,7 @@ def tune_adapters(base: nn.Module, lora: LoraConfig, space: Mapping[str, Any], *
     best = copy.deepcopy(lora)
     for name in {field.name for field in dataclasses.fields(lora)} & tuned.best_config.keys():
         setattr(best, name, tuned.best_config[name])
-    return AdapterResult(tuned, best)
+    return AdapterResult(**vars(tuned), lora=best)
 
 
 def _most(ranks: Any) -> int:

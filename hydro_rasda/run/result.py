@@ -66,11 +66,12 @@ class TuneResult(RunRecord):
     def __repr__(self) -> str:
         statuses = Counter(record.status for record in self.trials)
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        name = type(self).__name__
+        indent = " " * (len(name) + 1)
         return (
-            f"TuneResult(best_config={self.best_config!r},\n"
-            f"           {one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
-            f"{len(self.trials)} trials: {counts},\n"
-            f"           path={str(self.path)!r})"
+            f"{name}(best_config={self.best_config!r},\n"
+            f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), {len(self.trials)} trials: {counts},\n"
+            f"{indent}path={str(self.path)!r})"
         )
 
     def _packed(self) -> dict[str, Any]:

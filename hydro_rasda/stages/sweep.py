@@ -141,7 +141,9 @@ class _Sweep:
                 raise DamagedJournal(f"the unit {key!r} of {run.store.path / JOURNAL} tells of no trial: begin anew")
             unseen = [trial for trial in unseen if trial.number not in seen]
             self._unread += [line.get("unread", {}) for line in unit.lines if line["event"] == "trial"]
-        if len(run.trials) >= run.settings.num_samples and not derived(run.space):
+        # A training function of the user's own may read any key.
+        told = run.problem.full_size is None and not derived(run.space)
+        if len(run.trials) >= run.settings.num_samples and told:
             warn_of_unread(self._unread)
 
     def _decide(self) -> bool:

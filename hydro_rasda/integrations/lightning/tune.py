@@ -22,29 +22,27 @@ from hydro_rasda.integrations.lightning.modules import (
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
 from hydro_rasda.integrations.lightning.optimizers import Unfollowed
 from hydro_rasda.integrations.narrow import width_or_full
+from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.problem import WidthForm, call_model_fn, check_width_argument, width_form
-from hydro_rasda.run.result import TuneResult
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
 
 DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "max_t", "precision")
 
 
-@dataclass(frozen=True)
-class LightningResult:
-    """The outcome of `tune_module`.
+@dataclass(frozen=True, repr=False)
+class LightningResult(LibraryResult):
+    """The outcome of `tune_module`: a `TuneResult`, with what Lightning needs besides.
 
     Attributes:
-        tuned: The run: all trials, their curves, the report.
-        config: The best configuration, with the keys of the space.
+        config: Of `best_config`, which is all that `module_fn` was given, the keys of the space.
     """
 
-    tuned: TuneResult
     config: dict[str, Any]
 
     def module(self) -> LightningModule:
         """The trained module, in evaluation mode, for a `Trainer` to validate, test or train on."""
-        module = self.tuned.best_model()
+        module = self.best_model()
         assert isinstance(module, LightningModule)
         return module
 
@@ -129,7 +127,7 @@ def tune_module(
         max_t=trainer.max_epochs or 1,
         **{**chosen, **options},
     )
-    return LightningResult(tuned, {name: tuned.best_config[name] for name in space})
+    return LightningResult(**vars(tuned), config={name: tuned.best_config[name] for name in space})
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
@@ -161,5 +159,8 @@ def _called_with(module: LightningModule, objective: StepObjective, batch: Any) 
     with handle, torch.no_grad():
         objective(module.eval(), batch)
     if not calls:
-        raise ValueError("its steps do not call it")
+        raise ValueError(
+            "its steps call parts of it, such as `self.net(x)`, and not the module itself. Have them call `self(x)`, "
+            "with a `forward` that calls the parts; or give `module_fn` an argument `width_ratio`"
+        )
     return calls[0]

@@ -10,27 +10,27 @@ from typing import Any
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
+from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.integrations.transformers.space import with_values
 from hydro_rasda.run.result import TuneResult
 
 
-@dataclass(frozen=True)
-class TrainerResult:
-    """The outcome of `tune_trainer`.
+@dataclass(frozen=True, repr=False)
+class TrainerResult(LibraryResult):
+    """The outcome of `tune_trainer`: a `TuneResult`, with what `Trainer` needs besides.
 
     Attributes:
-        tuned: The run: all trials, their curves, the report.
-        args: The training arguments, with the best values put in.
+        args: The training arguments, with the best values put in; `best_config` has them by the library's own names,
+            and what the model was built from.
     """
 
-    tuned: TuneResult
-    args: TrainingArguments = field(repr=False)  # of a hundred lines
-    _inputs: dict[str, Any] = field(default_factory=dict, repr=False)
-    _finish: Callable[[nn.Module], nn.Module] | None = field(default=None, repr=False)
+    args: TrainingArguments
+    _inputs: dict[str, Any] = field(default_factory=dict)
+    _finish: Callable[[nn.Module], nn.Module] | None = None
 
     def model(self) -> nn.Module:
-        """The trained model, in evaluation mode, on the device that it was trained on."""
-        model = self.tuned.best_model()
+        """`best_model()`, whose LoRA adapters, where it has any from `peft.adapters`, have their own ranks."""
+        model = self.best_model()
         return model if self._finish is None else self._finish(model)
 
     def trainer(self, **arguments: Any) -> Trainer:
@@ -54,4 +54,4 @@ def make_trainer_result(
     best = copy.copy(args)
     for name, value in with_values(args, tuned.best_config).items():
         setattr(best, name, value)
-    return TrainerResult(tuned, best, inputs, finish)
+    return TrainerResult(**vars(tuned), args=best, _inputs=inputs, _finish=finish)

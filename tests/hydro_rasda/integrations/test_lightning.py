@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hydro_rasda import choice, loguniform
 from hydro_rasda.integrations.lightning import LightningResult, tune_module
+from tests.hydro_rasda.integrations.results import answers_as_tunes
 
 pytestmark = [
     pytest.mark.usefixtures("one_process"),
@@ -122,8 +123,8 @@ def test_equal_to_trainer_alone(configure: Configure, clip: float | None, tmp_pa
     for name, value in alone.named_parameters():
         assert (value - ours[name]).norm() <= 1e-6 * (value - start[name]).norm(), name
     (measured,) = by_itself.validate(result.module(), VALIDATION, verbose=False)
-    assert measured["val_loss"] == pytest.approx(result.tuned.best_metric, rel=1e-5)
-    last = result.tuned.trials[result.tuned.best_trial].history[-1]
+    assert measured["val_loss"] == pytest.approx(result.best_metric, rel=1e-5)
+    last = result.trials[result.best_trial].history[-1]
     assert last["val_acc"] == pytest.approx(measured["val_acc"])
 
 
@@ -155,7 +156,28 @@ def test_a_module_is_made_narrower_and_compared_by_what_it_logs(tmp_path: Path) 
     assert result.config.keys() == space.keys()
     module: Any = result.module()
     assert module.body[0].out_features == 16
-    assert {trial.config["batch_size"] for trial in result.tuned.trials} <= {4, 8}
+    assert {trial.config["batch_size"] for trial in result.trials} <= {4, 8}
+    assert result.config.items() <= result.best_config.items()
+    assert answers_as_tunes(result)
+
+
+class ByParts(Classifier):
+    """Its steps call a part of it, and never the module itself."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.head(self.body(batch[0])), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+
+def test_steps_that_do_not_call_the_module_are_told_how(tmp_path: Path) -> None:
+    def module_fn(config: dict[str, Any]) -> Classifier:
+        return ByParts(config, adam).double()
+
+    with pytest.warns(UserWarning, match=r"swept at its full width .*`self.net\(x\)`.* Have them call `self\(x\)`"):
+        result = tuned(module_fn, tmp_path, surrogate=1 / 2)
+    assert answers_as_tunes(result)
 
 
 class Peculiar(Classifier):

@@ -22,6 +22,7 @@ from hydro_rasda.integrations.peft import adapters, tune_adapters
 from hydro_rasda.integrations.transformers import tune_trainer
 from hydro_rasda.seeds import derive_seed
 from tests import zoo
+from tests.hydro_rasda.integrations.results import answers_as_tunes
 
 pytestmark = [
     pytest.mark.usefixtures("one_process"),
@@ -70,12 +71,13 @@ def test_equal_to_peft_alone_at_every_rank(base: nn.Module, tmp_path: Path) -> N
         name="run",
         progress=False,
     )
-    best, number = result.tuned.best_config, result.tuned.best_trial
+    assert answers_as_tunes(result)
+    best, number = result.best_config, result.best_trial
     model = result.model()
     assert isinstance(model, PeftModel)
     assert (result.lora.r, result.lora.lora_alpha) == (best["r"], best["lora_alpha"])
-    assert sorted(trial.config["r"] for trial in result.tuned.trials) == [1, 2, 4]
-    lines = [json.loads(line) for line in (result.tuned.path / "journal.jsonl").read_text().splitlines()]
+    assert sorted(trial.config["r"] for trial in result.trials) == [1, 2, 4]
+    lines = [json.loads(line) for line in (result.path / "journal.jsonl").read_text().splitlines()]
     assert [0, 1, 2] in next(line["value"]["groups"] for line in lines if "/group-" in line.get("key", ""))
 
     seed_generators(derive_seed(0, "weights", number))
@@ -138,6 +140,7 @@ def test_adapters_with_training_arguments(base: nn.Module, tmp_path: Path) -> No
         progress=False,
     )
     model: Any = result.model()
-    rank = result.tuned.best_config["r"]
+    rank = result.best_config["r"]
     assert {p.shape[0] for name, p in model.named_parameters() if "lora_A" in name} == {rank}
-    assert result.trainer().evaluate()["eval_loss"] == pytest.approx(result.tuned.best_metric, rel=1e-4)
+    assert result.trainer().evaluate()["eval_loss"] == pytest.approx(result.best_metric, rel=1e-4)
+    assert answers_as_tunes(result)

@@ -123,7 +123,7 @@ def test_equal_to_trainer_alone(case: str, tmp_path: Path) -> None:
     model_init, data, changes = CASES[case]
     args = arguments(tmp_path, **changes)
     result = tuned(model_init, args, data=data)
-    assert args.learning_rate != result.args.learning_rate == result.tuned.best_config["lr"]
+    assert args.learning_rate != result.args.learning_rate == result.best_config["lr"]
     alone = replace(result.args, fp16=False)
     trainer = Trainer(model_init(), alone, train_dataset=data, eval_dataset=data[:12])
     trainer.train()
@@ -134,7 +134,7 @@ def test_equal_to_trainer_alone(case: str, tmp_path: Path) -> None:
         expected = dict(trainer.model.named_parameters())[name]
         moved = (expected - dict(model_init().named_parameters())[name]).norm()
         assert (value - expected).norm() <= tolerance * moved + 1e-9, name
-    assert result.tuned.best_metric == pytest.approx(trainer.evaluate()["eval_loss"], rel=0.02 if rounded else 1e-5)
+    assert result.best_metric == pytest.approx(trainer.evaluate()["eval_loss"], rel=0.02 if rounded else 1e-5)
 
 
 def trimmed(features: list[Any]) -> dict[str, Any]:
@@ -184,12 +184,12 @@ def test_compared_by_what_trainer_would_be(
     result = tuned(model_init, args, data=data, **options)
     evaluated = result.trainer().evaluate()
     name = (args.metric_for_best_model or "loss").removeprefix("eval_")
-    assert result.tuned.best_metric == pytest.approx(evaluated[f"eval_{name}"], rel=2e-2 if args.bf16 else 1e-5)
-    finalists = [trial for trial in result.tuned.trials if trial.epochs]
+    assert result.best_metric == pytest.approx(evaluated[f"eval_{name}"], rel=2e-2 if args.bf16 else 1e-5)
+    finalists = [trial for trial in result.trials if trial.epochs]
     assert len(finalists) == 2
     # These models start from the same weights, so that the sweep is at full width, too.
     found = [line[f"val_{name}"] for trial in finalists for line in trial.history]
-    assert result.tuned.best_metric == pytest.approx(best(found), rel=1e-4)
+    assert result.best_metric == pytest.approx(best(found), rel=1e-4)
 
 
 def test_what_compute_metrics_cannot_be_given_is_refused(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_configuration_is_made_narrower_and_some_of_it_is_searched(tmp_path: P
     args = arguments(tmp_path, gradient_accumulation_steps=2, load_best_model_at_end=True, eval_strategy="no", seed=3)
     config = LlamaConfig(**LLAMA)
     result = tuned(config, args, space, model_class=AutoModelForCausalLM, surrogate=1 / 2, num_samples=6, top_k=2)
-    best = result.tuned.best_config
+    best = result.best_config
     assert result.args.per_device_train_batch_size == best["batch_size"] // 2
     assert "accelerator_config" not in repr(result)  # nor any other of a hundred arguments
     assert (result.args.warmup_steps, result.args.lr_scheduler_type) == (
@@ -253,7 +253,7 @@ def test_a_configuration_is_made_narrower_and_some_of_it_is_searched(tmp_path: P
     assert model.config.attention_dropout == best["attention_dropout"]
     assert config.attention_dropout == 0.0
     evaluated = result.trainer(compute_metrics=lambda prediction: {"examples": len(prediction.predictions)}).evaluate()
-    assert evaluated["eval_loss"] == pytest.approx(result.tuned.best_metric, rel=1e-4)
+    assert evaluated["eval_loss"] == pytest.approx(result.best_metric, rel=1e-4)
     assert evaluated["eval_examples"] == 12
 
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_made_narrower_is_swept_at_full_width_which_is_said(tmp_p
     data = [{"input_ids": example["input_ids"], "labels": example["labels"]} for example in TEXT]
     with pytest.warns(UserWarning, match=r"swept at its full width .*, not at 0.125: "):
         result = tuned(config, arguments(tmp_path, num_train_epochs=1), data=data, num_samples=1)
-    assert result.tuned.best_metric < 3
+    assert result.best_metric < 3
 
 
 def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydro_rasda import TuneResult, choice, loguniform, sample_from, uniform
+from hydro_rasda import TuneResult, Worker, choice, loguniform, sample_from, uniform
 from hydro_rasda.problem import Problem
 from hydro_rasda.stages.unread import build_noting, unread_of, warn_of_unread
 from hydro_rasda.trial import Trial
@@ -131,6 +132,36 @@ def test_tune_warns_once(quick: Quick, resumed: bool) -> None:
         with pytest.warns(UserWarning, match=r"reads `weight_deacy` \(did you mean `weight_decay`\?\): ") as told:
             quick(space=space, max_t=1, num_samples=4)
         assert len([w for w in told if "neither" in str(w.message)]) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_training_function_of_the_users_own_may_read_any_key(quick: Quick) -> None:
+    def train(worker: Worker) -> None:
+        assert 0 <= worker.config["lr_g"] <= 1
+        model = mlp(worker.config)
+        worker.report({"val_loss": worker.config["lr_g"]}, {"model": model.state_dict()})
+
+    result = quick(space={**LR, "lr_g": uniform(0, 1)}, max_t=1, num_samples=2, full_size=train)
+    assert result.best_metric == result.best_config["lr_g"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_conditional_keys(quick: Quick) -> None:
+    """As the guide has them: None where they do not apply, which the library does not look at."""
+    space = {
+        **LR,
+        "optimizer": choice(["sgd", "adamw"]),
+        "momentum": sample_from(lambda config: random.uniform(0.5, 0.9) if config.optimizer == "sgd" else None),
+        "activation": choice(["relu", "tanh"]),
+        "slope": sample_from(lambda config: random.random() if config.activation == "tanh" else None),
+    }
+    result = quick(space=space, max_t=1, num_samples=8)
+    for trial in result.trials:
+        assert trial.status in ("finished", "stopped")
+        assert (trial.config["momentum"] is None) == (trial.config["optimizer"] == "adamw")
+        assert (trial.config["slope"] is None) == (trial.config["activation"] == "relu")
+    assert len({trial.config["slope"] for trial in result.trials}) > 2
+    assert result.to_optuna().best_trial.number == result.best_trial
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,0 +1,14 @@
+"""What a tuning of another library's training gives."""
+
+from __future__ import annotations
+
+from hydro_rasda.run.result import TuneResult
+
+
+class LibraryResult(TuneResult):
+    """A `TuneResult`, with what another library needs besides."""
+
+    @property
+    def tuned(self) -> TuneResult:
+        """The same result, for scripts that ask for it by this name."""
+        return self
