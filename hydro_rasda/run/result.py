@@ -70,7 +70,8 @@ class TuneResult(RunRecord):
         indent = " " * (len(name) + 1)
         return (
             f"{name}(best_config={self.best_config!r},\n"
-            f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), {len(self.trials)} trials: {counts},\n"
+            f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
+            f"{len(self.trials)} trials: {counts},\n"
             f"{indent}path={str(self.path)!r})"
         )
 
