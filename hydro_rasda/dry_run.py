@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from fusion import optimizer
 from fusion.keys import OWN, lr_factors, optimizer_name, read
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
-from fusion.width.microbatch import split
+from fusion.width.microbatch import is_weight, split
 from hydro_rasda.checks import require
 from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, outline, unlike
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
@@ -146,6 +146,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     whole = _whole(problem, trial, target, validated)
     found = {f"train_{name}": value.item() for name, value in trained.items()}
     found |= {f"val_{name}": float(value) for name, value in (*validated.items(), *whole.items())}
+    found = {name: value for name, value in found.items() if not is_weight(name.partition("_")[2])}
     require(problem.settings.metric in found, "metric", problem.settings.metric, f"one of {sorted(found)}")
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():
         _survey(problem, trial, target, data, argument)

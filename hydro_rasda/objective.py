@@ -14,12 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion.keys import KEYS, is_group, is_read
+from fusion.width.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
+from hydro_rasda.loss_weight import IGNORED, LossCalls
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """`objective(model, batch) -> {"loss": scalar, ...}`. `model` is a real module, `batch` whatever the data yields.
 
-`loss` is the mean over the batch; it is differentiated. Any further scalars are metrics, averaged over the examples.
+`loss` is the mean over the batch; it is differentiated. Any further scalars are metrics. All are averaged over the
+examples, unless a scalar "weight" says over how much they are means, such as the targets that are not ignored; then by
+that. "weight/NAME" is the weight of the metric NAME alone. Of a loss that makes one mean of `F.cross_entropy` or
+`F.nll_loss`, the weight is known without.
 Under fusion it runs once for K models (`torch.func.vmap`): no `.item()`, no branch on a tensor's values.
 
 An object may also have a method `optimizer_settings(model, config) -> OptimizerSettings`, and, as `reads`, the keys of
@@ -106,13 +111,38 @@ def config_of(model: nn.Module) -> OwnConfig:
 
 
 @dataclass(frozen=True)
-class Configured:
-    """An objective of (model, batch), made of one of (model, batch, config)."""
+class Written:
+    """An objective of (model, batch), made of a user's, with the weight of its loss.
 
-    objective: Callable[[nn.Module, Batch, Mapping[str, Any]], Mapping[str, Tensor]]
+    Attributes:
+        objective: The user's.
+        configured: Whether it also takes the configuration.
+        checked: Whether to warn where the weight cannot be known.
+    """
+
+    objective: Callable[..., Mapping[str, Tensor]]
+    configured: bool = False
+    checked: bool = False
 
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        return self.objective(model, batch, config_of(model))
+        config = {"config": config_of(model)} if self.configured else {}
+        with LossCalls() as calls:
+            metrics = self.objective(model, batch, **config)
+        if not isinstance(metrics, Mapping):
+            return metrics  # refused by whoever checks it
+        metrics = dict(metrics)
+        calls.weigh(metrics, None, self.checked)
+        return metrics
+
+    @property
+    def optimizer_settings(self) -> Any:
+        """The user's own method, or None."""
+        return getattr(self.objective, "optimizer_settings", None)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The keys that the user's says it reads."""
+        return getattr(self.objective, "reads", frozenset())
 
 
 def as_objective(
@@ -124,12 +154,12 @@ def as_objective(
     """
     if objective is None:
         return replace(supervised(loss_fn), collected=collected)
-    return Configured(objective) if takes_config(objective) else objective
+    return Written(objective, takes_config(objective))
 
 
 def reads_config(objective: Objective) -> bool:
     """Whether an objective, as it was given, reads the configuration."""
-    return isinstance(objective, Configured) or (isinstance(objective, Supervised) and objective.configured)
+    return isinstance(objective, (Written, Supervised)) and objective.configured
 
 
 @dataclass(frozen=True)
@@ -169,14 +199,19 @@ class Supervised:
             _check_rows(output, target)
         if self.checked and self.loss_fn is F.cross_entropy:
             _check_classes(output, target)
-        metrics = {"loss": loss_fn(output, target)}
+        with LossCalls() as calls:
+            metrics = {"loss": loss_fn(output, target)}
         if self.checked:
             _check_loss(metrics["loss"])
         if target.is_floating_point():
             if output.squeeze().shape == target.squeeze().shape:
                 metrics["mae"] = (output.reshape(target.shape) - target).abs().mean()
         elif (dim := _class_dim(output, target, self.loss_fn)) is not None:
-            metrics["accuracy"] = (output.argmax(dim) == target).float().mean()
+            counted = target != calls.ignored
+            number = counted.sum()
+            right = (output.argmax(dim) == target) & counted
+            metrics |= {"accuracy": right.sum() / number.clamp(min=1), f"{WEIGHT}/accuracy": number}
+        calls.weigh(metrics, target, self.checked)
         if self.collected:
             metrics |= {OUTPUTS: output, TARGETS: target}
         return metrics
@@ -187,8 +222,8 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
 
     Classification also reports `accuracy`: where an integer target [N, ...] has the shape of the output without its
     classes, which are the second dimension [N, C, ...], as torch's losses have them, or the last [N, ..., C], as
-    language models do. Regression (a floating-point target of the output's shape, but for dimensions of size 1)
-    reports `mae`, the mean absolute error.
+    language models do. Ignored targets do not count. Regression (a floating-point target of the output's shape, but
+    for dimensions of size 1) reports `mae`, the mean absolute error.
 
     Args:
         loss_fn: Mean loss of a batch; one with an argument `config` is given the configuration, see `tune`. Where
@@ -203,8 +238,8 @@ def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
 
 
 def checked(objective: Objective) -> Objective:
-    """The objective for a dry run: one that also looks at the values of targets, where it knows what they must be."""
-    return replace(objective, checked=True) if isinstance(objective, Supervised) else objective
+    """The objective for a dry run: one that also looks at the values of targets."""
+    return replace(objective, checked=True) if isinstance(objective, (Supervised, Written)) else objective
 
 
 def _of_torch(loss_fn: LossFn) -> bool:
@@ -235,10 +270,6 @@ def _class_dim(output: Tensor, target: Tensor, loss_fn: LossFn) -> int | None:
         if output.ndim > 1 and output.movedim(dim, -1).shape[:-1] == target.shape:
             return dim
     return None
-
-
-IGNORED = -100
-"""Cross-entropy leaves out examples of this target."""
 
 
 def _check_classes(output: Tensor, target: Tensor) -> None:
@@ -306,5 +337,9 @@ def check_metrics(metrics: object) -> None:
             raise ValueError(f"`objective` returned {name!r} of shape {tuple(value.shape)}, but must return scalars")
         if value.is_complex():
             raise ValueError(f"`objective` returned {name!r} of {value.dtype}, but must return real numbers")
+        if is_weight(name) and not (bool(value.isfinite()) and bool(value >= 0)):
+            raise ValueError(f"`objective` returned a {name!r} of {value.item()}, but must return a number >= 0")
+        if is_weight(name) and name != WEIGHT and (of := name.removeprefix(f"{WEIGHT}/")) not in metrics:
+            raise ValueError(f"`objective` returned {name!r}, but no {of!r}, of which that is the weight")
     if not torch.is_floating_point(metrics["loss"]):
         raise ValueError(f'`objective` returned a "loss" of {metrics["loss"].dtype}, but must return a float')

@@ -118,7 +118,9 @@ def tune(
             there may be a tensor without dimensions, since each trial has its own; trials that differ in anything
             else (an integer, a word) train in different groups.
         objective: In its place, `objective(model, batch) -> {"loss": ..., ...}` for one model and any batch; or
-            `objective(model, batch, config)`, likewise.
+            `objective(model, batch, config)`, likewise. A scalar "weight" in the dict is what its means count by, over
+            batches, parts and workers, in place of examples: the number of targets that count, or their weights' sum.
+            Of a mean of torch's cross-entropy, in `loss_fn` too, it is known without.
         metrics: `metrics(outputs, targets) -> {"auc": ..., ...}`, of the whole validation set at once: what the model
             returned and the targets, [N, ...] each, on the CPU, after each epoch and for each trial by itself; any
             numbers, by any library. An `objective` returns the two as "outputs" and "targets", examples first, besides.

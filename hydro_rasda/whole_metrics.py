@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hydro_rasda.checks import is_number
-from hydro_rasda.objective import IGNORED, OUTPUTS, TARGETS, scalars
+from hydro_rasda.loss_weight import IGNORED
+from hydro_rasda.objective import OUTPUTS, TARGETS, scalars
 
 WholeMetrics = Callable[[Tensor, Tensor], Mapping[str, Any]]
 """`metrics(outputs [N, ...], targets [N, ...]) -> {name: number}`, of one model; tensors on the CPU.

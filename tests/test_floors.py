@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     {"checks", "config", "seeds", "trial"},
     {"schedulers"},
-    {"data", "dry_run", "metrics", "objective", "plans", "precision", "problem", "reads", "space", "whole_metrics"},
+    {
+        *("data", "dry_run", "loss_weight", "metrics", "objective", "plans", "precision", "problem", "reads", "space"),
+        "whole_metrics",
+    },
     {"loggers", "page", "plots", "run"},
     {"contracts"},
     {"training"},

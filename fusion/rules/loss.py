@@ -41,7 +41,10 @@ def cross_entropy(
         return Member(loss_K, 0)
     counted = target_K != ignore_index
     share = counted if class_weight is None else class_weight[target_K.where(counted, 0)] * counted
-    return Member(loss_K / share.flatten(1).sum(1), 0)
+    total_K = share.flatten(1).sum(1)
+    # Of no target torch's mean is NaN, too, but its gradient is 0.
+    mean_K = loss_K / total_K.where(total_K > 0, 1)
+    return Member(mean_K.where(total_K > 0, float("nan")), 0)
 
 
 def _smoothed(

@@ -44,7 +44,8 @@ State = dict[str, Any]
 
 _MICRO_BATCHES = (
     "a trial does not fit memory with whole batches of {}: it trains with each in micro-batches, one after the other, "
-    "whose gradients are averaged. Up to rounding that is the same where the loss is a mean over examples; batch "
+    "whose gradients are averaged. Up to rounding that is the same where the loss is a mean over examples, or returned "
+    "with its weight; batch "
     "normalization, though, sees a micro-batch at a time, and dropout draws other numbers"
 )
 
@@ -98,7 +99,7 @@ class FusedLearner:
         self.optimizer.zero_grad()
         scale = self._scale
         scaled = None if scale is None else scale.apply
-        metrics = backward(self._metrics, batch, self.micro_batches, scaled=scaled)
+        metrics = backward(self._metrics, batch, self.micro_batches, scaled=scaled, gradients=self._gradients)
         takes = None if scale is None else scale.unscale(self.fused)
         norms = [read(config, "grad_clip") for config in self._configs]
         if any(norms):
@@ -107,6 +108,9 @@ class FusedLearner:
         if scale is not None and takes is not None:
             scale.update(takes)
         return metrics
+
+    def _gradients(self) -> Iterator[Tensor | None]:
+        return (parameter.grad for parameter in self.fused.stacked.values())
 
     def _schedule(self, epoch: float, steps: float) -> None:
         """At an epoch's first step, say what the learning rates of all of its steps are multiplied with."""

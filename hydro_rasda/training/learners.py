@@ -167,12 +167,21 @@ class SingleLearner:
         self.optimizer.zero_grad(set_to_none=True)
         scaled = None if scale is None else scale.apply
         if self._joint is None:
-            metrics = backward(self._metrics, batch, self._parts, scaled=scaled)
+            metrics = backward(self._metrics, batch, self._parts, scaled=scaled, gradients=self._gradients)
         else:
             self._weight = weight
-            if self.noise is not None:
-                self.noise.expect(batch_length(batch), weight, None if scale is None else scale.scale_K)
-            metrics = backward(self._joint, batch, self._parts, weight, self._apart, scaled)
+            expect = partial(self._expect, batch_length(batch), weight)
+            expect()
+
+            def over_ranks(own: Tensor) -> Tensor:
+                everywhere = own.clone()
+                dist.all_reduce(everywhere)
+                expect(own, mean := everywhere / self.shard.world)
+                return mean
+
+            metrics = backward(
+                self._joint, batch, self._parts, weight, self._apart, scaled, self._gradients, over_ranks
+            )
         takes = None if scale is None else scale.unscale_module(self.model)
         max_norm = read(self._config, "grad_clip")
         if max_norm is not None:
@@ -183,6 +192,17 @@ class SingleLearner:
             step_if(takes, self.optimizer)
             scale.update(takes)
         return _as_vectors(metrics)
+
+    def _gradients(self) -> Iterator[Tensor | None]:
+        return (parameter.grad for parameter in self.joint.parameters())
+
+    def _expect(self, examples: int, weight: float, own: Tensor | None = None, mean: Tensor | None = None) -> None:
+        """Tell the measure of noise what the next gradients are of: by examples, or by weights, this rank's and the
+        ranks' mean."""
+        if self.noise is not None:
+            scale = None if self._scale is None else self._scale.scale_K
+            share = None if own is None or mean is None else own / mean
+            self.noise.expect(examples, weight, scale, share)
 
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
         joint = self._joint
@@ -267,7 +287,7 @@ class SingleLearner:
 def evaluate_parts(
     objective: Callable[[Batch], Mapping[str, Tensor]], batch: Batch, parts: int, dim: int
 ) -> dict[str, Tensor]:
-    """The means over a batch, part by part, as `evaluate`; outputs and targets are put together.
+    """The means over a batch, part by part, as `evaluate`, and their weights; outputs and targets are put together.
 
     Args:
         objective: Of models in no need of gradients.

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from fusion.width.microbatch import Sums
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import ALONE, Shard, Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, Sums, add_over_ranks, means, summed
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
@@ -60,9 +61,9 @@ def train_epochs_on_ranks(
 ) -> Iterator[tuple[int, EpochMetrics]]:
     """The same for one model, of which each rank learns and validates its share.
 
-    Every rank calls it; all yield the same metrics, exact means over all examples, and stop together. The model learns
-    as in one process with the same batch size, apart from what depends on a rank's share alone: random numbers of the
-    model, and BatchNorm, which normalizes by it and keeps the mean of all ranks' statistics. One rank is
+    Every rank calls it; all yield the same metrics, exact means over all that counts, and stop together. The model
+    learns as in one process with the same batch size, apart from what depends on a rank's share alone: random numbers
+    of the model, and BatchNorm, which normalizes by it and keeps the mean of all ranks' statistics. One rank is
     `train_epochs`.
 
     Args:
@@ -158,7 +159,7 @@ def _validated(problem: Problem, sums: Sums, collected: Collected, shard: Shard)
 
 
 def _named(part: str, sums: Sums) -> EpochMetrics:
-    return {f"{part}_{name}": mean.tolist() for name, mean in means(sums).items()}
+    return {f"{part}_{name}": mean.tolist() for name, mean in sums.means().items()}
 
 
 def diverged(metrics: EpochMetrics) -> bool:

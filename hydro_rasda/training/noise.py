@@ -58,6 +58,7 @@ class GradientNoise:
         self._measured = False
         self._share: tuple[float, float] | None = None
         self._scale: Tensor | None = None
+        self._multiplier: Tensor | None = None
         self.unsized = False
         self._steps: list[_Step] = []
         self._seen = 0.0
@@ -78,15 +79,19 @@ class GradientNoise:
             return math.nan
         return max(0.0, self._noise) / self._signal if self._signal > 0 else math.inf
 
-    def expect(self, examples: int, weight: float = 1.0, scale: Tensor | None = None) -> None:
+    def expect(
+        self, examples: int, weight: float = 1.0, scale: Tensor | None = None, multiplier: Tensor | None = None
+    ) -> None:
         """Says what this rank's next gradients are of; under DDP, before each backward pass where it changes.
 
         Args:
             examples: Whose mean loss is differentiated.
             weight: What that is multiplied by: the rank's share of all examples, times the ranks. 0 for a filler.
             scale: What all ranks multiply it by besides, a number on the device; None for 1.
+            multiplier: What it is multiplied by in the place of `weight`, a number on the device: where not all
+                examples count alike. `weight` is this rank's share still.
         """
-        self._share, self._scale = (float(examples), weight), scale
+        self._share, self._scale, self._multiplier = (float(examples), weight), scale, multiplier
 
     def add(self, small: float, of: float, big: float, out_of: float) -> None:
         """Takes in a step.
@@ -156,7 +161,7 @@ class GradientNoise:
             self._keep(_Step(examples, examples * self._world / weight if weight else math.inf, weight))
         step = self._steps[-1]
         scale = self._scale
-        step.own.append(_squared_norm(own, scale))
+        step.own.append(_squared_norm(own, self._own_scale(step.weight)))
 
         def averaged(future: torch.futures.Future[list[Tensor]]) -> Tensor:
             (mean,) = future.value()
@@ -167,6 +172,13 @@ class GradientNoise:
         reduced = dist.all_reduce(own.div_(self._world), async_op=True).get_future()
         result: torch.futures.Future[Tensor] = reduced.then(averaged)
         return result
+
+    def _own_scale(self, weight: float) -> Tensor | None:
+        """What this rank's gradient is multiplied by, but for its weight."""
+        if self._multiplier is None or not weight:
+            return self._scale
+        own = self._multiplier / weight
+        return own if self._scale is None else own * self._scale
 
     def _keep(self, step: _Step) -> None:
         if len(self._steps) >= _AT_ONCE:

@@ -21,7 +21,7 @@ def test_classification() -> None:
     torch.testing.assert_close(metrics["loss"], F.cross_entropy(LINEAR(X), target))
     right = sum(int(row.argmax()) == label for row, label in zip(LINEAR(X), target.tolist()))
     assert metrics["accuracy"].item() == pytest.approx(right / 6)
-    assert set(metrics) == {"loss", "accuracy"}
+    assert set(metrics) == {"loss", "accuracy", "weight/loss", "weight/accuracy"}
 
 
 def test_classes_are_the_second_dimension() -> None:

@@ -12,8 +12,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from fusion.width.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
 from hydro_rasda.integrations.lightning import optimizers
+from hydro_rasda.loss_weight import LOSS_WEIGHT, LossCalls
 from hydro_rasda.objective import OptimizerSettings
 
 
@@ -28,6 +30,9 @@ def metric_name(logged: str, part: str) -> str:
 class StepObjective:
     """`training_step` while the module trains, else `validation_step`; and its own optimizer.
 
+    The weight of a logged metric is the `batch_size` that it is logged with, as in Lightning; that of the loss is what
+    torch's cross-entropy is the mean of. A step may also return a dict with "loss" and "weight".
+
     Attributes:
         examples: To train on.
         epochs: `trainer.max_epochs`.
@@ -41,15 +46,22 @@ class StepObjective:
     def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         assert isinstance(model, LightningModule)
         part = "train" if model.training else "val"
-        with _recorded(model, part) as metrics:
+        with _recorded(model, part) as metrics, LossCalls() as calls:
             returned = model.training_step(batch, 0) if model.training else model.validation_step(batch, 0)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         if isinstance(loss, Tensor):
             metrics["loss"] = loss
+        if isinstance(returned, Mapping) and isinstance(weight := returned.get(WEIGHT), Tensor):
+            metrics[WEIGHT] = weight
         if "loss" not in metrics:
             step = "training_step" if model.training else "validation_step"
             got = f"{step}() returns {type(returned).__name__} and logs {sorted(metrics)}"
             raise ValueError(f"{got}, but must return the loss, or log it as '{part}_loss'")
+        # `batch_size=` of `log` is often the number of examples: what the loss itself is the mean of comes first.
+        logged = metrics.pop(LOSS_WEIGHT, None)
+        calls.weigh(metrics, None, told=False)
+        if logged is not None and WEIGHT not in metrics:
+            metrics.setdefault(LOSS_WEIGHT, logged)
         return metrics
 
     def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
@@ -65,10 +77,15 @@ def _recorded(model: LightningModule, part: str) -> Iterator[dict[str, Tensor]]:
     """What a module logs meanwhile."""
     found: dict[str, Tensor] = {}
 
-    def log(name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
+    def log(name: str, value: Any, *_: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **__: Any) -> None:
         if reduce_fx not in ("mean", torch.mean):
             raise ValueError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): metrics are averaged over the examples")
-        found[metric_name(name, part)] = torch.as_tensor(value)
+        own = metric_name(name, part)
+        if is_weight(own):
+            raise ValueError(f"self.log({name!r}): a metric cannot be called {own!r} here")
+        found[own] = torch.as_tensor(value)
+        if batch_size is not None:
+            found[f"{WEIGHT}/{own}"] = torch.as_tensor(batch_size)
 
     vars(model)["log"] = log
     try:

@@ -62,10 +62,11 @@ def tune_module(
 
     `training_step`, `validation_step` and `configure_optimizers` are the module's own: a batch goes through them as it
     is, several models at once (`torch.func.vmap`), so that no step can branch on a tensor's values or call `.item()`.
-    What `self.log` is given is averaged over the examples of an epoch. Optimizers may be SGD, Adam or AdamW, with
-    groups of different learning rates and weight decays, and a scheduler that is a function of the step. `batch_idx` is
-    0, and so are `current_epoch` and `global_step`; in `configure_optimizers`, `trainer.estimated_stepping_batches` and
-    `trainer.max_epochs` are what they are for `Trainer`.
+    What `self.log` is given is averaged over an epoch by its `batch_size`, by default the number of examples; the loss,
+    by what torch's cross-entropy is the mean of, or the "weight" that a step returns beside "loss". Optimizers may be
+    SGD, Adam or AdamW, with groups of different learning rates and weight decays, and a scheduler that is a function of
+    the step. `batch_idx` is 0, and so are `current_epoch` and `global_step`; in `configure_optimizers`,
+    `trainer.estimated_stepping_batches` and `trainer.max_epochs` are what they are for `Trainer`.
 
     Args:
         module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made

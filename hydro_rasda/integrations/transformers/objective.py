@@ -18,7 +18,8 @@ from hydro_rasda.integrations.transformers.arguments import SCHEDULED, warmup_of
 from hydro_rasda.integrations.transformers.data import base_of
 from hydro_rasda.integrations.transformers.metrics import Predictions
 from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
-from hydro_rasda.objective import IGNORED, OptimizerSettings
+from hydro_rasda.loss_weight import IGNORED, LOSS_WEIGHT, LossCalls
+from hydro_rasda.objective import OptimizerSettings
 
 
 @dataclass(frozen=True)
@@ -46,26 +47,26 @@ class TrainerObjective:
             raise ValueError(f"`data_collator` made a {type(batch).__name__}, but must make a dict of a model's inputs")
         inputs = dict(batch)
         smoothed = inputs.pop("labels") if self.smoothing and "labels" in batch else None
-        items = _items(model, batch)
+        items = _items(model, batch) if _accepts_loss_kwargs(type(base_of(model))) else None
         if items is not None:
-            inputs["num_items_in_batch"] = items
-        outputs = model(**inputs)
-        loss = self._loss(model, batch, outputs, smoothed, items)
-        if self.predictions is None or model.training:
-            return {"loss": loss}
-        return {"loss": loss, **self.predictions(model, batch, outputs)}
-
-    def _loss(self, model: nn.Module, batch: Batch, outputs: Any, smoothed: Tensor | None, items: Any) -> Tensor:
-        if smoothed is not None:
+            inputs["num_items_in_batch"] = items.clamp(min=1)
+        with LossCalls() as calls:
+            outputs = model(**inputs)
+        metrics: dict[str, Tensor] = {}
+        if smoothed is None:
+            metrics["loss"] = _own_loss(batch, outputs)
+            calls.weigh(metrics, None, told=False)
+        else:
             shifted = type(base_of(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+            if items is None:
+                items = (smoothed[..., 1:] if shifted else smoothed).ne(IGNORED).sum()
             smoother = LabelSmoother(epsilon=self.smoothing)
-            of_smoothed: Tensor = smoother(outputs, smoothed, shift_labels=shifted, num_items_in_batch=items)
-            return of_smoothed
-        if isinstance(outputs, Mapping) and "loss" not in outputs:
-            got = f"the model returns {', '.join(outputs)} for a batch of {', '.join(batch)}"
-            raise ValueError(f"{got}, but must return a loss: the data may have no labels")
-        loss: Tensor = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
-        return loss
+            metrics["loss"] = smoother(outputs, smoothed, shift_labels=shifted, num_items_in_batch=items.clamp(min=1))
+        if items is not None:
+            metrics.setdefault(LOSS_WEIGHT, items)
+        if self.predictions is None or model.training:
+            return metrics
+        return {**metrics, **self.predictions(model, batch, outputs)}
 
     def optimizer_settings(self, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
         """Weight decay where `Trainer` has it, and its schedule; its warm-up is part of that."""
@@ -78,6 +79,15 @@ class TrainerObjective:
         return OptimizerSettings(own, weight_decay_factors=spared)
 
 
+def _own_loss(batch: Mapping[str, Any], outputs: Any) -> Tensor:
+    """The loss that a model returns."""
+    if isinstance(outputs, Mapping) and "loss" not in outputs:
+        got = f"the model returns {', '.join(outputs)} for a batch of {', '.join(batch)}"
+        raise ValueError(f"{got}, but must return a loss: the data may have no labels")
+    loss: Tensor = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
+    return loss
+
+
 def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
     """What `Trainer` divides the sum of a batch's losses by: its labels, as it counts them.
 
@@ -85,7 +95,7 @@ def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
     losses are smaller there than their mean, by as much.
     """
     base = base_of(model)
-    if not _accepts_loss_kwargs(type(base)) or not isinstance(labels := batch.get("labels"), Tensor):
+    if not isinstance(labels := batch.get("labels"), Tensor):
         return None
     if isinstance(shifted := batch.get("shift_labels"), Tensor):
         labels = shifted

@@ -56,3 +56,19 @@ def test_classes_that_lie_side_by_side_are_not_copied() -> None:
 def test_cross_entropy_of_one_sample_and_with_probabilities() -> None:
     assert_folds(F.cross_entropy, member(5), torch.tensor(2), dims=(0, None))
     assert_folds(F.cross_entropy, member(6, 5), torch.rand(6, 5).softmax(1), dims=(0, None))
+
+
+def test_the_mean_over_no_target_is_nan_and_has_a_gradient_of_0() -> None:
+    """As torch's own."""
+    target = torch.full((6,), -100)
+    alone = torch.randn(6, 5, requires_grad=True)
+    F.cross_entropy(alone, target).backward()  # type: ignore[no-untyped-call]
+    x = torch.randn(K, 6, 5, requires_grad=True)
+    with folded(Streams(K)):
+        loss_K = torch.func.vmap(lambda own: F.cross_entropy(own, target))(x)
+    assert loss_K.isnan().all()
+    loss_K.sum().backward()
+    assert x.grad is not None
+    assert alone.grad is not None
+    assert torch.equal(x.grad[0], alone.grad)
+    assert not x.grad.any()

@@ -41,6 +41,40 @@ def test_gradients_and_means_are_those_of_the_whole_batch(parts: int) -> None:
     torch.testing.assert_close(evaluate(objective, batch, parts), whole)
 
 
+def weighted(model: nn.Linear, batch: Batch) -> dict[str, Tensor]:
+    """A mean over the targets that are not ignored, of classes that each member weighs in a way of its own."""
+    x, y = batch
+    of_class = model.bias.detach().square() + 0.1
+    counted = y != -100
+    weight_N = of_class[y.where(counted, 0)] * counted
+    loss_N = F.cross_entropy(model(x), y, reduction="none")
+    hits = ((model(x).argmax(-1) == y) & counted).sum()
+    weight, number = weight_N.sum(), counted.sum()
+    loss, accuracy = (loss_N * weight_N).sum() / weight.where(weight > 0, 1), hits / number
+    return {"loss": loss, "accuracy": accuracy, "weight/loss": weight, "weight/accuracy": number}
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7])
+@pytest.mark.parametrize("ignored", [[0, 1, 2], [5, 6], [0, 3, 4, 6]])
+def test_parts_count_by_the_weights_of_their_means(parts: int, ignored: list[int]) -> None:
+    """One part at least, among them the first or the last, has nothing that counts."""
+    fused = fuse([nn.Linear(4, 3) for _ in range(5)])
+    batch = some_batch(7)
+    batch[1][ignored] = -100
+
+    def objective(part: Batch) -> dict[str, Tensor]:
+        means: dict[str, Tensor] = fused.map(weighted, part)
+        return means
+
+    whole = backward(objective, batch)
+    expected = {name: p.grad for name, p in fused.stacked.items()}
+    fused.zero_grad()
+    in_parts = backward(objective, batch, parts, gradients=lambda: (p.grad for p in fused.stacked.values()))
+    torch.testing.assert_close(in_parts, whole)
+    torch.testing.assert_close({name: p.grad for name, p in fused.stacked.items()}, expected)
+    torch.testing.assert_close(evaluate(objective, batch, parts), whole)
+
+
 def test_activations_are_those_of_one_part() -> None:
     seen: list[int] = []
     model = nn.Linear(4, 3)

@@ -128,6 +128,43 @@ def test_equal_to_trainer_alone(configure: Configure, clip: float | None, tmp_pa
     assert last["val_acc"] == pytest.approx(measured["val_acc"])
 
 
+SOME_IGNORED = Y.masked_fill(torch.arange(52) % 7 < 4, -100)
+SOME_IGNORED[:9] = -100  # a whole batch of the validation set
+
+
+class Logging(Classifier):
+    """Logs with the number of examples, and an accuracy with the number of targets that count."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        logits, counted = self(batch[0]), batch[1] != -100
+        accuracy = (logits.argmax(1) == batch[1]).sum() / counted.sum()
+        self.log("val_loss", F.cross_entropy(logits, batch[1]), batch_size=len(batch[1]))
+        self.log("val_acc", accuracy, batch_size=counted.sum())
+
+
+def test_ignored_targets_count_nothing(tmp_path: Path) -> None:
+    def module_fn(config: dict[str, Any]) -> Logging:
+        torch.manual_seed(0)
+        return Logging(config, adam).double()
+
+    x, y = X[:21], SOME_IGNORED[:21]
+    loaders = {
+        "train_dataloaders": DataLoader(TensorDataset(X, SOME_IGNORED), 8),
+        "val_dataloaders": DataLoader(TensorDataset(x, y), 9),
+    }
+    result = tuned(module_fn, tmp_path, {"rate": loguniform(1e-3, 1e-1), "accumulate": 4}, fusion=3, **loaders)
+    with torch.no_grad():
+        logits = result.module()(x)
+    assert result.tuned.best_metric == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
+    last = result.tuned.trials[result.tuned.best_trial].history[-1]
+    hits = (logits.argmax(1) == y)[y != -100].double().mean()
+    assert last["val_acc"] == pytest.approx(hits.item(), rel=1e-6)
+    whole = module_fn(result.config)
+    trainer().fit(whole, *loaders.values())
+    for name, value in whole.named_parameters():
+        torch.testing.assert_close(value, dict(result.module().named_parameters())[name], rtol=1e-6, atol=1e-9)
+
+
 class Data(pl.LightningDataModule):
     """The same data."""
 

@@ -84,15 +84,19 @@ MODELS: dict[str, tuple[Any, Objective]] = {
     "drawing": (drawing, supervised()),
     "watching": (watching, watching_objective),
     "linear": (linear, supervised()),
+    "weighted": (linear, supervised(nn.CrossEntropyLoss(torch.linspace(0.1, 3, 10), label_smoothing=0.1))),
 }
 
 
-def train_on_rank(rank: int, world: int, data: tuple[Pair, Pair], kind: str) -> tuple[Any, Any, Any]:
+def train_on_rank(
+    rank: int, world: int, data: tuple[Pair, Pair], kind: str, accumulate: int = 1
+) -> tuple[Any, Any, Any]:
     """The trained model, the metrics of three epochs, and the averaged weights."""
     cpu = torch.device("cpu")
     train, val = (make_batches(pair, "data", cpu, 0) for pair in data)
     problem = Problem(*MODELS[kind], train, val, TuneConfig(surrogate=1, max_t=3, ema=0.1), cpu)
-    trial = Trial(0, {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16})
+    config = {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16}
+    trial = Trial(0, {**config, "accumulate": accumulate})
     learner = full_size_learner(problem, trial, Shard(rank, world))
     epochs = train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, 0)
     history = []
@@ -130,3 +134,26 @@ def test_ranks_of_a_model_that_is_used_as_a_whole(digits: tuple[Pair, Pair]) -> 
     (_, one, _), (_, other, _) = on_ranks(2, train_on_rank, digits, "linear")
     assert one == other
     assert one[-1][1]["val_loss"][0] < one[0][1]["val_loss"][0]
+
+
+def ignoring(data: Pair) -> Pair:
+    """Most targets do not count, among them all of some ranks' batches."""
+    x, y = data
+    drawn = torch.rand(len(y), generator=torch.Generator().manual_seed(0))
+    return x, y.masked_fill(drawn < 0.8, -100)
+
+
+@pytest.mark.parametrize(("kind", "accumulate"), [("linear", 1), ("weighted", 1), ("weighted", 3)])
+def test_ranks_and_parts_count_by_what_the_loss_is_the_mean_of(
+    kind: str, accumulate: int, digits: tuple[Pair, Pair]
+) -> None:
+    """The last batch is too small for all ranks: two have fillers."""
+    train, val = (ignoring(pair) for pair in digits)
+    data = (train[0][:307], train[1][:307]), val
+    alone, history, _ = train_on_rank(0, 1, data, kind)
+    for model, measured, _ in on_ranks(3, train_on_rank, data, kind, accumulate):
+        torch.testing.assert_close(dict(model.state_dict()), dict(alone.state_dict()), rtol=1e-4, atol=1e-6)
+        for (epoch, found), (expected_epoch, expected) in zip(measured, history, strict=True):
+            assert epoch == expected_epoch
+            assert found == {name: pytest.approx(values, rel=1e-4) for name, values in expected.items()}
+    assert history[-1][1].keys() == {f"{part}_{name}" for part in ("train", "val") for name in ("loss", "accuracy")}

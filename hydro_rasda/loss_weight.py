@@ -1,0 +1,112 @@
+"""What a loss is the mean of: asked of the calls of torch's losses that it makes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fusion.width.microbatch import WEIGHT
+
+IGNORED = -100
+"""Torch's own `ignore_index`: cross-entropy leaves out targets of this value."""
+
+LOSS_WEIGHT = f"{WEIGHT}/loss"
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One of cross-entropy or `nll_loss`; `weight` is what its mean is divided by, None where it returns no mean."""
+
+    target: Tensor
+    class_weight: Tensor | None
+    ignored: int
+    weight: Tensor | None
+
+    def leaves_out(self) -> bool:
+        """Whether some targets count less than others."""
+        return self.class_weight is not None or bool((self.target == self.ignored).any())
+
+    def like(self, other: _Call) -> bool:
+        same = self.target is other.target and self.class_weight is other.class_weight
+        return same and self.ignored == other.ignored
+
+
+class LossCalls(TorchFunctionMode):
+    """Inside, notes each call of `F.cross_entropy` and `F.nll_loss`, by modules and under `vmap`, too.
+
+    Their mean over no target, NaN as torch has it, is 0 with a gradient of 0.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[_Call] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.cross_entropy or func is F.nll_loss:
+            return self._noted(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _noted(
+        self,
+        func: Any,
+        input: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = IGNORED,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        **more: Any,
+    ) -> Tensor:
+        more |= {"size_average": size_average, "ignore_index": ignore_index, "reduce": reduce}
+        is_mean = reduction == "mean" and size_average is None and reduce is None
+        total: Tensor | None = None
+        loss: Tensor
+        if not is_mean or target.is_floating_point():
+            loss = func(input, target, weight, reduction=reduction, **more)
+            if is_mean:  # of probabilities of classes, which are the second dimension
+                total = torch.full((), target.numel() // target.shape[min(1, target.ndim - 1)], device=target.device)
+        else:
+            summed = func(input, target, weight, reduction="sum", **more)
+            counted = target != ignore_index
+            of_each = counted if weight is None else weight.detach()[target.where(counted, 0)] * counted
+            total = of_each.sum()
+            # Divided by 0, it would be NaN, and so would 0 times its gradient.
+            loss = (summed / total.where(total > 0, 1)).where(total > 0, 0.0)
+        self._calls.append(_Call(target, weight, ignore_index, total))
+        return loss
+
+    @property
+    def ignored(self) -> int:
+        """The target that is left out."""
+        return self._calls[-1].ignored if self._calls else IGNORED
+
+    def weigh(self, metrics: dict[str, Tensor], target: Tensor | None, told: bool) -> None:
+        """Put the loss's weight beside it, where it has none: that of the means noted, if all are over the same.
+
+        Args:
+            metrics: Of an objective.
+            target: Of the batch, where it is known.
+            told: Whether to warn where targets are left out, and nobody knows by which weight.
+        """
+        if WEIGHT in metrics or LOSS_WEIGHT in metrics:
+            return
+        first, *others = [call for call in self._calls if call.weight is not None] or [None]
+        if first is not None and first.weight is not None and all(first.like(call) for call in others if call):
+            metrics[LOSS_WEIGHT] = first.weight
+        elif told and (
+            any(call.leaves_out() for call in self._calls) or (target is not None and bool((target == IGNORED).any()))
+        ):
+            warnings.warn(
+                "some targets are ignored or weighted, but nobody can tell what the loss is the mean of: means over "
+                "batches count examples, unless an objective also returns the number of targets (or the sum of their "
+                f"weights) as {WEIGHT!r}",
+                stacklevel=2,
+            )
