@@ -98,9 +98,9 @@ class LossCalls(TorchFunctionMode):
         """
         if WEIGHT in metrics or LOSS_WEIGHT in metrics:
             return
-        first, *others = [call for call in self._calls if call.weight is not None] or [None]
-        if first is not None and first.weight is not None and all(first.like(call) for call in others if call):
-            metrics[LOSS_WEIGHT] = first.weight
+        means = [call for call in self._calls if call.weight is not None]
+        if means and means[0].weight is not None and all(means[0].like(call) for call in means):
+            metrics[LOSS_WEIGHT] = means[0].weight
         elif told and (
             any(call.leaves_out() for call in self._calls) or (target is not None and bool((target == IGNORED).any()))
         ):

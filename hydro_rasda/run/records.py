@@ -33,7 +33,8 @@ class TrialRecord(Portable):
             "failed": it raised.
         surrogate_metric: The metric after its last epoch on the surrogate; NaN where it has none.
         surrogate_epochs: Epochs trained on the surrogate.
-        metric: The metric after `kept_epoch` at full size; NaN where it has none.
+        metric: The metric after `kept_epoch` at full size; NaN where it has none. With `keep="best"`, also of a trial
+            that diverged or failed later.
         epochs: Epochs trained at full size, those of the sweep included where it went on from there (`surrogate=1`).
         chance: Probability that it is the best of all that trained at full size, if those that were stopped went on;
             NaN where it did not train there.

@@ -145,8 +145,9 @@ class TuneResult(RunRecord):
         A trial's parameters are what the space lets vary, `a/b` where it is nested; constants are left out. Its value
         and intermediate values, one an epoch, are those at full size, or on the surrogate where it was trained there
         alone: such a trial counts for importances, but is infeasible, so that Optuna's best trial is this result's. One
-        that diverged or failed has failed, one that has not begun waits. `user_attrs` tell the stage, both metrics, the
-        status and the probability of being the best. Ranges are wider than the space's where PBT left it.
+        that diverged or failed has failed, unless an epoch of it counts (`keep="best"`); one that has not begun waits.
+        `user_attrs` tell the stage, both metrics, the status and the probability of being the best. Ranges are wider
+        than the space's where PBT left it.
 
         Raises:
             ImportError: where Optuna is not there (the extra `hydro-rasda[optuna]`).

@@ -22,7 +22,9 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         undecided: Trials that may train on; None where the run is over.
     """
     over, max_t = undecided is None, run.settings.max_t
-    at_end = _longest_trained(run, finalists) if over else [n for n in finalists if run.epochs("target", n) >= max_t]
+    able = eligible(run, finalists)
+    end = max((run.epochs("target", n) for n in able), default=0) if over else max_t
+    at_end = [n for n in (able if over else finalists) if run.epochs("target", n) >= end]
     best, metric = best_of(run, finalists)
     found = outlooks(run, finalists)
     chance = chances(found, run.settings.mode)
@@ -76,7 +78,9 @@ def winner_is_lost(run: Run, finalists: Sequence[int]) -> bool:
 
 def eligible(run: Run, finalists: Sequence[int]) -> list[int]:
     """The finalists that may win: they have a finite metric and, where last weights count, came furthest."""
-    return _scored(run, finalists) if run.settings.keep == "best" else _longest_trained(run, finalists)
+    if run.settings.keep == "best":
+        return [n for n in finalists if math.isfinite(_kept(run, n)[1])]
+    return _longest_trained(run, finalists)
 
 
 def _longest_trained(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
@@ -92,10 +96,11 @@ def _scored(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[i
 
 
 def _kept(run: Run, number: int) -> tuple[int, float]:
-    """The full-size epoch whose weights count, and the metric after it."""
+    """The full-size epoch whose weights count, and the metric after it. The best epoch of a trial counts whatever came
+    later: it may have diverged, or raised."""
     score = run.score("target", number)
     last = run.epochs("target", number), score
-    return run.best.get(number, last) if math.isfinite(score) else last
+    return run.best.get(number, last) if run.settings.keep == "best" or math.isfinite(score) else last
 
 
 def _record(run: Run, number: int, at_end: Collection[int], undecided: Collection[int], chance: float) -> TrialRecord:

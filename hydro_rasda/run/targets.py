@@ -50,7 +50,10 @@ def outlooks(run: Run, numbers: Iterable[int]) -> dict[int, Outlook]:
     full = {n: {} if n in run.failures else run.curve("target", n) for n in epochs}
     found = race_of(run).outlooks(epochs, full, {n: run.curve("surrogate", n) for n in epochs})
     for n in epochs:
-        if done_early(run, n) and (so_far := found[n].so_far) is not None:
+        so_far = found[n].so_far
+        if run.settings.keep == "best" and ended_early(run, n):
+            _, so_far = run.best.get(n, (0, None))
+        if so_far is not None and (done_early(run, n) or ended_early(run, n)):
             found[n] = Outlook(so_far, so_far, 0.0)
     return found
 

@@ -253,6 +253,26 @@ def test_where_best_epochs_are_kept_the_best_that_was_found_wins(problem: Proble
     run.store.close()
 
 
+@pytest.mark.parametrize("after", [[math.nan], []])
+def test_the_best_epoch_counts_whatever_came_after_it(after: list[float], problem: Problem, tmp_path: Path) -> None:
+    """Its trial diverges, or raises; a second process finds the same."""
+    settings = {"max_t": 4, "rasda": RASDAConfig(grace_period=1), "keep": "best"}
+    script = Scripted({0: [0.4, 0.3, *after], 1: [0.35]}, keep="best")
+    run = open_run(tmp_path / "run", problem, 2, **settings)
+    run.record("surrogate/to-2/group-0", curves("surrogate", {0: [0.9, 0.2], 1: [0.9, 0.9]}))
+    result = make_result(run, train_targets(run, [0, 1], script))
+    run.store.close()
+    assert (result.best_trial, result.best_metric) == (0, 0.3)
+    status, epochs = ("diverged", 3) if after else ("failed", 2)
+    assert outcome(result) == [(status, epochs, 0.3), ("stopped", 1, 0.35)]
+    assert result.trials[0].kept_epoch == 2
+    assert result.trials[0].chance > 0.5
+    again = open_run(tmp_path / "run", problem, 2, **settings)
+    recalled = make_result(again, train_targets(again, [0, 1], Scripted({}, keep="best")))
+    assert (recalled.best_trial, recalled.best_metric) == (0, 0.3)
+    again.store.close()
+
+
 def test_of_those_that_trained_to_the_end_the_best_wins(problem: Problem, tmp_path: Path) -> None:
     run = open_run(tmp_path / "run", problem, 3, max_t=2, rasda=RASDAConfig(grace_period=2))
     result = make_result(run, train_targets(run, [0, 1, 2], Scripted({0: [0.1, 0.5], 1: [0.9, 0.3], 2: [0.3, 0.4]})))
