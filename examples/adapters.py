@@ -22,10 +22,11 @@ def counting_by(step: int) -> Tensor:
     return (torch.arange(TOKENS)[:, None] + step * torch.arange(8)) % TOKENS
 
 
-def objective(model: Any, batch: Tensor) -> dict[str, Tensor]:
+def objective(model: Any, batch: tuple[Tensor]) -> dict[str, Tensor]:
     """How well the next token is predicted."""
-    logits = model(input_ids=batch, use_cache=False).logits
-    return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())}
+    (tokens,) = batch
+    logits = model(input_ids=tokens, use_cache=False).logits
+    return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())}
 
 
 def pretrained() -> nn.Module:
@@ -38,7 +39,7 @@ def pretrained() -> nn.Module:
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(100):
         optimizer.zero_grad()
-        objective(model, counting_by(1))["loss"].backward()
+        objective(model, (counting_by(1),))["loss"].backward()
         optimizer.step()
     return model
 

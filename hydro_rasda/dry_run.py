@@ -333,6 +333,8 @@ def _run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) 
             told = f"`loss_fn` (or `objective`) cannot take the model's output {outline(outputs[-1])} with {told}"
         else:
             told = f"the model cannot take {told}"
+        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+            told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
         raise _misfit(told, error) from error
     finally:
         handle.remove()

@@ -109,9 +109,10 @@ def tune(
             exponential, linear, one_cycle, or a function of step and steps; see `fusion.lr_factor`) with `gamma`,
             `step_size` and `warmup_epochs`, and on Ray `rescale_warmup_epochs`; `fusion.keys` says what each may be.
             `lr.PREFIX` is the learning rate of a part of the model. All keys reach `model_fn`.
-        train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. Data that
-            cannot be pickled, as they hold an open file, are read by this process alone. Before anything trains, they
-            are read once, for at most 5 seconds. A loader without an end needs a length, after which an epoch is over.
+        train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. A batch of
+            tensors is a tuple of as many, be it one. Data that cannot be pickled, as they hold an open file, are read
+            by this process alone. Before anything trains, they are read once, for at most 5 seconds. A loader without
+            an end needs a length, after which an epoch is over.
         val_data: Likewise; trials are compared on it.
         loss_fn: Mean loss of `(output, target)`; with it, batches are `(inputs, target)`. With a third argument
             `config`, it is told the configuration, but for what the library reads itself. In a fused group, a float

@@ -17,7 +17,7 @@ from hydro_rasda.data.indexed import IndexedBatches, Rows, check_length
 
 
 class TensorBatches(IndexedBatches):
-    """Tensors of as many examples each."""
+    """Tensors of as many examples each; a batch is a tuple of as many, be it of one."""
 
     def __init__(self, tensors: tuple[Tensor, ...], argument: str, device: torch.device, seed: int) -> None:
         lengths = [len(t) if t.ndim else 0 for t in tensors]
@@ -38,8 +38,7 @@ class TensorBatches(IndexedBatches):
     def _take(self, rows: Rows) -> Batch:
         at = rows if isinstance(rows, Tensor) else slice(rows.start, rows.stop, rows.step)
         # A slice shares memory with the whole: with the user's tensor, or with what Ray has mapped read-only.
-        taken = tuple(t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors)
-        return taken if len(taken) > 1 else taken[0]
+        return tuple(t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors)
 
     def on(self, device: torch.device) -> Batches:
         moved = copy.copy(self)

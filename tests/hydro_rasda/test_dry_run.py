@@ -67,6 +67,10 @@ def detached(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor
     return {"loss": F.cross_entropy(model(batch[0]), batch[1]).detach()}
 
 
+def takes_a_tensor(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    return {"loss": model(batch.flatten(1)).square().mean()}
+
+
 def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
     return {"nll": F.cross_entropy(model(batch[0]), batch[1])}
 
@@ -87,6 +91,11 @@ def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
         ({"data": (X, LABELS[:, None])}, ValueError, r"`loss_fn` .* with a batch \[\(4, 64\) .*\(4, 1\) int64\]"),
         ({"model_fn": regressor, "data": (X, X[:, 0])}, ValueError, "must have the output's shape"),
         ({"objective": detached}, ValueError, "the loss of a batch .* cannot be differentiated"),
+        (
+            {"objective": takes_a_tensor, "data": (X,)},
+            ValueError,
+            "the model cannot take .*a batch of one tensor is a tuple of it: take `batch\\[0\\]`",
+        ),
         ({"objective": nameless}, ValueError, r"`objective` returned \['nll'\], but must return a \"loss\""),
     ],
 )

@@ -26,6 +26,10 @@ def loader(batch_size: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(X, Y), batch_size, shuffle=True)
 
 
+def loader_of_one(batch_size: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(X), batch_size)
+
+
 FORMS: dict[str, Any] = {
     "tensors": (X, Y),
     "arrays": [X.numpy(), Y.numpy()],
@@ -86,9 +90,12 @@ def test_a_single_example_joins_the_batch_before_it() -> None:
     assert [len(b) for b in targets(read((X[:1], Y[:1])).epoch(4, 0))] == [1]
 
 
-def test_one_tensor_alone_is_a_batch() -> None:
-    batches = list(read((X,)).epoch(4, 0))
-    assert all(isinstance(batch, Tensor) for batch in batches)
+def test_batches_of_one_tensor_have_one_form() -> None:
+    """`batch[0]` is the tensor, not its first example."""
+    for data in ((X,), TensorDataset(X), loader_of_one):
+        batches = list(read(data).in_order(4))
+        assert [len(batch) for batch in batches] == [1] * 3
+        assert [len(batch[0]) for batch in batches] == [4, 4, 3]
 
 
 class Dicts(Dataset[dict[str, Tensor]]):

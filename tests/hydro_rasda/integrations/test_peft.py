@@ -33,9 +33,10 @@ TOKENS = torch.randint(11, (24, 7), generator=torch.Generator().manual_seed(0))
 LORA = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
 
 
-def next_token(model: Any, batch: torch.Tensor) -> dict[str, torch.Tensor]:
-    logits = model(input_ids=batch, use_cache=False).logits
-    return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())}
+def next_token(model: Any, batch: tuple[torch.Tensor]) -> dict[str, torch.Tensor]:
+    (tokens,) = batch
+    logits = model(input_ids=tokens, use_cache=False).logits
+    return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())}
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_equal_to_peft_alone_at_every_rank(base: nn.Module, tmp_path: Path) -> N
     assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
     model.save_pretrained(str(tmp_path / "adapters"))
     again = PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path / "adapters"))
-    torch.testing.assert_close(next_token(again.eval(), TOKENS), next_token(model, TOKENS))
+    torch.testing.assert_close(next_token(again.eval(), (TOKENS,)), next_token(model, (TOKENS,)))
 
 
 def test_all_ranks_are_one_model_over_one_base(base: nn.Module) -> None:
