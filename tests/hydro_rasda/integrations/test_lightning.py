@@ -148,11 +148,9 @@ def test_ignored_targets_count_nothing(tmp_path: Path) -> None:
         return Logging(config, adam).double()
 
     x, y = X[:21], SOME_IGNORED[:21]
-    loaders = {
-        "train_dataloaders": DataLoader(TensorDataset(X, SOME_IGNORED), 8),
-        "val_dataloaders": DataLoader(TensorDataset(x, y), 9),
-    }
-    result = tuned(module_fn, tmp_path, {"rate": loguniform(1e-3, 1e-1), "accumulate": 4}, fusion=3, **loaders)
+    train, val = DataLoader(TensorDataset(X, SOME_IGNORED), 8), DataLoader(TensorDataset(x, y), 9)
+    space = {"rate": loguniform(1e-3, 1e-1), "accumulate": 4}
+    result = tuned(module_fn, tmp_path, space, fusion=3, train_dataloaders=train, val_dataloaders=val)
     with torch.no_grad():
         logits = result.module()(x)
     assert result.tuned.best_metric == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
@@ -160,7 +158,7 @@ def test_ignored_targets_count_nothing(tmp_path: Path) -> None:
     hits = (logits.argmax(1) == y)[y != -100].double().mean()
     assert last["val_acc"] == pytest.approx(hits.item(), rel=1e-6)
     whole = module_fn(result.config)
-    trainer().fit(whole, *loaders.values())
+    trainer().fit(whole, train, val)
     for name, value in whole.named_parameters():
         torch.testing.assert_close(value, dict(result.module().named_parameters())[name], rtol=1e-6, atol=1e-9)
 

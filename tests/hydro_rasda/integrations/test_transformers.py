@@ -91,7 +91,8 @@ def evaluated_at_once(trainer: Trainer) -> dict[str, float]:
     """The loss over the whole set: over several batches, `Trainer` weighs their means by sentences, not by tokens."""
     data: Any = trainer.eval_dataset
     trainer.args.per_device_eval_batch_size = len(data)
-    return trainer.evaluate()
+    evaluated: dict[str, float] = trainer.evaluate()
+    return evaluated
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
