@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ class FusionMismatch(ValueError):
 
 @dataclass
 class _Outcome:
-    """What one member's step gave: tensors by what they are, and the plain attributes after it."""
+    """What one member's step gave: tensors by what they are (parameters are those written to), and plain attributes."""
 
     values: dict[str, Tensor]
     gradients: dict[str, Tensor]
@@ -68,11 +68,11 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
         wide = _differing_in_float64(fused, suspects, objective, batch)
         found = _differing(fused, chosen, objective, batch, explain=True) if wide is None else wide
     if found:
-        listed = (
-            f"member {k} in {', '.join(what[:3])}" + (", ..." if len(what) > 3 else "") for k, what in found.items()
+        listed = "; ".join(
+            f"member {k} in {', '.join([*what[:3], *['...'][: len(what) > 3]])}" for k, what in found.items()
         )
         raise FusionMismatch(
-            f"of {fused.K} members, fused and alone differ {'; '.join(listed)}: their modules compute with something "
+            f"of {fused.K} members, fused and alone differ {listed}: their modules compute with something "
             "that only one of them can have here, such as state that forward changes and no buffer holds"
         )
 
@@ -85,7 +85,7 @@ def _differing(
     found = {}
     for k in chosen:
         seen = _Precisions()
-        alone = _alone(fused.unfuse(k), k, objective, batch, seen if explain else None)
+        alone = _alone(fused.unfuse(k), k, objective, batch, fused.written, seen if explain else None)
         eps = max(_coarseness(fused), seen.eps)
         what = _differences(together[k], alone, eps, _jump(batch))
         other = _in_another_layout(fused, k, objective, batch) if what else None
@@ -114,6 +114,7 @@ def _differing_in_float64(
     try:
         copies = fuse([fused.unfuse(k)._apply(_widened) for k in chosen], one_by_one=fused.one_by_one)
         copies.part_buffers()
+        copies.written = fused.written
         for part in split(tree_map(_widened, batch), parts):
             for i, what in _differing(copies, range(len(chosen)), objective, part, explain=True).items():
                 found.setdefault(chosen[i], what)
@@ -135,13 +136,16 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
         gradients_K = _gradients(result, fused.stacked)
-        buffers_K = {name: fused._per_member(name) for name in (*fused.stacked_buffers, *fused.common.bufs())}
+        buffers_K = {
+            f"buffer {name}": fused._per_member(name) for name in (*fused.stacked_buffers, *fused.common.bufs())
+        }
+        buffers_K |= {f"parameter {name}": fused._per_member(name).clone() for name in fused.written}
         attributes = {k: _attributes(fused.template, fused._settings.of(k)) for k in chosen}
     return {
         k: _Outcome(
             {name: value[k] for name, value in values_K.items()},
             {name: value[k] for name, value in gradients_K.items()},
-            {f"buffer {name}": value[k] for name, value in buffers_K.items()},
+            {name: value[k] for name, value in buffers_K.items()},
             attributes[k],
             counted,
         )
@@ -149,13 +153,16 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
     }
 
 
-def _alone(own: nn.Module, k: int, objective: Objective, batch: Any, seen: _Precisions | None = None) -> _Outcome:
+def _alone(
+    own: nn.Module, k: int, objective: Objective, batch: Any, written: Iterable[str], seen: _Precisions | None = None
+) -> _Outcome:
     with preserved_generators(), seen or nullcontext():
         seed_generators(k)
         result = objective(own, copied(batch))
         gradients = _gradients(result, dict(own.named_parameters()))
     values, counted = _values(result)
     buffers = {f"buffer {name}": buffer for name, buffer in own.named_buffers()}
+    buffers |= {f"parameter {name}": own.get_parameter(name).detach() for name in written}
     return _Outcome(values, gradients, buffers, _attributes(own, {}), counted)
 
 
@@ -168,7 +175,7 @@ def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: A
     if all(new is old for new, old in zip(tree_leaves(laid), tree_leaves(batch))):
         return None
     try:
-        return _alone(fused.unfuse(k)._apply(_channels_last), k, objective, laid)
+        return _alone(fused.unfuse(k)._apply(_channels_last), k, objective, laid, fused.written)
     except RuntimeError:
         return None
 
@@ -184,14 +191,16 @@ def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _P
     """Member k alone, a few times, its weights moved by some roundings of the coarsest precision that was seen."""
     with preserved_generators():
         seed_generators(k)
-        return [_alone(_moved(fused.unfuse(k), seen.eps), k, objective, batch) for _ in range(_TRIES)]
+        return [_alone(_moved(fused.unfuse(k), seen.eps), k, objective, batch, fused.written) for _ in range(_TRIES)]
 
 
 @contextmanager
 def restored(fused: FusedModel) -> Iterator[None]:
-    """Put buffers, plain attributes and random state back afterwards; member k draws each time what seed k gives."""
+    """Put all that forward changes back afterwards; member k draws each time what seed k gives."""
     attributes, own_values = snapshot(fused.template), fused.own_values.copy()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
+    parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}
+    values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     streams = fused.streams
     fused.seed(range(fused.K))
     with preserved_generators():
@@ -202,6 +211,8 @@ def restored(fused: FusedModel) -> Iterator[None]:
             fused._reached.clear()
             put_back(fused.template, attributes)
             fused.own_values = own_values
+            for name, parameter in parameters.items():
+                parameter.data.copy_(values[name])
             for name, buffer in before.items():
                 tree = fused.common if fused.common.get(name) is not None else fused.own
                 now = tree.get(name)

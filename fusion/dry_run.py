@@ -6,6 +6,7 @@ import linecache
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -19,7 +20,7 @@ from fusion.backoff import is_out_of_memory
 from fusion.checks import check_flag, check_function
 from fusion.compare import check_members, restored
 from fusion.model import FusedModel, Objective, check_fused
-from fusion.streams import global_states
+from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.tensors import copied
 
 
@@ -80,12 +81,29 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
     check_fused(fused)
     check_function("objective", objective, 2)
     check_flag("compare", compare)
+    fused.written |= _written(fused, objective, batch)
+    fused.part_parameters(fused.written)
     obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch)
     if compare and fused.K > 1:
         check_members(fused, objective, batch)
     if obstacle is not None:
         warnings.warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning, stacklevel=2)
     return obstacle
+
+
+def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[str]:
+    """The parameters that one member's forward writes to."""
+    own = fused.unfuse(0)
+    # An average of two equal weights changes nothing.
+    with torch.no_grad(), preserved_generators():
+        for p in own.parameters():
+            p.mul_(1 + 0.1 * torch.rand(p.shape, device=p.device)) if p.is_floating_point() else None
+    before = {name: p.detach().clone() for name, p in own.named_parameters()}
+    with preserved_generators(), suppress(Exception):
+        seed_generators(0)
+        objective(own, copied(batch))
+    after = dict(own.named_parameters())
+    return frozenset(name for name, value in before.items() if not torch.equal(after[name], value))
 
 
 def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | None:

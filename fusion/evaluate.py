@@ -43,7 +43,9 @@ def at_once(
 def alone(one: One, tensors: Mapping[str, Tensor], streams: Streams) -> tuple[Any, Mapping[str, Tensor]]:
     """One plain call for K = 1, on views; buffers that `one` writes into are written to in `tensors`, [1, ...] each."""
     with streams.drawn_from(0):
-        result, rebound = one({name: tensor.squeeze(0) for name, tensor in tensors.items()}, {})
+        own = {name: tensor.squeeze(0) for name, tensor in tensors.items()}
+        result, rebound = one(own, {})
+        _take_data(tensors, own, 0)
     return tree_map(_lift, result), tree_map(_lift, rebound)
 
 
@@ -78,6 +80,7 @@ def in_turn(
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):
             result, rebound = one({**own, **copies}, scalars)
+        _take_data(parameters, own, k)
         results.append(tree_map(_as_tensor, result))
         written.append({name: rebound.get(name, copy).detach() for name, copy in copies.items()})
     return tree_map(_stack, *results), tree_map(_stack, *written)
@@ -99,6 +102,13 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return torch.stack(gradients)
+
+
+def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int) -> None:
+    """Where code gave a member's tensors other data (`p.data = ...`), write these to the tensors [K, ...]."""
+    for name, tensor in tensors.items():
+        if own[name].untyped_storage()._cdata != tensor.untyped_storage()._cdata:
+            tensor.data[k].copy_(own[name].detach())
 
 
 def _watch(k: int, own: Mapping[str, Tensor], on_gradient: Callable[[str, int], None]) -> None:

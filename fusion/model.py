@@ -23,7 +23,17 @@ from fusion.rows import FlatParameters
 from fusion.settings import Settings
 from fusion.streams import Streams
 from fusion.structure import FloatSlot, FusionKey, check_same
-from fusion.tensors import TensorTree, bound, copied, like, materialize, named_tensors, tensor_slots
+from fusion.tensors import (
+    TensorTree,
+    bound,
+    check_unwritten,
+    copied,
+    like,
+    materialize,
+    named_tensors,
+    places_of,
+    tensor_slots,
+)
 
 Objective = Callable[[Any, Any], Any]
 """`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""
@@ -65,6 +75,7 @@ class FusedModel(nn.Module):
         streams: Where each member's random numbers come from, see `seed`.
         changes: How often tensors were put in the place of others: what remembers where they lie (a recorded step)
             looks here.
+        written: Parameters that forward itself writes to, such as a momentum encoder's, as `dry_run` found.
         one_by_one: If True, `map` evaluates the members one after another, which runs whatever one module runs and
             is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
         updated_in_turn: If True, torch's kernels for CPUs may update large members one after another, which is faster
@@ -87,6 +98,7 @@ class FusedModel(nn.Module):
         self.own_values = OwnValues(len(members))
         self._flat: FlatParameters | None = None
         self.changes = 0
+        self.written: frozenset[str] = frozenset()
         self._set_members(members)
 
     @property
@@ -150,10 +162,13 @@ class FusedModel(nn.Module):
             self.part_buffers()
         shared = self.shared
         run_hooks(self)
+        places = places_of(shared)
 
         def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], batch: Any = batch) -> Any:
             with bound(self._slots, {**shared, **tensors}) as rebound, self._settings.bound(settings):
                 result = objective(self.template, batch)
+            if self.one_by_one and self.K > 1:
+                check_unwritten(shared, places)
             return result, rebound
 
         if not together:
@@ -340,6 +355,11 @@ class FusedModel(nn.Module):
     def part_buffers(self) -> None:
         """Give each member its own copy of the buffers that all share, so that one may write into its own."""
         for name in self.common.bufs():
+            self._unshare(name)
+
+    def part_parameters(self, names: Iterable[str]) -> None:
+        """Give each member its own copy of those of these parameters that all share."""
+        for name in self.common.params().keys() & set(names):
             self._unshare(name)
 
     def unreached(self) -> dict[str, list[int]]:

@@ -218,6 +218,26 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
             slot.holder[slot.leaf] = tensor
 
 
+def places_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Where tensors lie, and how often they were written to: it changes when code writes to one."""
+    return {name: (tensor.untyped_storage()._cdata, tensor._version) for name, tensor in tensors.items()}
+
+
+def check_unwritten(tensors: Mapping[str, Tensor], places: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse to go on where code has written to what all members share.
+
+    Args:
+        tensors: Those shared.
+        places: What `places_of` said of them before.
+    """
+    for name, place in places_of(tensors).items():
+        if place != places[name]:
+            raise RuntimeError(
+                f"forward writes to {name}, which is frozen, equal in all members and held once for all: give it "
+                "another value in each member, or train members by themselves"
+            )
+
+
 def _hollow(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta", requires_grad=False)
     return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

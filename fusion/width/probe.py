@@ -136,10 +136,12 @@ def compiled_speedup(
     trials = _Trials(modules, configs, objective, copied(batch), multipliers or {}, graph=False)
     device = next(modules[0].parameters()).device
     with torch.random.fork_rng([]):
-        _, as_written = trials.step(len(modules))
+        fused, as_written = trials.step(len(modules))
+        _obstacle(fused, trials)
         _warm_up(as_written, device, graph=False)
         began = time.perf_counter()
         fused, update, learn = trials.training(len(modules))
+        _obstacle(fused, trials)
         step = GraphedStep(learn, fused, update, compiled=True)
         if update.can_be_recorded:
             _warm_up(partial(step, trials.batch), device, graph=True)
@@ -200,7 +202,7 @@ def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone
         try:
             with peak_memory(device) as peak:
                 fused, step = trials.step(width)
-                obstacle = obstacle if speedup else _obstacle(fused, trials)
+                obstacle = _obstacle(fused, trials)
                 if obstacle is not None:
                     break
                 _warm_up(step, device, trials.graph)

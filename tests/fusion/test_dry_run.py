@@ -1,6 +1,7 @@
 """What cannot be vmapped is found before training, named, and trained one by one with the same result."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -186,6 +187,85 @@ def test_a_constant_that_is_written_to_is_given_to_each_member() -> None:
     for _ in range(2):
         loss_K = fused.map(loss, BATCH)
         torch.testing.assert_close(loss_K, torch.stack([loss(model, BATCH) for model in models]))
+
+
+class Momentum(nn.Module):
+    """An encoder that follows another one, as in MoCo and BYOL: forward writes to its parameters."""
+
+    def __init__(self, follow: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.follow = follow
+        self.online, self.target = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+        self.target.load_state_dict(self.online.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                self.follow(slow, fast)
+        out: Tensor = self.online(x) - 0.5 * self.target(x)
+        return out
+
+
+class Clipped(nn.Linear):
+    """Forward writes to a parameter that is trained."""
+
+    def __init__(self, clip: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__(4, 3)
+        self.clip = clip
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.clip(self.weight, torch.zeros(3, 4))
+        return super().forward(x)
+
+
+def assigns(slow: Tensor, fast: Tensor) -> None:
+    slow.data = slow.data * 0.9 + fast.data * 0.1
+
+
+def writes(slow: Tensor, fast: Tensor) -> None:
+    slow.mul_(0.9).add_(fast, alpha=0.1)
+
+
+def writes_unseen(slow: Tensor, fast: Tensor) -> None:
+    slow.data.lerp_(fast.data, 0.1)
+
+
+@pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("alike", [False, True], ids=["apart", "alike"])
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("write", [assigns, writes, writes_unseen])
+@pytest.mark.parametrize("build", [Momentum, Clipped])
+def test_parameters_that_forward_writes_to(build: Any, write: Any, K: int, alike: bool, kind: str) -> None:
+    models = []
+    for k in range(K):
+        torch.manual_seed(0 if alike else k)
+        models.append(build(write))
+    fused = fuse(models)
+    before = {name: tensor.clone() for name, tensor in fused.unfuse(0).state_dict().items()}
+    dry_run(fused, loss, BATCH)
+    torch.testing.assert_close(dict(fused.unfuse(0).state_dict()), before, rtol=0, atol=0)
+    configs = [{"optimizer": kind, "lr": 0.1 / (1 + k)} for k in range(K)]
+    opt, alone = fused_optimizer(fused, configs), [optimizer(*pair) for pair in zip(models, configs, strict=True)]
+    for _ in range(4):
+        opt.zero_grad()
+        fused.map(loss, BATCH).sum().backward()
+        opt.step()
+        for model, own in zip(models, alone, strict=True):
+            own.zero_grad()
+            loss(model, BATCH).backward()
+            own.step()
+    for k, model in enumerate(models):
+        torch.testing.assert_close(dict(fused.unfuse(k).state_dict()), dict(model.state_dict()))
+
+
+def test_a_write_to_what_members_share_is_refused_where_no_dry_run_has_seen_it() -> None:
+    torch.manual_seed(0)
+    model = Momentum(writes)
+    fused = fuse([model] * 3, one_by_one=True)
+    with pytest.raises(RuntimeError, match=r"forward writes to target\.weight, which is frozen"):
+        fused.map(loss, BATCH)
 
 
 class Checkpointed(nn.Linear):
