@@ -18,6 +18,7 @@ from hydro_rasda.checks import (
     is_number,
     require,
 )
+from hydro_rasda.seeds import MOST_SEED
 
 Mode = Literal["min", "max"]
 Keep = Literal["last", "best"]
@@ -169,7 +170,7 @@ class TuneConfig:
         budget = self.time_budget_s
         holds = budget is None or (is_number(budget) and 0 < budget < math.inf)
         require(holds, "time_budget_s", budget, "None or a finite number of seconds > 0")
-        check_int("seed", self.seed, at_least=0, at_most=2**63 - 1)
+        check_int("seed", self.seed, at_least=0, at_most=MOST_SEED)
 
     @property
     def full_grace_period(self) -> int:

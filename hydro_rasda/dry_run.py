@@ -25,6 +25,7 @@ from hydro_rasda.objective import check_metrics, checked, give_config, reads_con
 from hydro_rasda.precision import as_given, in_precision
 from hydro_rasda.problem import NoModule, Problem, width_form
 from hydro_rasda.reads import Notes
+from hydro_rasda.seeds import next_seed
 from hydro_rasda.trial import Trial
 from hydro_rasda.whole_metrics import Collected, measured
 
@@ -113,7 +114,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
 def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> DryRun:
     parameters = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in target.named_parameters()}
-    other = problem.with_settings(seed=problem.settings.seed + 1).target(trial)
+    other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
     learning = [name for name, p in target.named_parameters() if p.requires_grad]
     try:
         lr_factors(trial.config, learning)

@@ -6,6 +6,17 @@ import zlib
 
 import numpy as np
 
+MOST_SEED = 2**63 - 1
+
+
+def next_seed(seed: int) -> int:
+    """Another seed; after the largest comes 0.
+
+    >>> next_seed(0), next_seed(MOST_SEED)
+    (1, 0)
+    """
+    return 0 if seed == MOST_SEED else seed + 1
+
 
 def derive_seed(*parts: int | str) -> int:
     """A seed for one purpose of a run.

@@ -75,9 +75,9 @@ class DoublingPool(DevicePool):
         self._ranks: list[_Ranks] = []
         remove_left()
 
-    def idle(self) -> Sequence[int]:
+    def _free(self) -> list[int]:
         held = {number for ranks in self._ranks for number in ranks.devices}
-        return [number for number in super().idle() if number not in held]
+        return [number for number in super()._free() if number not in held]
 
     def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
         if not self._shared:
@@ -91,6 +91,7 @@ class DoublingPool(DevicePool):
                 idle, task = idle[size:], None
             if idle and task is None and not self._ranks:
                 return
+            self._begin_again()
             self._take_ready()
             outcomes, self._outcomes = self._outcomes, []
             yield from outcomes

@@ -129,7 +129,11 @@ class DevicePool:
 
     def idle(self) -> Sequence[int]:
         self._meet()
-        return [] if self._again else [d for d, device in self._devices.items() if device.answer is None]
+        return [] if self._again else self._free()
+
+    def _free(self) -> list[int]:
+        """Devices that do nothing, and are kept for nothing."""
+        return [d for d, device in self._devices.items() if device.answer is None]
 
     def busy(self) -> bool:
         """Also where every device's process has died: work goes on once one of them is there again."""
@@ -188,8 +192,8 @@ class DevicePool:
 
     def _begin_again(self) -> None:
         """Have idle devices train the groups whose processes died."""
-        for number, device in self._devices.items():
-            if self._again and device.answer is None:
+        for number in self._free():
+            if self._again:
                 self.start(number, self._again.pop(0))
 
     def _take_ready(self) -> None:

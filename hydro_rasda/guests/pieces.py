@@ -150,7 +150,7 @@ class TargetWork:
     def took(self, task: TargetTask, given: TargetOutcome, go_on: bool) -> Sequence[TargetTask]:
         self._history += given.history
         self._seconds += given.seconds
-        if given.error is None and go_on and self._goes_on():
+        if given.error is None and go_on and not given.ended and self._goes_on():
             assert given.state is not None
             self._run.save(self._key, {**given.state, _SO_FAR: self._history}, [task.number])
             self.saved = [self._key]
@@ -162,7 +162,10 @@ class TargetWork:
 
     def _goes_on(self) -> bool:
         epoch, metrics = self._history[-1]
-        return epoch < self.task.span.stop and not diverged({"train_loss": [metrics["train_loss"]]})
+        settings = self._run.settings
+        # A training function of the user's need not report a training loss.
+        over = diverged({"train_loss": [metrics.get("train_loss", metrics[settings.metric])]})
+        return epoch < self.task.span.stop and not over and not settings.good_enough(metrics[settings.metric])
 
     def died(self, task: TargetTask, how: str, deaths: Deaths) -> Sequence[TargetTask]:
         following = deaths.of_target(task, how)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hydro_rasda.run.files import refuse_links
+from hydro_rasda.run.files import Unsafe, open_to_read, refuse_links
 
 LOCK = ".lock"
 """File in a run's folder that the process which works on it holds locked."""
@@ -50,9 +51,23 @@ def held(folder: Path) -> bool:
     False may also mean that it works on another machine, or in another container.
     """
     try:
-        inode = (folder / LOCK).lstat().st_ino
+        name = _name(folder / LOCK)
         locks = _LOCKS.read_text().splitlines()
-    except OSError:
+    except (OSError, StopIteration, Unsafe):
         return False
     # "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF"; who waits for a lock has an arrow before the kind.
-    return any(fields[1] == "FLOCK" and fields[5].endswith(f":{inode}") for line in locks if (fields := line.split()))
+    return any(fields[1] == "FLOCK" and fields[5] == name for line in locks if (fields := line.split()))
+
+
+def _name(file: Path) -> str:
+    """A file as the kernel's list of locks has it: "fe:00:2368030", device and inode.
+
+    The device is that of its mount, which some file systems hide from `stat`.
+    """
+    with open_to_read(file) as opened:
+        told = Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text().split()
+        mount, inode = told[told.index("mnt_id:") + 1], os.fstat(opened.fileno()).st_ino
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    device = next(fields[2] for line in lines if (fields := line.split())[0] == mount)
+    major, minor = map(int, device.split(":"))
+    return f"{major:02x}:{minor:02x}:{inode}"

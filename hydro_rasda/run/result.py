@@ -17,6 +17,7 @@ from hydro_rasda.checks import check_function, check_int, check_path
 from hydro_rasda.config import RASDAConfig
 from hydro_rasda.data import Data, batch_length, make_batches
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
+from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.run.portable import Gone, dumped, loaded
@@ -84,7 +85,7 @@ class TuneResult(RunRecord):
             "objective": Gone("objective"),
             "full_size": None,
             "metrics": None,
-            "plans": {},
+            "plans": Plans(),
             # Its `lr_rule` may be a function, too, and no result calls it.
             "settings": replace(problem.settings, rasda=RASDAConfig()),
         }

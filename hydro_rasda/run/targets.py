@@ -265,6 +265,14 @@ def end_targets(run: Run, finalists: Iterable[int]) -> None:
     run.end_by(DONE, sorted(finalists))
 
 
+def another_chance(run: Run, finalists: Iterable[int]) -> bool:
+    """Whether any failed under code or data that are others now: those are tried again."""
+    again = [n for n in finalists if n in run.failures and run.store.changes]
+    for number in again:
+        del run.failures[number]
+    return bool(again)
+
+
 def ended_early(run: Run, number: int) -> bool:
     """Whether a full-size trial cannot go on, time or no time: it raised, or it diverged."""
     began = run.epochs("target", number) > 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydro_rasda.checks import is_int, require
+from hydro_rasda.checks import is_int, is_number, require
 from hydro_rasda.config import Mode
 
 
@@ -294,6 +294,17 @@ def checked_admission(rule: SweepRule, count: int) -> int:
         ValueError: naming rule and value, where it is none.
     """
     require(type(count) is int and count >= 0, f"`sweep_rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
+    return count
+
+
+def checked_epochs(rule: SweepRule, count: float) -> float:
+    """How many epochs a rule expects, if that is a number of them.
+
+    Raises:
+        ValueError: naming rule and value, where it is none.
+    """
+    holds = is_number(count) and 0 <= count < math.inf
+    require(holds, f"`sweep_rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
     return count
 
 

@@ -10,6 +10,7 @@ from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.summary import winner_is_lost
 from hydro_rasda.run.targets import (
+    another_chance,
     done_early,
     end_by_score,
     end_targets,
@@ -41,20 +42,12 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
     if not devices.race(finalists):
         recall_targets(run)
         settle_configs(run)
-        if _another_chance(run, finalists) or not targets_over(run, finalists) or winner_is_lost(run, finalists):
+        if another_chance(run, finalists) or not targets_over(run, finalists) or winner_is_lost(run, finalists):
             forget_unsaved(run)
             _race(run, finalists, devices)
         else:  # of more samples, say, the same ones were chosen
             end_targets(run, finalists)
     return tried_targets(run, finalists)
-
-
-def _another_chance(run: Run, finalists: Sequence[int]) -> bool:
-    """Whether any failed under code or data that are others now: those are tried again."""
-    again = [n for n in finalists if n in run.failures and run.store.changes]
-    for number in again:
-        del run.failures[number]
-    return bool(again)
 
 
 def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:

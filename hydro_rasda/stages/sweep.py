@@ -26,6 +26,7 @@ from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving,
 from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
+    checked_epochs,
     checked_finalists,
     checked_moves,
     move_of,
@@ -111,7 +112,10 @@ class _Sweep:
                     self._record(finished)
 
     def _show(self) -> None:
-        self._run.begin_stage("surrogates", self._rule.epochs(self._state) - self._done)
+        self._run.begin_stage("surrogates", max(0, self._expected() - self._done))
+
+    def _expected(self) -> float:
+        return checked_epochs(self._rule, self._rule.epochs(self._state))
 
     def _admit(self) -> bool:
         """Take in as many configurations as the rule wants; whether there are more now, or are known to be none."""
@@ -299,7 +303,7 @@ class _Sweep:
                 self._dispatcher.add(number, state.training[number].goal or 0)
             self._search.tell(number, run.epochs("surrogate", number), run.score("surrogate", number))
         self._done += sum(line["event"] == "metrics" for line in unit.lines)
-        self._devices.on_progress(min(1.0, self._done / self._rule.epochs(state)), state.best(run.settings.top_k))
+        self._devices.on_progress(min(1.0, self._done / max(1, self._expected())), state.best(run.settings.top_k))
 
     def _came(self, number: int) -> bool:
         """Whether a trial on its way is through with its milestone, perhaps in an earlier process; then it waits there.

@@ -12,6 +12,7 @@ from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, shortened
 from hydro_rasda.run.transfer import FEWEST, check_keys, choose_checked, compare_checked
 from hydro_rasda.schedulers import rank
+from hydro_rasda.seeds import next_seed
 from surrogate import RankComparison
 
 CHECKED = 6
@@ -40,7 +41,7 @@ def check_transfer(run: Run, scores: Mapping[int, float], epochs: int, device: T
         return None
     run.begin_stage("transfer check", epochs * (len(chosen) + 1))
     seed, span = run.settings.seed, Span(0, epochs)
-    keys, seeds = check_keys(chosen), [*[seed] * len(chosen), seed + 1]
+    keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
     tasks = [TargetTask(key, number, span, None, s, len(keys)) for (key, number), s in zip(keys, seeds, strict=True)]
     for outcome in device.train_each([task for task in tasks if not run.store.done(task.key)]):
         run.record(outcome.task.key, _unit(run, outcome))

@@ -65,6 +65,12 @@ def test_same_seed_same_records(quick: Quick) -> None:
         assert torch.equal(two.best_model().state_dict()[name], value)
 
 
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore:transfer to full size")
+def test_the_largest_seed_is_one(quick: Quick) -> None:
+    assert quick(seed=2**63 - 1, num_samples=4, max_t=1, check_transfer=True).transfer is not None
+
+
 def test_halving_and_transfer(quick: Quick) -> None:
     result = quick(num_samples=9, max_t=4, reduction_factor=2, top_k=2, keep="last")
     epochs = sorted(record.surrogate_epochs for record in result.trials)

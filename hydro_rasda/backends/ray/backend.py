@@ -25,7 +25,7 @@ from hydro_rasda.contracts import Finished
 from hydro_rasda.run.files import refuse_links, refuse_open_to_others
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.run.summary import winner_is_lost
-from hydro_rasda.run.targets import end_targets, recall_targets, settle_configs, targets_over
+from hydro_rasda.run.targets import another_chance, end_targets, recall_targets, settle_configs, targets_over
 from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.own_loop import train_own_on_rank
@@ -141,7 +141,8 @@ class RacingDevices(RayDevices):
         super().close()
         if self._stage is None:
             recall_targets(self._run)
-            if targets_over(self._run, finalists) and not winner_is_lost(self._run, finalists):
+            again = another_chance(self._run, finalists) or winner_is_lost(self._run, finalists)
+            if targets_over(self._run, finalists) and not again:
                 settle_configs(self._run)
                 end_targets(self._run, finalists)
                 return True

@@ -186,16 +186,17 @@ class FullSize:
             return
         self._recorder.record_new()
         if self._error is not None:
-            error, self._error = self._error, None
             self._end()
-            raise error
-        if self._thread is not None and found_enough(self._run):
+        elif self._thread is not None and found_enough(self._run):
             self.stop()
             end_by_score(self._run)
         elif self._thread is not None and self._run.out_of_time("target") and self._run.checkpoints:
             self.stop()
             self._run.end_by_time("target")
             self._run.say("`time_budget_s` is spent: the same call with more goes on from here")
+        if self._error is not None:  # also what it raised while it was stopped
+            error, self._error = self._error, None
+            raise error
 
     def finish(self, finalists: Sequence[int]) -> None:
         """Wait until everything offered is done; nothing more will be offered.

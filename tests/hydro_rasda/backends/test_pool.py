@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hydro_rasda import RASDAConfig
+from hydro_rasda.backends.doubling import DoublingPool
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, TargetOutcome, TargetTask, Widths, group_key
 from hydro_rasda.problem import Problem
@@ -50,6 +54,9 @@ class Scripted:
             return Said(("a machine", self.pool.cores_each))
         if method == "plan":
             return Said({kind: Widths(8) for kind in work})
+        if method == "train_rank":
+            self.pool.trained.append((work.number,))
+            return Said(TargetOutcome(work, {}, [], None, 1.0))
         numbers = work.members if isinstance(work, GroupTask) else [task.number for task in work]
         self.pool.trained.append(tuple(numbers))
         if self.pool.hanging & set(numbers):
@@ -187,6 +194,28 @@ def test_full_size_models_wait_where_groups_occupy_all_devices(run: Run) -> None
     assert [outcome.task.number for outcome in pool.train_each(targets(1, 2))] == [1, 2]
     assert pool.trained == [(0,), (1,), (2,)]
     assert len(pool.finished()) == 1
+
+
+class ScriptedDoubling(ScriptedPool, DoublingPool):
+    """The same with a device for each rank; what trains there never ends."""
+
+    def __init__(self, run: Run, deadly: Iterable[object]) -> None:
+        DoublingPool.__init__(self, run, [torch.device("cpu")] * 2)
+        self.deadly, self.cores_each, self.hanging = set(deadly), 1, set[int]()
+        self.trained, self.processes = [], []
+
+
+def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_path: Path) -> None:
+    """As while transfer is checked; else no device would ever be free for a rank."""
+    rasda = RASDAConfig(workers=2)
+    run = open_run(tmp_path / "run", problem.with_settings(rasda=rasda), 8)
+    with run.store, closing(ScriptedDoubling(run, deadly=[0])) as pool:
+        pool.idle()
+        pool.start(0, group(0))
+        outcomes = [outcome.task.number for outcome in pool.train_each(targets(1))]
+        assert pool.trained == [(0,), (0,), (1,), (1,)]
+        assert outcomes == [1]
+        assert [finished.task.members for finished in pool.finished()] == [(0,)]
 
 
 def test_a_full_size_model_that_dies_beside_another_is_tried_again_alone(run: Run) -> None:

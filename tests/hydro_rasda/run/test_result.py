@@ -21,6 +21,7 @@ from hydro_rasda.run.result import make_result
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.targets import record_epochs, record_failure
 from hydro_rasda.stages.race import train_targets
+from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 from tests.malformed import Right, either, faults, integer, one_of
@@ -134,6 +135,13 @@ def test_it_can_be_unpickled_in_another_process(result: TuneResult, tmp_path: Pa
     with torch.no_grad():
         output = result.best_model()(torch.full((1, 64), 0.5)).tolist()
     assert said.splitlines() == [f"True {result.best_metric}", str(output)]
+
+
+def test_what_was_unpickled_can_make_surrogates(result: TuneResult) -> None:
+    copied = pickle.loads(pickle.dumps(result))._problem
+    trial = Trial(result.best_trial, result.best_config)
+    expected, found = (problem.surrogate(trial).state_dict() for problem in (result._problem, copied))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_functions_that_pickle_cannot_take_come_along_or_are_asked_for(

@@ -218,11 +218,28 @@ class Sends(SweepRule):
         return self.named
 
 
+class Foresees(MedianStopping):
+    def __init__(self, count: Any) -> None:
+        self.count = count
+
+    def epochs(self, sweep: SweepState) -> Any:
+        return self.count
+
+
+def test_a_rule_that_expects_no_epochs_trains_all_the_same(run: Run) -> None:
+    expected = sweep(run, Given([configs(FINALS)]), Curves(run), MedianStopping())
+    fresh = again(run)
+    assert sweep(fresh, Given([configs(FINALS)]), Curves(fresh), Foresees(0)) == expected
+
+
 def test_bad_rules_are_told_of(run: Run) -> None:
     with pytest.raises(ValueError, match="`sweep_rule` Sends moves trial 99, but must name one of trials 0 to 26"):
         sweep(run, Given([configs(FINALS)]), Curves(run), Sends({99: Drop()}))
     with pytest.raises(ValueError, match="`sweep_rule` Sends names no finalists"):
         sweep(run, Given([configs(FINALS)]), Curves(run), Sends({0: GoOn(1)}))
+    for count in (-1, math.inf, "many"):
+        with pytest.raises(ValueError, match="Foresees: epochs.* must be a finite number >= 0"):
+            sweep(run, Given([configs(FINALS)]), Curves(run), Foresees(count))
     fresh = again(run, num_samples=28)
     with pytest.raises(AllTrialsFailed):
         sweep(fresh, Given([configs([*FINALS, 0.5])]), Curves(fresh), Sends({}))

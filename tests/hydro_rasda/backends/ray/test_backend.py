@@ -17,7 +17,7 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda import RASDAConfig, TuneResult, load
+from hydro_rasda import AllTrialsFailed, RASDAConfig, TuneResult, Worker, load
 from hydro_rasda.backends.ray.devices import worker_resources
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.conftest import SPACE
@@ -84,6 +84,18 @@ def test_a_function_of_the_users_trains_the_finalists(ray8: None, quick: Quick, 
     assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
     lines = [line for record in result.trials for line in record.history if line["stage"] == "target"]
     assert {line["workers"] for line in lines} == {1, 2}
+
+
+@pytest.mark.slow
+def test_finalists_that_failed_are_tried_again_with_mended_code(ray8: None, quick: Quick) -> None:
+    def broken(worker: Worker) -> None:
+        raise NameError("name 'optimiser' is not defined")
+
+    with pytest.raises(AllTrialsFailed, match="name 'optimiser' is not defined"):
+        quick(full_size=broken, **on_devices(2))
+    result = quick(full_size=train, resume="changed", **on_devices(2))
+    assert result.finished
+    assert not [record for record in result.trials if record.status == "failed"]
 
 
 @pytest.mark.slow

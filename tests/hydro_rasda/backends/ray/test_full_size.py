@@ -18,7 +18,7 @@ import pytest
 import ray
 import torch
 from ray.tune.experiment import Experiment
-from ray.tune.schedulers import MedianStoppingRule
+from ray.tune.schedulers import FIFOScheduler, MedianStoppingRule
 
 from hydro_rasda import RASDAConfig, RASDAScheduler, choice, loguniform, randint, read_journal, uniform
 from hydro_rasda.backends.ray.event_log import EventLog
@@ -261,6 +261,31 @@ def test_what_tune_raises_comes_out_of_the_main_thread(ray8: None, open_run: Ope
     full.offer([0])
     with pytest.raises(Exception, match="did not include the specified metric"):
         full.finish([0])
+
+
+class RaisesAtTheEnd(FIFOScheduler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopping = threading.Event()
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:
+        if result["training_iteration"] > 2:
+            self.stopping.wait(100)
+            raise RuntimeError("the scheduler cannot go on")
+        return super().on_trial_result(tune_controller, trial, result)
+
+
+@pytest.mark.slow
+def test_what_tune_raises_while_it_is_stopped_comes_out_too(ray8: None, open_run: Open) -> None:
+    run, scheduler = open_run([{"lr": 0.1}], max_t=16), RaisesAtTheEnd()
+    full = stage(run, scheduler)
+    scheduler.stopping = full._stopping
+    full.offer([0])
+    wait_for(lambda: bool(run.checkpoints), full)
+    run.problem = run.problem.with_settings(time_budget_s=1e-3)
+    with pytest.raises(RuntimeError, match="the scheduler cannot go on"):
+        full.poll()
+    assert run.store.done("target/ended-by-0.001s")
 
 
 def test_pbt_stays_within_the_space() -> None:
