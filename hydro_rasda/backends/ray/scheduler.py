@@ -20,11 +20,12 @@ from ray.tune.utils import flatten_dict
 from hydro_rasda.backends.ray.fellows import Fellows
 from hydro_rasda.backends.ray.grants import Grants
 from hydro_rasda.backends.ray.journal import FILE_NAME, Journal, JournalEntry
+from hydro_rasda.backends.ray.node_requests import NodeRequests
 from hydro_rasda.backends.ray.queue import WaitingQueue
 from hydro_rasda.backends.ray.sizes import Sizes
 from hydro_rasda.backends.ray.staging import ControllerStage, store_results
 from hydro_rasda.backends.ray.standings import Standings
-from hydro_rasda.checks import check_int, check_mode, check_text, require
+from hydro_rasda.checks import check_int, check_mode, check_text, is_number, require
 from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
     RASDA,
@@ -77,6 +78,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             "gradient_noise_scale", in examples, beside "global_batch_size". `Worker.measure` has both reported.
         least_efficiency: With "efficient", a survivor whose efficiency is not above this keeps its workers; 0 for any.
         batch_over_noise: With "efficient", a survivor's batch is at most so many noise scales; inf for any.
+        autoscale_wait_s: How long a survivor that is due more workers than the nodes hold waits for Ray's autoscaler,
+            which it asks for more, at most; it then goes on with those that there are. 0: the autoscaler is not asked.
         brackets: As of `ASHAScheduler`; 1 only.
         stop_last_trials: As of `ASHAScheduler`; True only: a trial ends at `max_t`.
 
@@ -106,10 +109,14 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         grow: Grow = "due",
         least_efficiency: float = 0.5,
         batch_over_noise: float = 1.0,
+        autoscale_wait_s: float = 0.0,
         brackets: int = 1,
         stop_last_trials: bool = True,
     ) -> None:
         super().__init__()
+        bounded = is_number(autoscale_wait_s) and 0 <= autoscale_wait_s < math.inf
+        require(bounded, "autoscale_wait_s", autoscale_wait_s, "a finite number of seconds >= 0")
+        self._autoscale_wait_s = autoscale_wait_s
         require(brackets == 1, "brackets", brackets, "1: there is one bracket")
         require(stop_last_trials is True, "stop_last_trials", stop_last_trials, "True: a trial ends at `max_t`")
         if mode is not None:
@@ -140,6 +147,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
     def _begin_anew(self) -> None:
         """Know of no trial."""
         self._sizes = Sizes(self._worker)
+        self._nodes = NodeRequests(self._worker, self._autoscale_wait_s)
         self._experiment: str | None = None
         self._standings = Standings()
         self._rung_now: dict[str, int] = {}
@@ -222,7 +230,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if decision is Decision.WAIT:
             self._queue.leave(trial)
             return str(TrialScheduler.PAUSE)
-        grows = self._sizes.fitting(self._due(trial, t)) > self._sizes.of(trial)
+        grows = self._grows(trial, self._due(trial, t))
         if not grows or not self._sizes.can_pause(trial, result, t):
             if milestone is not None:
                 self._fellows.begin(trial, self._milestone_after(t))
@@ -258,7 +266,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stage = ControllerStage(tune_controller)
         stage.clear(self._queue)
         stage.call_back(self._queue, self._sizes)
-        waiting, holding = self._queue.waiting(), self._holding()
+        waiting, holding = self._ready(), self._holding()
         held = {trial.trial_id: self._sizes.of(trial) for trial in holding}
         free = max(0, self._sizes.slots.count() - sum(held.values()) - self._elsewhere)
         placement = self._place(waiting, holding, held, free)
@@ -370,6 +378,20 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if self._rule.grow == "due":
             return self._rule.workers_at(self._restart_t(trial) if t is None else t)
         return self._grants.of(trial)
+
+    def _grows(self, trial: Trial, due: int) -> bool:
+        """Whether a trial goes on with more workers, or waits for nodes that hold them."""
+        if due <= self._sizes.of(trial):
+            return False
+        count = self._sizes.slots.count()
+        self._nodes.ask(due, sum(self._sizes.of(other) for other in self._holding() if other is not trial), count)
+        return self._nodes.awaited(due, count) or self._sizes.fitting(due) > self._sizes.of(trial)
+
+    def _ready(self) -> list[Trial]:
+        """Trials that could be next: those that wait, but for nodes that may still come."""
+        count = self._sizes.slots.count()
+        self._nodes.settle(count)
+        return [trial for trial in self._queue.waiting() if not self._nodes.awaited(self._due(trial), count)]
 
     def _milestone_after(self, t: int) -> int:
         return self._rule.milestones[self._rule.rungs_survived(t)]
