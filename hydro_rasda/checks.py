@@ -165,7 +165,9 @@ def check_folder(name: str, value: object) -> Path:
     """
     rule = "the path of a folder that is there, or can be made"
     check_path(name, value)
-    require(str(value) != "" and "://" not in str(value), name, value, rule)
+    store = "a folder, such as one at which the store is mounted (on each node of a cluster), not a store's address"
+    require("://" not in str(value), name, value, store)
+    require(str(value) != "", name, value, rule)
     try:
         folder = Path(value).expanduser().absolute()  # type: ignore[arg-type]
         there = next(path for path in (folder, *folder.parents) if path.exists())

@@ -34,7 +34,8 @@ def average_statistics(joint: nn.Module, weight: Callable[[], float] = lambda: 1
 
     @torch.no_grad()
     def average(module: nn.Module, *_: Any) -> None:
-        tensors = [t for layer in layers if layer.training for t in (layer.running_mean, layer.running_var)]
+        pairs = [(layer.running_mean, layer.running_var) for layer in layers if layer.training]
+        tensors = [t for pair in pairs for t in pair if t is not None]
         if not tensors or not getattr(module, "require_backward_grad_sync", True):
             return
         wide = [t.to(torch.promote_types(t.dtype, torch.float32)).flatten() for t in tensors]

@@ -152,7 +152,9 @@ class Worker:
         """
         count = len(dataset)  # type: ignore[arg-type]
         require(count >= self.world_size, "dataset", count, f"at least {self.world_size} examples, one for each rank")
-        drawn = DistributedSampler(dataset, self.world_size, self.rank, shuffle=shuffle, seed=seed, drop_last=shuffle)
+        drawn: DistributedSampler[Any] = DistributedSampler(
+            dataset, self.world_size, self.rank, shuffle=shuffle, seed=seed, drop_last=shuffle
+        )
         if not shuffle:  # torch's own repeats examples to give each rank as many
             drawn.total_size, drawn.num_samples = count, len(range(self.rank, count, self.world_size))
         return drawn

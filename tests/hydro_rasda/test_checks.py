@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hydro_rasda.checks import check_int, check_mode, check_name, check_number
+from hydro_rasda.checks import check_folder, check_int, check_mode, check_name, check_number
 
 
 def test_what_holds_passes() -> None:
@@ -34,8 +34,13 @@ def test_what_holds_passes() -> None:
         (lambda: check_name("name", "\ud800"), "`name` is '\\ud800', but must be a folder's name"),
         (lambda: check_mode("best"), "`mode` is 'best', but must be 'min' or 'max'"),
         (lambda: check_mode(["min"]), "`mode` is ['min'], but must be 'min' or 'max'"),
+        (
+            lambda: check_folder("storage_path", "s3://bucket/runs"),
+            "`storage_path` is 's3://bucket/runs', but must be a folder, such as one at which the store is mounted (on "
+            "each node of a cluster), not a store's address",
+        ),
     ],
 )
-def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], None], message: str) -> None:
+def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check()

@@ -99,18 +99,28 @@ def replay(entries: Iterable[JournalEntry], trials: set[str], earlier: AshaState
 
 
 def read_journal(folder: str) -> list[JournalEntry]:
-    """The reports of an experiment in a local folder, in order of arrival.
+    """The reports of an experiment, in order of arrival.
 
     A report that a trial repeated after a failure is in it twice; the later one counts.
+
+    Args:
+        folder: Of the experiment: a path, or the address of a store, such as "s3://bucket/ray_results/experiment".
 
     Raises:
         ValueError: where the folder holds no such file.
     """
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
     check_path("folder", folder)
-    path = Path(folder) / FILE_NAME
-    require(path.is_file(), "folder", folder, f"that of an experiment, which holds a file {FILE_NAME}")
-    with open(path, encoding="utf-8") as file:
-        return _parsed(file)
+    rule = f"that of an experiment, which holds a file {FILE_NAME}"
+    if "://" in str(folder):
+        filesystem, root = FileSystem.from_uri(str(folder))
+    else:
+        filesystem, root = LocalFileSystem(), str(Path(folder))
+    path = str(PurePosixPath(root) / FILE_NAME)
+    require(filesystem.get_file_info(path).is_file, "folder", folder, rule)
+    with filesystem.open_input_stream(path) as stream:
+        return _parsed(stream.read().decode().splitlines())
 
 
 def _parsed(lines: Iterable[str]) -> list[JournalEntry]:

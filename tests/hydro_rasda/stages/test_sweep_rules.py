@@ -238,7 +238,7 @@ def test_bad_rules_are_told_of(run: Run) -> None:
     with pytest.raises(ValueError, match="`sweep_rule` Sends names no finalists"):
         sweep(run, Given([configs(FINALS)]), Curves(run), Sends({0: GoOn(1)}))
     for count in (-1, math.inf, "many"):
-        with pytest.raises(ValueError, match="Foresees: epochs.* must be a finite number >= 0"):
+        with pytest.raises(ValueError, match=r"Foresees: epochs.* must be a finite number >= 0"):
             sweep(run, Given([configs(FINALS)]), Curves(run), Foresees(count))
     fresh = again(run, num_samples=28)
     with pytest.raises(AllTrialsFailed):

@@ -71,11 +71,11 @@ def objective(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
 def by_learner(rank: int, world: int, sharded: bool) -> list[Tensor]:
     model, shard = build(), Shard(rank, world)
-    learner = SingleLearner(model, {"lr": 0.01}, objective, TuneConfig().max_t, shard, sharded=sharded)  # type: ignore[arg-type]
+    learner = SingleLearner(model, {"lr": 0.01}, objective, TuneConfig().max_t, shard, sharded=sharded)
     learner.train_mode(True)
     for batch in examples().split(BATCH * world):
         part = shard.part(len(batch), least=2)
-        learner.step(batch[part.rows], 0.0, 1.0, part.weight)  # type: ignore[arg-type]
+        learner.step(batch[part.rows], 0.0, 1.0, part.weight)
     return statistics(model)
 
 

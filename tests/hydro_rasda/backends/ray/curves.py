@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow.fs import FSSpecHandler
 from ray import tune
 from ray.tune.search import Searcher
 from ray.util import placement_group, remove_placement_group
@@ -77,6 +80,20 @@ class Raises(Counter):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         raise RuntimeError("not today")
+
+
+class Store(FSSpecHandler):  # type: ignore[misc]
+    """A folder as pyarrow sees an object store through fsspec: nothing is appended to a file."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(DirFileSystem(folder, LocalFileSystem(auto_mkdir=True)))
+        self._folder = folder
+
+    def __reduce__(self) -> Any:
+        return Store, (self._folder,)
+
+    def open_append_stream(self, path: str, metadata: object) -> None:
+        raise NotImplementedError
 
 
 class Late(Searcher):  # type: ignore[misc]

@@ -26,7 +26,7 @@ def test_a_new_process_goes_on_where_another_stopped(tmp_path: Path) -> None:
     for entry in ENTRIES[2:]:
         second.append(entry)
     assert list(journal(tmp_path).entries) == ENTRIES
-    assert read_journal(str(tmp_path)) == ENTRIES
+    assert read_journal(str(tmp_path)) == read_journal(tmp_path.as_uri()) == ENTRIES
 
 
 def test_half_a_line_of_a_killed_process_is_dropped(tmp_path: Path) -> None:

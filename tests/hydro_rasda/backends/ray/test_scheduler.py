@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyarrow.fs import PyFileSystem
 from ray import tune
 from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
@@ -23,6 +24,7 @@ from tests.hydro_rasda.backends.ray.curves import (
     HoldsHalf,
     Late,
     Raises,
+    Store,
     Unresettable,
     Watch,
     curve,
@@ -269,6 +271,28 @@ def test_growth_ends_at_what_the_cluster_holds(ray8: None, tmp_path: Path, caplo
         results = run(tmp_path, scheduler, {"x": 0.0})
     assert [e.workers for e in read_journal(results.experiment_path)][:8] == [1, 2, 2, 2, 2, 2, 2, 2]
     assert "due 4 workers and gets 2: the cluster holds no more" in caplog.text
+
+
+@pytest.mark.slow
+def test_an_experiment_may_lie_in_an_object_store(ray8: None, tmp_path: Path) -> None:
+    scheduler = RASDAScheduler(max_t=4)
+    results = tune.Tuner(
+        curve,
+        param_space={"x": tune.grid_search([0.0, 0.5])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler),
+        run_config=tune.RunConfig(
+            storage_path="bucket",
+            name="run",
+            storage_filesystem=PyFileSystem(Store(str(tmp_path))),
+            verbose=0,
+        ),
+    ).fit()
+    assert results.num_errors == 0
+    entries = read_journal((tmp_path / "bucket" / "run").as_uri())
+    assert {(e.t, e.workers) for e in entries if e.milestone} == {(1, 1), (2, 2), (4, 4)}
+    for result in results:
+        assert result.metrics_dataframe is not None
+        assert list(result.metrics_dataframe["training_iteration"]) == [*range(1, len(result.metrics_dataframe) + 1)]
 
 
 def test_importing_the_package_starts_no_ray() -> None:
