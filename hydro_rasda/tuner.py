@@ -198,8 +198,10 @@ def tune(
         name: Folder of this run below it; None makes one from the time.
         resume: What to do where there is a run of this name. "auto" goes on with it, if it is this one: of the same
             settings, code and data (backend, device and limits on the cost may differ, and `num_samples` may grow);
-            "changed" goes on also where code or data are others now, and what was trained counts; "never" refuses;
-            "must" refuses to start anew.
+            "changed" goes on also where code or data are others now, and what was trained counts, unless `loss_fn`,
+            `objective`, `metrics` or `val_data` is another: scores by these do not compare, so that what was found is
+            kept as a run of its own, `NAME/before-1`, and all trains anew; "never" refuses; "must" refuses to start
+            anew.
         checkpoint_every: Epochs between full-size checkpoints; None checkpoints at milestones only.
         loader_workers: Processes that load a Dataset's batches ahead for each model or group in training, as a
             DataLoader's `num_workers`; None: up to 4 for a GPU, none for a CPU, whose cores have models to train. The

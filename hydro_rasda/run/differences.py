@@ -47,6 +47,23 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
     return [told for told in deciding.values() if told], [told for told in knowing.values() if told]
 
 
+def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether scores of two runs are of different measures: by other functions, or over other validation data.
+
+    Functions look different where Python is another; there, whoever goes on knows that they are the same.
+
+    Args:
+        was: As of `differences`.
+        now: Likewise.
+    """
+    names = ["val_data"] + _OF_SCORES * (was.get("python") == now.get("python"))
+    before, after = was.get("digests", {}), now.get("digests", {})
+    return any(before.get(name) != after.get(name) for name in names)
+
+
+_OF_SCORES = ["loss_fn", "objective", "metrics"]
+
+
 def _told(key: str, was: Any, now: Any) -> str | None:
     """How a setting differs, in words; None where it does not."""
     if key == "num_samples" and isinstance(was, int) and isinstance(now, int):

@@ -7,6 +7,7 @@
         journal.jsonl     one line for each metric, decision and finished unit of work
         messages.jsonl    what was said, for who reads the run later
         checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
+        before-1/         the run so far, where `resume="changed"` went on with another measure; see `aside`
 
 A run is a sequence of *units* of work, such as one fused group trained to one milestone. Every unit starts from what is
 on disk and leaves its lines and its checkpoint there, so a resumed run is an ordinary run whose first units are read
@@ -32,7 +33,8 @@ from filelock import FileLock
 
 from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import RESUME
-from hydro_rasda.run.differences import differences
+from hydro_rasda.run.aside import set_aside
+from hydro_rasda.run.differences import differences, scored_otherwise
 from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.files import (
     TEMPORARY,
@@ -108,7 +110,8 @@ class Store:
             path: `storage_path/name`.
             asked: JSON values that say what the run is (see `Identity.asked`); a directory with another run is refused.
             resume: "auto" goes on with a run that is there; "must" refuses to start anew; "never" to go on; "changed"
-                goes on also where code or data are others now, and keeps those as the run's.
+                goes on also where code or data are others now, and keeps those as the run's; where scores by them do
+                not compare with those so far, these are set aside.
 
         Raises:
             RunExists: where the directory holds another run, or any run under resume="never".
@@ -132,6 +135,8 @@ class Store:
             # Only now: before, another process may have been writing.
             found, asked = _read_spec(path) if spec.exists() else None, jsonable(asked)
             changes = _refuse_other(path, found, asked, resume) if found is not None else []
+            if found is not None and scored_otherwise(found, asked) and (told := set_aside(path)):
+                changes.append(told)
             if found != asked:
                 told = {"format": FORMAT, "id": uuid.uuid4().hex if found is None else run_id(path), **asked}
                 with naming(spec):

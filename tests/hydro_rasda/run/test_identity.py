@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hydro_rasda import RunExists, TuneResult
+from hydro_rasda import RunExists, TuneResult, load
+from hydro_rasda.run.aside import set_aside
 from hydro_rasda.run.content import BYTES, content, digest, unchanged
-from hydro_rasda.run.differences import differences
+from hydro_rasda.run.differences import differences, scored_otherwise
 from hydro_rasda.run.identity import data_digest, parameters
 from tests.hydro_rasda.models import counted, mlp
 
@@ -296,7 +297,53 @@ def test_another_run_is_not_taken_for_this_one(
         quick(**small, **changed, resume="changed", seed=1)
     on = quick(**small, **changed, resume="changed", progress=True)
     assert f"going on all the same: {told}" in " ".join(capsys.readouterr().out.split())
-    assert on.best_metric == first.best_metric
+    scored_alike = not changed.keys() & {"loss_fn", "val_data"}
+    assert (on.best_metric == first.best_metric) is scored_alike
+    assert (first.path / "before-1").exists() is not scored_alike
     quick(**small, **changed)
     with pytest.raises(RunExists, match=told):
         quick(**small)
+
+
+def test_scores_by_other_code_do_not_compete(quick: Quick) -> None:
+    """They stay a run of their own, which goes on with its own code, and whose model is there."""
+    small: dict[str, Any] = {"num_samples": 2, "max_t": 2, "top_k": 2}
+    first = quick(**small)
+    weights = first.best_model().state_dict()
+    on = quick(**small, loss_fn=smooth, resume="changed")
+    apart = first.path / "before-1"
+    assert any(f"is the run {str(apart)!r}" in message.text for message in on.messages)
+    anew = quick(**small, loss_fn=smooth, name="anew")
+    assert [trial.history for trial in on.trials] == [trial.history for trial in anew.trials]
+    kept = load(apart)
+    assert [trial.history for trial in kept.trials] == [trial.history for trial in first.trials]
+    assert (kept.best_config, kept.best_metric) == (first.best_config, first.best_metric)
+    again = quick(**small, storage_path=first.path, name="before-1", resume="must")
+    assert again.best_metric == first.best_metric
+    for name, value in again.best_model().state_dict().items():
+        assert torch.equal(value, weights[name])
+    # Back to the first loss: that is a change again.
+    back = quick(**small, resume="changed")
+    assert back.best_metric == first.best_metric
+    assert load(first.path / "before-2").best_metric == on.best_metric
+
+
+def test_who_is_killed_while_moving_a_run_loses_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "journal.jsonl").write_text("first")
+    (tmp_path / "before-1").mkdir()  # killed after this and the checkpoints
+    (tmp_path / "before-1" / "checkpoints").mkdir()
+    assert "before-1" in set_aside(tmp_path)
+    assert (tmp_path / "before-1" / "journal.jsonl").read_text() == "first"
+    assert set_aside(tmp_path) == ""
+    (tmp_path / "journal.jsonl").write_text("second")
+    assert "before-2" in set_aside(tmp_path)
+    assert (tmp_path / "before-2" / "journal.jsonl").read_text() == "second"
+
+
+def test_another_python_makes_functions_look_different() -> None:
+    was = {"python": "3.11.1", "digests": {"loss_fn": "a", "val_data": "a", "model_fn": "a"}}
+    assert not scored_otherwise(was, was | {"digests": was["digests"] | {"model_fn": "b"}})
+    assert scored_otherwise(was, was | {"digests": was["digests"] | {"loss_fn": "b"}})
+    assert not scored_otherwise(was, {"python": "3.12.1", "digests": was["digests"] | {"loss_fn": "b"}})
+    assert scored_otherwise(was, {"python": "3.12.1", "digests": was["digests"] | {"val_data": "b"}})

@@ -1,0 +1,46 @@
+"""What a run found by other code: kept in its folder as a run of its own, since its scores compare with none of now."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import count
+from pathlib import Path
+
+from hydro_rasda.run.files import refuse_links, sync_folder, write_atomically
+from hydro_rasda.run.journal import JOURNAL
+from hydro_rasda.run.messages import MESSAGES
+
+ASIDE = "before-"
+"""Name of such a run's folder, with a number from 1."""
+
+# The journal moves last: without it, a folder is of a process that was killed on the way.
+_MOVED = ("checkpoints", "ray", MESSAGES, JOURNAL)
+
+
+def set_aside(path: Path) -> str:
+    """Move what the run in a folder has found into a folder in it, which is then a run of its own.
+
+    A process that was killed on the way is no harm: the next one moves the rest to the same place.
+
+    Args:
+        path: The run's folder, held by this process. Its `run.json` is copied, and stays until another is written.
+
+    Returns:
+        What was done, in words; empty where there was nothing to move.
+    """
+    if not (path / JOURNAL).exists():
+        return ""
+    aside = next(to for to in (path / f"{ASIDE}{number}" for number in count(1)) if not (to / JOURNAL).exists())
+    refuse_links(aside)
+    aside.mkdir(exist_ok=True)
+    write_atomically(aside / "run.json", (path / "run.json").read_bytes())
+    for name in _MOVED:
+        with contextlib.suppress(FileNotFoundError):
+            (path / name).rename(aside / name)
+        sync_folder(aside)
+    sync_folder(path)
+    (path / "checkpoints").mkdir(exist_ok=True)
+    return (
+        f"scores by other code or data do not compare with those to come: what was trained so far is the run "
+        f"{str(aside)!r} from now on, and this one begins anew"
+    )
