@@ -48,14 +48,24 @@ def outlooks(run: Run, numbers: Iterable[int]) -> dict[int, Outlook]:
     """What trials that began at full size may still come to, those that failed included."""
     epochs = {n: run.epochs("target", n) for n in numbers if run.epochs("target", n)}
     full = {n: {} if n in run.failures else run.curve("target", n) for n in epochs}
-    found = race_of(run).outlooks(epochs, full, {n: run.curve("surrogate", n) for n in epochs})
-    for n in epochs:
-        so_far = found[n].so_far
-        if run.settings.keep == "best" and ended_early(run, n):
-            _, so_far = run.best.get(n, (0, None))
-        if so_far is not None and (done_early(run, n) or ended_early(run, n)):
-            found[n] = Outlook(so_far, so_far, 0.0)
+    over = [n for n in epochs if done_early(run, n)]
+    found = race_of(run).outlooks(epochs, full, narrow_curves(run, epochs), over)
+    for n in epochs if run.settings.keep == "best" else ():
+        if ended_early(run, n) and n in run.best:
+            _, best = run.best[n]
+            found[n] = Outlook(best, best, 0.0)
     return found
+
+
+def narrow_curves(run: Run, numbers: Iterable[int]) -> dict[int, dict[int, float]]:
+    """The surrogates' curves, as the race takes them: none of a trial that went on as a copy of another.
+
+    Part of it is that of another configuration, and all of it that of changing ones, as under PBT: it foretells nothing
+    of a training by the last of them.
+    """
+    groups = [unit.value for key, unit in run.store.units().items() if "/group-" in key]
+    copied = {int(n) for value in groups if isinstance(value, Mapping) for n in value.get("copies", ())}
+    return {n: {} if n in copied else run.curve("surrogate", n) for n in numbers}
 
 
 def recall_targets(run: Run) -> None:

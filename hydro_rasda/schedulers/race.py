@@ -8,8 +8,8 @@ is expected was measured on recorded trainings (`benchmarks/results/replay_notes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median
 from typing import Literal
 
@@ -26,6 +26,7 @@ UNLIKELY = 0.4
 """A trial stops whose chance is less than this share of the favourite's, times the share of a training that is left."""
 
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 101) for i in range(101)]
+_SHIFTS = [1.0433 * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]  # of deviation 1
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Outlook:
         so_far: The score that is kept whatever comes; None where none is.
         end: What it is expected to score in the end; not finite where it diverged.
         deviation: Standard deviation of that; infinite where nothing is known of what is left.
+        shared: Standard deviation of what all of a race that have one are off by together, on top of that.
     """
 
     so_far: float | None
     end: float
     deviation: float
+    shared: float = 0.0
 
     def expected(self, mode: Mode) -> float:
         """The score that it is expected to be kept with."""
@@ -95,53 +98,69 @@ class Race:
         return max(1, math.floor((self.full_trainings * self.max_t - trained) / left)) if left > 0 else 1
 
     def outlooks(
-        self, epochs: Mapping[int, int], full: Mapping[int, Curve], narrow: Mapping[int, Curve]
+        self,
+        epochs: Mapping[int, int],
+        full: Mapping[int, Curve],
+        narrow: Mapping[int, Curve],
+        over: Collection[int] = (),
     ) -> dict[int, Outlook]:
         """What trials may still come to.
+
+        Trials that went further tell by how much all were misjudged at an epoch. The others are expected to be off by
+        the median of that, and the less surely, the fewer they were: of one, its own share cannot be known. So a trial
+        that was stopped is compared with the others as they were then. Of trials that were alike, none is the likeliest
+        to be the best because it went on, or because it was stopped.
 
         Args:
             epochs: Where each is.
             full: Each trial's curve at full size; what lies behind its epoch does not count.
             narrow: Each trial's curve on its surrogate. They count up to the last epoch that all of them reached. From
-                there on, trials are expected to change as those did, at the median, that are at their end at full size;
-                where none is, to stay where they are, as uncertainly as they have changed since half of their epochs.
+                there on, trials are expected to stay where they are, as uncertainly as those changed that are at their
+                end at full size, or as they have changed since half of their epochs.
+            over: Those whose training has ended by itself, where they are.
         """
-        forecasts = {epoch: self._forecast(epoch, epochs, full, narrow) for epoch in set(epochs.values())}
-        found = {}
-        for number, epoch in epochs.items():
-            ends, deviation = forecasts[epoch]
-            past = [value for at, value in sorted(full[number].items()) if at <= epoch and math.isfinite(value)]
-            so_far = past[rank(past, self.mode)[0]] if past and self.keep == "best" else None
-            found[number] = Outlook(so_far, ends[number], deviation)
-        return found
+        found: dict[int, Outlook] = {}
+        for epoch in sorted(set(epochs.values()), reverse=True):
+            ends, deviation = self._forecast(epoch, epochs, full, narrow)
+            misses = [further.expected(self.mode) - ends[n] for n, further in found.items()]
+            misses = [each for each in misses if math.isfinite(each)]
+            miss = median(misses or [0.0])
+            shared = deviation / math.sqrt(len(misses)) if misses else 0.0
+            for number in (n for n, at in epochs.items() if at == epoch):
+                past = [value for at, value in sorted(full[number].items()) if at <= epoch and math.isfinite(value)]
+                so_far = past[rank(past, self.mode)[0]] if past and self.keep == "best" else None
+                if number in over:
+                    found[number] = Outlook(so_far, full[number].get(epoch, math.nan), 0.0)
+                else:
+                    found[number] = Outlook(so_far, ends[number] + miss, deviation, shared)
+        return {number: found[number] for number in epochs}
 
     def _forecast(
         self, epoch: int, epochs: Mapping[int, int], full: Mapping[int, Curve], narrow: Mapping[int, Curve]
     ) -> tuple[dict[int, float], float]:
-        """What all that reached an epoch are expected to score in the end, and the deviation of that."""
+        """What all that reached an epoch were expected to score in the end, and the deviation of that."""
         scores = {n: full[n].get(epoch, math.nan) for n, at in epochs.items() if at >= epoch}
         if epoch >= self.max_t:
             return scores, 0.0
         last = min((max(narrow.get(n, {}), default=0) for n in epochs), default=0)
         ended = [n for n in scores if epochs[n] >= self.max_t]
+        ends = dict(scores)
         if last > epoch:
             curves = {n: (scores[n], narrow[n].get(epoch, math.nan), narrow[n].get(last, math.nan)) for n in scores}
             known = {n: values for n, values in curves.items() if all(map(math.isfinite, values))}
-            ends = blended(known, 1 - epoch / self.max_t)
             changes, share = [then - now for _, now, then in known.values()], self._share(epoch, epoch, last)
+            alike = median(changes) if changes else 0.0
+            ends = {n: score + alike for n, score in scores.items()} | blended(known, 1 - epoch / self.max_t)
         elif ended:
-            ends = {}
             changes, share = [full[n].get(self.max_t, math.nan) - scores[n] for n in ended], 1.0
         else:
-            ends, before = dict(scores), epoch // 2
+            before = epoch // 2
             changes = [score - full[n].get(before, math.nan) for n, score in scores.items()]
             share = self._share(epoch, before, epoch) if before else math.inf
         changes = [change for change in changes if math.isfinite(change)]
         if not changes:
-            return scores, math.inf
-        alike = median(changes)
-        deviation = ERROR * share * math.sqrt(fmean(change**2 for change in changes))
-        return {n: ends.get(n, score + alike) for n, score in scores.items()}, deviation
+            return ends, math.inf
+        return ends, ERROR * share * math.sqrt(fmean(change**2 for change in changes))
 
     def _share(self, epoch: int, since: int, until: int) -> float:
         """What scores change by from an epoch to the end, over what they change by between two others.
@@ -185,7 +204,9 @@ def chances(outlooks: Mapping[int, Outlook], mode: Mode) -> dict[int, float]:
     if any(math.isinf(found.deviation) for found in running.values()):
         wins = dict.fromkeys(running, 1.0)
     else:
-        wins = {n: _wins(n, running, 1.0 if mode == "max" else -1.0) for n in running}
+        shifts = _SHIFTS if any(found.shared for found in running.values()) else (0.0,)
+        together = [{n: replace(f, end=f.end + shift * f.shared) for n, f in running.items()} for shift in shifts]
+        wins = {n: fmean(_wins(n, each, 1.0 if mode == "max" else -1.0) for each in together) for n in running}
     total = sum(wins.values())
     return {n: wins[n] / total if n in wins else 0.0 for n in outlooks}
 

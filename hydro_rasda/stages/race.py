@@ -17,6 +17,7 @@ from hydro_rasda.run.targets import (
     ended_early,
     forget_unsaved,
     found_enough,
+    narrow_curves,
     race_of,
     recall_targets,
     record_done,
@@ -86,7 +87,7 @@ def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
 
 def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> list[int]:
     """Who goes on from a milestone, the likeliest to be the best first."""
-    full, narrow = ({n: run.curve(stage, n) for n in candidates} for stage in ("target", "surrogate"))
+    full, narrow = {n: run.curve("target", n) for n in candidates}, narrow_curves(run, candidates)
     key = f"target/to-{stop}/kept"
     recalled = run.decided(key, candidates)
     kept = run.decide(key, candidates, lambda: race_of(run).promote(stop, full, narrow, trained))

@@ -123,6 +123,46 @@ def test_chances_are_those_of_a_simulation(mode: Any) -> None:
     assert [*found.values()] == pytest.approx(expected.tolist(), abs=0.01)
 
 
+def test_what_is_shared_moves_all_together() -> None:
+    outlooks = {0: Outlook(None, 0.5, 0.0), 1: Outlook(None, 0.6, 0.1, 0.3), 2: Outlook(0.55, 0.6, 0.2, 0.1)}
+    drawn = np.random.default_rng(0).standard_normal((200_000, 4))
+    values = np.array([0.5, 0.6, 0.6]) + np.array([0.0, 0.1, 0.2]) * drawn[:, :3]
+    values += np.array([0.0, 0.3, 0.1]) * drawn[:, 3:]
+    values[:, 2] = np.minimum(values[:, 2], 0.55)
+    expected = np.bincount(values.argmin(1), minlength=3) / len(values)
+    assert [*chances(outlooks, "min").values()] == pytest.approx(expected.tolist(), abs=0.015)
+
+
+@pytest.mark.parametrize("narrow", [{}, {n: {1: 0.9, 2: 0.8, 4: 0.7} for n in range(4)}])
+def test_going_on_makes_none_of_those_that_were_alike_better_or_worse(narrow: dict[int, dict[int, float]]) -> None:
+    """Whatever the one that went on came to."""
+    for end in (0.1, 0.5, 0.9):
+        full = {0: {1: 0.95, 4: end}, **{n: {1: 0.95} for n in (1, 2, 3)}}
+        found = chances(race().outlooks({0: 4, 1: 1, 2: 1, 3: 1}, full, narrow), "min")
+        assert [*found.values()] == pytest.approx([0.25] * 4, abs=0.02)
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_what_all_came_to_is_no_reason_to_prefer_those_that_were_stopped(keep: str) -> None:
+    """Surrogates foretold 0.2: full-size models that go on are all better, or all worse, by as much."""
+    narrow = {n: {1: 0.9, 4: 0.3 - 0.02 * n} for n in range(4)}
+    start = {n: 0.8 - 0.02 * n for n in range(4)}
+    found = []
+    for miss in (-0.1, 0.0, 0.3):
+        full = {n: {1: start[n]} | ({4: 0.25 - 0.03 * n + miss} if n > 1 else {}) for n in range(4)}
+        epochs = {n: 4 if n > 1 else 1 for n in range(4)}
+        found.append(chances(race(keep=keep).outlooks(epochs, full, narrow), "min"))
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
+    assert found[2] == pytest.approx(found[0], abs=1e-6)
+    assert max(found[0], key=found[0].__getitem__) == 3
+
+
+def test_one_whose_training_ended_by_itself_is_certain() -> None:
+    full = {0: {1: 0.5, 2: 0.4}, 1: {1: 0.6, 2: 0.45, 4: 0.2}}
+    found = race(keep="best").outlooks({0: 2, 1: 4}, full, {}, over=[0])
+    assert found == {0: Outlook(0.4, 0.4, 0.0), 1: Outlook(0.2, 0.2, 0.0)}
+
+
 def test_what_ended_is_certain_and_equals_share() -> None:
     known = {0: Outlook(None, 0.5, 0.0), 1: Outlook(0.4, 0.6, 0.0), 2: Outlook(None, 0.4, 0.0)}
     assert chances(known, "min") == {0: 0.0, 1: 0.5, 2: 0.5}

@@ -58,6 +58,21 @@ CLOSE = {n: [value - n / 1000 for value in (0.9, 0.8, 0.7, 0.6)] for n in range(
 """Each epoch changes a hundred times as much as trials differ by: all of them may be the best."""
 
 
+@pytest.mark.parametrize(("copies", "expected"), [({}, [0, 1]), ({"0": 3}, [2, 3])])
+def test_the_surrogates_curve_of_a_copy_foretells_nothing(
+    open_race: Callable[..., Run], copies: dict[str, int], expected: list[int]
+) -> None:
+    """By their surrogates' curves 0 and 1 would go on; without them, those that are ahead."""
+    run = open_race()
+    narrow = {0: [0.9, 0.9, 0.9, 0.1], 1: [0.9, 0.9, 0.9, 0.2], 2: [0.9] * 4, 3: [0.9] * 4}
+    run.record("surrogate/to-4/group-0", curves("surrogate", narrow))
+    run.record("surrogate/to-4/group-1", Unit({"members": [0], "copies": copies}))
+    train_targets(run, [0, 1, 2, 3], Scripted(SCORES))
+    assert sorted(n for n, seen in epochs(run).items() if len(seen) > 1) == expected
+    chance = {record.trial: record.chance for record in sum_up(run, [0, 1, 2, 3]).trials}
+    assert max(chance, key=chance.__getitem__) in expected
+
+
 def test_who_is_behind_but_foreseen_to_win_is_kept(open_race: Callable[..., Run]) -> None:
     run = open_race(2)
     run.record("surrogate/to-4/group-0", curves("surrogate", {0: [0.9, 0.9, 0.9, 0.8], 1: [0.9, 0.8, 0.6, 0.2]}))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray.tune.error import TuneError
 from ray.tune.experiment import Experiment
 from ray.tune.schedulers import FIFOScheduler, MedianStoppingRule
 
@@ -283,7 +284,7 @@ def test_what_tune_raises_while_it_is_stopped_comes_out_too(ray8: None, open_run
     full.offer([0])
     wait_for(lambda: bool(run.checkpoints), full)
     run.problem = run.problem.with_settings(time_budget_s=1e-3)
-    with pytest.raises(RuntimeError, match="the scheduler cannot go on"):
+    with pytest.raises(TuneError, match="the scheduler cannot go on"):
         full.poll()
     assert run.store.done("target/ended-by-0.001s")
 
