@@ -72,16 +72,22 @@ def check_value(name: str, value: object) -> None:
     """Refuse a value of which no trial could have a copy.
 
     Raises:
-        ValueError: where it contains itself, or cannot be copied, as a lock, a file or a generator cannot.
+        ValueError: where it contains itself, has a grid that is no list, or cannot be copied, as a lock, a file or a
+            generator cannot.
     """
+    grids: list[Any] = []
     try:
-        _show(value)
-        copy.deepcopy(value)
+        grids += [leaf["grid_search"] for _, leaf in _leaves({name: value}) if _is_grid(leaf)]
+        if all(map(_is_listed, grids)):  # another may have no end
+            _show(value)
+            copy.deepcopy(value)
     except RecursionError:
         require(False, name, value, "a value that does not contain itself")
     except Exception as error:
         rule = f"a value that can be copied for each trial ({type(error).__name__}: {error})"
         require(False, name, _Shown(value), rule)
+    for grid in grids:
+        require(_is_listed(grid), name, grid, "a list of one value or more")
 
 
 def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> None:
@@ -113,9 +119,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
         if isinstance(domain, Categorical):
             require(len(domain.categories) > 0, f"space[{name!r}]", _Shown(domain), "a choice of one value or more")
     points = num_samples
-    for name, grid in ((name, value["grid_search"]) for name, value in domains.items() if _is_grid(value)):
-        listed = isinstance(grid, Sequence) and not isinstance(grid, str | bytes) and len(grid) > 0
-        require(listed, f"space[{name!r}]", grid, "a list of one value or more")
+    for grid in (value["grid_search"] for value in domains.values() if _is_grid(value)):
         points *= len(grid)
         rule = f"a space with at most {MOST_TRIALS} points in its grid, for each of `num_samples`"
         require(points <= MOST_TRIALS, "space", f"a grid of {points} trials", rule)
@@ -214,6 +218,10 @@ def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) ->
 
 def _is_grid(value: object) -> bool:
     return isinstance(value, Mapping) and set(value) == {"grid_search"}
+
+
+def _is_listed(grid: object) -> bool:
+    return isinstance(grid, Sequence) and not isinstance(grid, str | bytes) and len(grid) > 0
 
 
 def _is_nested(value: object) -> bool:
