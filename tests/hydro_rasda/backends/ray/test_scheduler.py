@@ -203,7 +203,7 @@ def test_a_trainable_that_never_checkpoints_is_named_and_goes_on(
         results = run(tmp_path, RASDAScheduler(max_t=4), {"x": 0.0, "forgets": True})
     assert [(e.t, e.workers) for e in read_journal(results.experiment_path)][:4] == [(1, 1), (2, 1), (3, 1), (4, 1)]
     assert "Trainable 'curve' reported iteration 1" in caplog.text
-    assert "Add `checkpoint=` to reports" in caplog.text
+    assert "a checkpoint: `checkpoint=` of tune.report, `state` of Worker.report" in caplog.text
     assert caplog.text.count("without a checkpoint") == 1
 
 
