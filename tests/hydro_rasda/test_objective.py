@@ -244,3 +244,18 @@ def test_a_loss_and_an_objective_are_told_the_configuration() -> None:
     assert told == [{"gamma": 2.0, "net": {"depth": 3}}] * 2
     with pytest.raises(KeyError, match=r"'lr': an objective's `config` has the keys \['gamma', 'net'\]"):
         as_objective(lambda model, batch, config: config["lr"], loss_fn)(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "match"),
+    [
+        ({"weight": torch.tensor(-1)}, "returned a 'weight' of -1, but must return a number >= 0"),
+        ({"weight/loss": torch.tensor(float("nan"))}, "returned a 'weight/loss' of nan"),
+        ({"weight/f1": torch.tensor(1)}, "returned 'weight/f1', but no 'f1', of which that is the weight"),
+        ({"weight": torch.ones(2)}, r"returned 'weight' of shape \(2,\), but must return scalars"),
+    ],
+)
+def test_weights_are_numbers_beside_their_means(metrics: dict[str, Tensor], match: str) -> None:
+    check_metrics({"loss": torch.tensor(1.0), "weight": torch.tensor(0), "weight/loss": torch.tensor(2.0)})
+    with pytest.raises(ValueError, match=match):
+        check_metrics({"loss": torch.tensor(1.0), **metrics})

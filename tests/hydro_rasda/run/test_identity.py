@@ -342,7 +342,7 @@ def test_who_is_killed_while_moving_a_run_loses_nothing_of_it(tmp_path: Path) ->
 
 
 def test_another_python_makes_functions_look_different() -> None:
-    was = {"python": "3.11.1", "digests": {"loss_fn": "a", "val_data": "a", "model_fn": "a"}}
+    was: dict[str, Any] = {"python": "3.11.1", "digests": {"loss_fn": "a", "val_data": "a", "model_fn": "a"}}
     assert not scored_otherwise(was, was | {"digests": was["digests"] | {"model_fn": "b"}})
     assert scored_otherwise(was, was | {"digests": was["digests"] | {"loss_fn": "b"}})
     assert not scored_otherwise(was, {"python": "3.12.1", "digests": was["digests"] | {"loss_fn": "b"}})
