@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fusion.checks import check_each, check_flag, require
 from fusion.model import FusedModel, Shell
 from fusion.structure import HOOK, UNKNOWN, FusionKey, check_same, describe, fusion_key
+from fusion.structure.values import memory
 from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skeleton
 
 
@@ -22,12 +24,14 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
         one_by_one: Evaluate the members in a loop; see `FusedModel`.
 
     Returns:
-        A `FusedModel` whose parameters and buffers are those of the modules, stacked as [K, ...]. Frozen parameters
-        that are equal in all members, and constants that are (non-persistent buffers), are held once, without K.
+        A `FusedModel` whose parameters, gradients and buffers are those of the modules, stacked as [K, ...]. Frozen
+            parameters that are equal in all members, and constants that are (non-persistent buffers), are held once,
+            without K.
 
     Raises:
         ValueError: where something else than modules is given, or none, or where they differ in more than the values of
-            tensors and floats.
+            tensors and floats; where a trained parameter shares memory with another tensor, or has a hook that captures
+            a tensor of the module.
 
     >>> fused = fuse([nn.Linear(2, 3) for _ in range(4)])
     >>> fused.stacked["weight"].shape, fused(torch.ones(5, 2)).shape
@@ -46,8 +50,9 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
         if may_share and _all_equal(tensors):
             common.put(name, like(first, first.detach().clone()), persistent=name not in constants)
         else:
-            stacked = torch.stack([tensor.detach() for tensor in tensors])
-            own.put(name, like(first, stacked), persistent=name not in constants)
+            stacked = like(first, torch.stack([tensor.detach() for tensor in tensors]))
+            stacked.grad = _gradients(name, tensors)
+            own.put(name, stacked, persistent=name not in constants)
     members = [_take_apart(module, state) for module, state in zip(modules, states)]
     return FusedModel(members, own, common, key, one_by_one=one_by_one)
 
@@ -56,6 +61,34 @@ def _take_apart(module: nn.Module, state: Mapping[str, Tensor]) -> Shell:
     marks = {name: dict(vars(tensor)) for name, tensor in state.items() if vars(tensor)}
     hollow = skeleton(module)
     return Shell(hollow, marks, describe(hollow).floats)
+
+
+def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
+    """The gradients that the modules have, as [K, ...]."""
+    found = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    if not found:
+        return None
+    if len(found) < len(tensors):
+        has = f"{len(found)} of {len(tensors)} `modules` have a gradient of {name}"
+        raise ValueError(f"{has}, but all or none must have one: call `zero_grad()` first")
+    return torch.stack([gradient.detach().to_dense() for gradient in found])
+
+
+def _check_memory(k: int, state: Mapping[str, Tensor]) -> None:
+    """Refuse a parameter whose training changes another tensor, as both lie in the same memory."""
+    places = []
+    for name, tensor in state.items():
+        if memory(tensor) and tensor.numel():
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+            start = tensor.data_ptr()
+            places.append((start, start + extent * tensor.element_size(), name, tensor.requires_grad))
+    places.sort()
+    for (_, stop, name, trained), (start, _, other, other_trained) in pairwise(places):
+        if start < stop and (trained or other_trained):
+            raise ValueError(
+                f"`modules[{k}].{other}` shares memory with `{name}`, which a fused model does not follow: share the "
+                "parameter itself, or compute one from the other in forward"
+            )
 
 
 def _all_equal(tensors: Sequence[Tensor]) -> bool:
@@ -72,6 +105,7 @@ def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
         lazy = [name for name, tensor in states[k].items() if isinstance(tensor, nn.UninitializedParameter)]
         if lazy:
             raise ValueError(f"`modules[{k}].{lazy[0]}` is not initialized: run the module once first")
+        _check_memory(k, states[k])
     return states
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,40 +14,22 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from fusion.assemble import fuse
 from fusion.attributes import plain_attributes, put_back, snapshot
 from fusion.model import FusedModel, Objective
+from fusion.outcome import JUMPS, Outcome, differences, explained
 from fusion.streams import preserved_generators, seed_generators
 from fusion.tensors import copied
 
 # How many members are compared, for all of them.
 _MEMBERS = 3
-# Fused, sums are added up in another order. In a few tries alone, weights move by this many roundings; fused and alone
-# may then differ a few times as much as these tries do.
-_TRIES, _ROUNDINGS, _SLACK = 3, 30.0, 4.0
+# Fused, sums are added up in another order. In a few tries alone, weights move by this many roundings.
+_TRIES, _ROUNDINGS = 3, 30.0
 # Samples that are compared at once in float64, which takes twice the memory.
 _SAMPLES = 16
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
-# Metrics that count, such as accuracy, jump where an example's two best classes are a rounding apart.
-_JUMPS = 2
-# A gradient that is zero but for rounding has no scale of its own: it is measured by 1 % of the largest gradient.
-_LEAST_SHARE = 0.01
 _TF32 = 2.0**-10
 
 
 class FusionMismatch(ValueError):
     """Members of a fused model compute something else than they do alone."""
-
-
-@dataclass
-class _Outcome:
-    """What one member's step gave: tensors by what they are (parameters are those written to), and plain attributes."""
-
-    values: dict[str, Tensor]
-    gradients: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    attributes: dict[str, Any]
-    counted: frozenset[str] = frozenset()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {**self.values, **self.gradients, **self.buffers}
 
 
 def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
@@ -77,6 +58,42 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
         )
 
 
+def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any) -> None:
+    """Compare what `fuse` makes of a module with the module itself: a copy may lose something without a word.
+
+    Such is a function that sees a part of the module in its closure (`self.f = lambda x: self.layer(x)`): in a copy it
+    goes on calling the other module's part. A model that does not do the same twice is not compared.
+
+    Args:
+        build: Makes the module, each time the same.
+        objective: What it will be trained by.
+        batch: Any batch.
+
+    Raises:
+        FusionMismatch: naming what differs.
+        ValueError: what `fuse` raises.
+    """
+
+    def outcomes() -> tuple[Outcome, Outcome] | None:
+        own = build()
+        fused = fuse([own])
+        try:
+            return _fused(fused, [0], objective, batch)[0], _alone(own, 0, objective, batch, ())
+        except Exception:
+            return None  # whoever calls this has run the model, and knows what it raises
+
+    # The same operators run on the same numbers: more than 1 % is no rounding.
+    eps = 1e-4
+    first = outcomes()
+    what = differences(*first, eps, 1.0) if first else []
+    again = outcomes() if what else None
+    if first and again and not differences(again[1], first[1], eps, 1.0):
+        raise FusionMismatch(
+            f"a copy and the model itself differ in {', '.join(what[:3])}. A function in it may see a part of the "
+            "model, such as `self.f = lambda x: self.layer(x)`: use a method"
+        )
+
+
 def _differing(
     fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any, *, explain: bool = False
 ) -> dict[int, list[str]]:
@@ -87,13 +104,13 @@ def _differing(
         seen = _Precisions()
         alone = _alone(fused.unfuse(k), k, objective, batch, fused.written, seen if explain else None)
         eps = max(_coarseness(fused), seen.eps)
-        what = _differences(together[k], alone, eps, _jump(batch))
+        what = differences(together[k], alone, eps, _jump(batch))
         other = _in_another_layout(fused, k, objective, batch) if what else None
         if other is not None:
-            what = [name for name in _differences(together[k], other, eps, _jump(batch)) if name in what]
+            what = [name for name in differences(together[k], other, eps, _jump(batch)) if name in what]
         if what and explain:
             tries = [*_tries(fused, k, objective, batch, seen), *([other] if other else [])]
-            what = [name for name in what if not _explained(name, together[k], alone, tries)]
+            what = [name for name in what if not explained(name, together[k], alone, tries)]
         if what:
             found[k] = what
     return found
@@ -131,7 +148,7 @@ def _widened(value: Any) -> Any:
     return value.to(_WIDE.get(value.dtype, torch.complex128 if value.is_complex() else torch.float64))
 
 
-def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any) -> dict[int, _Outcome]:
+def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any) -> dict[int, Outcome]:
     with restored(fused):
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
@@ -142,7 +159,7 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
         buffers_K |= {f"parameter {name}": fused._per_member(name).clone() for name in fused.written}
         attributes = {k: _attributes(fused.template, fused._settings.of(k)) for k in chosen}
     return {
-        k: _Outcome(
+        k: Outcome(
             {name: value[k] for name, value in values_K.items()},
             {name: value[k] for name, value in gradients_K.items()},
             {name: value[k] for name, value in buffers_K.items()},
@@ -155,7 +172,7 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
 
 def _alone(
     own: nn.Module, k: int, objective: Objective, batch: Any, written: Iterable[str], seen: _Precisions | None = None
-) -> _Outcome:
+) -> Outcome:
     with preserved_generators(), seen or nullcontext():
         seed_generators(k)
         result = objective(own, copied(batch))
@@ -163,10 +180,10 @@ def _alone(
     values, counted = _values(result)
     buffers = {f"buffer {name}": buffer for name, buffer in own.named_buffers()}
     buffers |= {f"parameter {name}": own.get_parameter(name).detach() for name in written}
-    return _Outcome(values, gradients, buffers, _attributes(own, {}), counted)
+    return Outcome(values, gradients, buffers, _attributes(own, {}), counted)
 
 
-def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> _Outcome | None:
+def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> Outcome | None:
     """Member k alone on images whose channels come last, as fused convolutions have them; None where it cannot run so.
 
     Other kernels compute it, and a pooling layer may take another of two elements that are a rounding apart.
@@ -187,7 +204,7 @@ def _channels_last(value: Any) -> Any:
     )
 
 
-def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[_Outcome]:
+def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[Outcome]:
     """Member k alone, a few times, its weights moved by some roundings of the coarsest precision that was seen."""
     with preserved_generators():
         seed_generators(k)
@@ -248,67 +265,6 @@ def _attributes(module: nn.Module, own: Mapping[tuple[int, Any], float]) -> dict
     }
 
 
-def _differences(together: _Outcome, alone: _Outcome, eps: float, jump: float) -> list[str]:
-    """What differs by more than a rounding of relative size `eps` is likely to do."""
-    found = [name for name, value in alone.attributes.items() if not _same(value, together.attributes.get(name))]
-    largest = max((_size(gradient) for gradient in alone.gradients.values()), default=0.0)
-    ours = together.tensors()
-    for name, value in alone.tensors().items():
-        scale = max(_size(value), _LEAST_SHARE * largest if name in alone.gradients else 0.0)
-        allowed = _tolerance(value, eps) * scale
-        if name in alone.counted:
-            allowed = max(allowed, jump * scale if value.is_floating_point() else _JUMPS)
-        if not _distance(ours[name], value) <= allowed:
-            found.append(name)
-    return found
-
-
-def _explained(name: str, together: _Outcome, alone: _Outcome, tries: Sequence[_Outcome]) -> bool:
-    """Whether the member alone changes about as much when its weights change in their last digits."""
-    if name in alone.attributes:
-        return False
-    ours, value = together.tensors()[name], alone.tensors()[name]
-    moved = max(_distance(one.tensors()[name], value) for one in tries)
-    return _distance(ours, value) <= _SLACK * moved
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference; 0 where neither is finite, infinite where one is not."""
-    if a.shape != b.shape:
-        return float("inf")
-    a, b = _dense(a), _dense(b)
-    wide = torch.complex128 if b.is_complex() else torch.float64
-    a, b = a.to(b.device, wide), b.to(wide)
-    if not b.isfinite().all():
-        return 0.0 if not a.isfinite().all() else float("inf")
-    return float((a - b).abs().nan_to_num(float("inf")).max()) if a.numel() else 0.0
-
-
-def _size(value: Tensor) -> float:
-    """The largest finite absolute value."""
-    value = _dense(value)
-    finite = value[value.isfinite()]
-    # Booleans have no absolute value.
-    return float((finite if finite.dtype == torch.bool else finite.abs()).max()) if finite.numel() else 0.0
-
-
-def _dense(value: Tensor) -> Tensor:
-    return value if value.layout == torch.strided else value.to_dense()
-
-
-def _same(value: Any, other: Any) -> bool:
-    if isinstance(value, float) and isinstance(other, float):
-        return value == other or abs(value - other) <= 1e-3 * abs(value) or (value != value and other != other)
-    return type(value) is type(other) and bool(value == other)
-
-
-def _tolerance(value: Tensor, eps: float) -> float:
-    """Half the digits: errors of rounding add up over layers, but faults are seldom small."""
-    if not (value.is_floating_point() or value.is_complex()):
-        return 0.0
-    return float(max(torch.finfo(value.dtype).eps, eps) ** 0.5)
-
-
 def _coarseness(fused: FusedModel) -> float:
     """Relative rounding of arithmetic that is coarser than the tensors' types say (TF32 on CUDA); 0 elsewhere."""
     device = next(iter(fused.parameters()), torch.empty(0)).device
@@ -318,7 +274,7 @@ def _coarseness(fused: FusedModel) -> float:
 
 def _jump(batch: Any) -> float:
     """How much a mean over the batch changes where a few of its examples count differently."""
-    return _JUMPS / max(_samples(batch), 1)
+    return JUMPS / max(_samples(batch), 1)
 
 
 def _samples(batch: Any) -> int:

@@ -45,7 +45,7 @@ def alone(one: One, tensors: Mapping[str, Tensor], streams: Streams) -> tuple[An
     with streams.drawn_from(0):
         own = {name: tensor.squeeze(0) for name, tensor in tensors.items()}
         result, rebound = one(own, {})
-        _take_data(tensors, own, 0)
+        _take_data(tensors, own, 0, hooks=0)
     return tree_map(_lift, result), tree_map(_lift, rebound)
 
 
@@ -80,7 +80,7 @@ def in_turn(
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):
             result, rebound = one({**own, **copies}, scalars)
-        _take_data(parameters, own, k)
+        _take_data(parameters, own, k, hooks=1)
         results.append(tree_map(_as_tensor, result))
         written.append({name: rebound.get(name, copy).detach() for name, copy in copies.items()})
     return tree_map(_stack, *results), tree_map(_stack, *written)
@@ -104,9 +104,17 @@ class _Rows(torch.autograd.Function):
         return torch.stack(gradients)
 
 
-def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int) -> None:
-    """Where code gave a member's tensors other data (`p.data = ...`), write these to the tensors [K, ...]."""
+def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int, hooks: int) -> None:
+    """Where code gave a member's tensors other data (`p.data = ...`), write these to the tensors [K, ...].
+
+    Raises:
+        RuntimeError: where it gave them more hooks than they had, which would be lost.
+    """
     for name, tensor in tensors.items():
+        if len(own[name]._backward_hooks or ()) > hooks:
+            raise RuntimeError(
+                f"forward registers a hook on {name}: do that where the module is made, before it is fused"
+            )
         if own[name].untyped_storage()._cdata != tensor.untyped_storage()._cdata:
             tensor.data[k].copy_(own[name].detach())
 

@@ -6,19 +6,16 @@ A fused model runs each member's on its part of the stacked gradient, where they
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusion.tensors import HOOKS, Hooks, bound, tensor_slots
 
-if TYPE_CHECKING:
-    from fusion.model import FusedModel
 
-
-def run_hooks(fused: FusedModel) -> None:
-    """Have backward passes run the members' hooks, on whichever tensors are the stacked parameters now."""
+def run_hooks(fused: Any) -> None:
+    """Have backward passes of a `FusedModel` run its members' hooks, on whichever tensors are its parameters now."""
     for name in vars(fused.template).get(HOOKS, ()):
         parameter = fused.own.get(name)
         if parameter is None or not parameter.requires_grad:
@@ -30,7 +27,7 @@ def run_hooks(fused: FusedModel) -> None:
 
 
 class _Running:
-    def __init__(self, fused: FusedModel, name: str) -> None:
+    def __init__(self, fused: Any, name: str) -> None:
         self.fused, self.name = fused, name
 
     def members(self) -> Iterator[tuple[int, Hooks]]:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fusion import optimizer
+from fusion.compare import check_copy
 from fusion.keys import OWN, lr_factors, optimizer_name, read
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
-from fusion.width.microbatch import is_weight, split
+from fusion.width.microbatch import can_be_split, is_weight, split
 from hydro_rasda.checks import require
 from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, outline, unlike
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
@@ -155,7 +156,9 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _check_finite(problem, trial, target, found)
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
     if not pretrained:
-        _try_surrogate(replace(problem, example_input=example), trial)
+        tried = replace(problem, example_input=example)
+        _try_surrogate(tried, trial)
+        _try_copy(tried, trial, _parts(trial, train, "train_data")[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
     return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak)
 
@@ -305,6 +308,24 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
             f"({error}); give `model_fn` an argument `width_ratio`, or set `surrogate=1`",
             error,
         ) from error
+
+
+def _try_copy(problem: Problem, trial: Trial, batch: Batch) -> None:
+    """Fuse one trial's surrogate, and see that the copy computes what the surrogate does.
+
+    Raises:
+        _Misfit: where it cannot be fused even by itself, or computes something else.
+    """
+
+    def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
+        return scalars(problem.objective(model, part))
+
+    few = split(batch, max(1, batch_length(batch) // EXAMPLES))[0] if can_be_split(batch) else batch
+    try:
+        check_copy(lambda: problem.surrogate(trial), means, few)
+    except ValueError as error:
+        told = "`model_fn` makes a model that trains otherwise where it is copied, as the sweep does"
+        raise _misfit(f"{told}: {error}", error) from error
 
 
 def _parts(trial: Trial, batch: Batch, argument: str) -> list[Batch]:

@@ -131,3 +131,18 @@ def test_hooks_count_as_structure() -> None:
     keys = {fusion_key(Hooked(hook, False)) for hook in HOOKS}
     assert len(keys) == len(HOOKS)
     assert fusion_key(Hooked(by_self, False)) == fusion_key(Hooked(by_self, False))
+
+
+class Late(nn.Linear):
+    """Its hook would be lost with what forward sees of the parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.register_hook(lambda grad: grad * 0.5)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("K", [1, 3])
+def test_a_hook_that_forward_registers_on_a_parameter_is_refused(K: int) -> None:
+    fused = fuse([Late(4, 3) for _ in range(K)], one_by_one=True)
+    with pytest.raises(RuntimeError, match="forward registers a hook on weight"):
+        fused.map(loss, (X, Y))

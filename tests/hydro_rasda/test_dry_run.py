@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,6 +46,35 @@ def test_a_configuration_that_fails_alone_does_not_refuse_the_run(model_fn: Any)
     with pytest.raises(ValueError, match=r"this .* cannot be ") as caught:
         dry_run(problem(model_fn), trials(bad, bad))
     assert "cannot be" in str(caught.value.__cause__)
+
+
+class Forgetful(nn.Module):
+    """A copy would go on reading or, with `by_closure`, calling a part of the model that was copied."""
+
+    def __init__(self, by_closure: bool, width: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+        parts, weight = [self.body], self.body.weight
+        self.call = (lambda x: parts[0](x)) if by_closure else torch.tanh
+        if not by_closure:
+            weight.register_hook(lambda grad: grad + weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x) + self.call(x).mean(1, keepdim=True))
+        return out
+
+
+@pytest.mark.parametrize("surrogate", [0.5, 1])
+@pytest.mark.parametrize(("by_closure", "match"), [(True, "differ in .*gradient"), (False, "hook on a parameter")])
+def test_a_model_that_a_copy_would_train_otherwise_is_refused(by_closure: bool, match: str, surrogate: float) -> None:
+    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
+        return Forgetful(by_closure, int(32 * width_ratio))
+
+    asked = problem(model_fn).with_settings(surrogate=surrogate)
+    with pytest.raises(
+        ValueError, match=rf"`model_fn` makes a model that trains otherwise where it is copied.*{match}"
+    ):
+        dry_run(asked, trials())
 
 
 def ignores_width(config: Config, width_ratio: float = 1.0) -> nn.Module:
