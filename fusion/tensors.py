@@ -146,9 +146,17 @@ def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     return _with_hooks(copy.deepcopy(hollow, memo | _empty_containers(hollow)))
 
 
+def duplicate(module: nn.Module) -> nn.Module:
+    """A deep copy of a module that has the hooks on its parameters, too, which `copy.deepcopy` loses."""
+    if not any(any(hooks_on(parameter)) for parameter in module.parameters()):
+        return copy.deepcopy(module)
+    tensors = {name: like(tensor, tensor.detach().clone()) for name, tensor in named_tensors(module).items()}
+    return materialize(skeleton(module), tensors)
+
+
 def hooks_on(tensor: Tensor) -> Hooks:
     """The hooks that a tensor has."""
-    kinds = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
+    kinds = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
     return Hooks(*(tuple((kind or {}).values()) for kind in kinds))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_map
 from fusion import optimizer
 from fusion.compare import check_copy
 from fusion.keys import OWN, lr_factors, optimizer_name, read
+from fusion.tensors import duplicate
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
 from hydro_rasda.checks import require
@@ -125,7 +125,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _try_optimizer(trial, target)
     pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
-        problem, target = replace(problem, copied=True), copy.deepcopy(target)
+        problem, target = replace(problem, copied=True), duplicate(target)
     del other
     notes = Notes()
     if reads_config(as_given(problem.objective)):

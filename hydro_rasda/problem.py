@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from fusion import fusion_key
 from fusion.streams import seed_generators
+from fusion.tensors import duplicate
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Batches, outline
 from hydro_rasda.objective import Objective, give_config, reads_config, steering
@@ -189,7 +190,7 @@ class Problem:
             model: nn.Module = call_model_fn(self.model_fn, self._width_form, own, width_ratio)
         except SystemExit as end:
             raise RuntimeError(f"`model_fn` would end the script: {end!r}") from end
-        return copy.deepcopy(model) if self.copied else model
+        return duplicate(model) if self.copied else model
 
 
 def _check_there(model: nn.Module) -> None:

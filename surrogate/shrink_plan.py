@@ -104,12 +104,14 @@ def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
     """The shapes of a module's outputs.
 
     Raises:
-        ValueError: where it is no module, has lazy parameters, or cannot run on `example_input`.
+        ValueError: where it is no module, has lazy parameters or hooks on them, or cannot run on `example_input`.
     """
     require(isinstance(module, nn.Module), "module", module, "a torch.nn.Module")
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(f"parameter {name!r} of `module` is lazy: run the module once on a batch before")
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ValueError(f"parameter {name!r} of `module` has a hook, which a copy of another width does not have")
     try:
         return run_for_shapes(module, example_input)
     except Exception as error:

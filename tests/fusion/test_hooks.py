@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import dry_run, fuse, fused_optimizer, fusion_key, optimizer
+from fusion.tensors import duplicate
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 
@@ -115,6 +116,18 @@ def test_members_train_as_alone(hook: Callable[[Hooked], None], K: int, by_data:
             module.zero_grad()
             loss(module, (X, Y)).backward()
         torch.testing.assert_close(one.get_parameter("layer.weight").grad, model.layer.weight.grad)
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.__name__)
+def test_a_duplicate_has_the_hooks_too(hook: Callable[[Hooked], None]) -> None:
+    model = Hooked(hook, False)
+    twin = duplicate(model)
+    for module in (model, twin):
+        loss(module, (X, Y)).backward()
+    torch.testing.assert_close(dict(twin.state_dict()), dict(model.state_dict()))
+    torch.testing.assert_close(twin.get_parameter("layer.weight").grad, model.layer.weight.grad)
+    twin.factor = 7.0
+    assert model.factor == 0.3
 
 
 def by_parameter(model: Hooked) -> None:

@@ -143,3 +143,10 @@ def test_bad_ratios() -> None:
     plan = plan_shrink(model, 1 / 2, batch)
     with pytest.raises(ValueError, match=r"`width_ratio` is 0.25, but must be that of `plan`, 0.5"):
         shrink(model, 1 / 4, batch, plan=plan)
+
+
+def test_hooks_on_parameters_are_refused() -> None:
+    module = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    module[2].get_parameter("weight").register_hook(lambda grad: grad * 0.1)
+    with pytest.raises(ValueError, match=r"parameter '2\.weight' of `module` has a hook"):
+        shrink(module, 1 / 2, torch.randn(2, 6))
