@@ -162,12 +162,12 @@ class FusedModel(nn.Module):
             self.part_buffers()
         shared = self.shared
         run_hooks(self)
-        places = places_of(shared)
+        places = places_of(shared) if self.one_by_one and self.K > 1 else {}
 
         def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], batch: Any = batch) -> Any:
             with bound(self._slots, {**shared, **tensors}) as rebound, self._settings.bound(settings):
                 result = objective(self.template, batch)
-            if self.one_by_one and self.K > 1:
+            if places:
                 check_unwritten(shared, places)
             return result, rebound
 
