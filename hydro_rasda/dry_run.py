@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ class DryRun:
         shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
             that it keeps, which training one trial would change for all others.
         peak: Bytes that training the full-size model takes, reckoned from a batch of it.
+        epoch_seconds: Seconds that an epoch of it takes, reckoned likewise; infinite where the data have no length.
     """
 
     parameters: dict[str, str]
@@ -55,6 +57,7 @@ class DryRun:
     objective_reads: frozenset[str] = frozenset()
     whole_names: tuple[str, ...] = ()
     peak: float = 0.0
+    epoch_seconds: float = math.inf
 
 
 _BESIDE_A_STEP = 4
@@ -136,8 +139,9 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         batches = problem.train_data.epoch(trial.batch_size, 0)
         train = next(batches)
         _warn_of_other_sizes(trial, batch_length(train), lambda: next(batches, None) is None)
+    parts, began = _parts(trial, train, "train_data"), time.perf_counter()
     with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
-        trained = _run_batch(problem, target.train(), _parts(trial, train, "train_data")[0], "train_data")
+        trained = _run_batch(problem, target.train(), parts[0], "train_data")
     weights = sum(tensor.nbytes for tensor in (*target.parameters(), *target.buffers()))
     peak = step.bytes + _BESIDE_A_STEP * weights
     with naming_batch("val_data", "its first batch", trial.batch_size):
@@ -145,6 +149,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     with torch.no_grad():
         validated = _run_batch(problem, target.eval(), _parts(trial, validation, "val_data")[0], "val_data")
     handle.remove()
+    steps = problem.train_data.steps(trial.batch_size) or math.inf
+    epoch_seconds = (time.perf_counter() - began) * len(parts) * steps
     whole = _whole(problem, trial, target, validated)
     found = {f"train_{name}": value.item() for name, value in trained.items()}
     found |= {f"val_{name}": float(value) for name, value in (*validated.items(), *whole.items())}
@@ -158,9 +164,9 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     if not pretrained:
         tried = replace(problem, example_input=example)
         _try_surrogate(tried, trial)
-        _try_copy(tried, trial, _parts(trial, train, "train_data")[0])
+        _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
-    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak)
+    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds)
 
 
 def _whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -66,6 +67,7 @@ class Problem:
         full_size: What trains the full-size models; None for the library's own loop.
         copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
         peak: Bytes that training the full-size model takes, as the dry run reckons.
+        epoch_seconds: Seconds that an epoch of it takes, as the dry run reckons; infinite where that is not known.
         plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
             models of other shapes they are not used; a copy with a `model_fn` that draws initial weights of the same
             shapes by other rules needs its own.
@@ -84,7 +86,12 @@ class Problem:
     full_size: OwnLoop | None = None
     copied: bool = False
     peak: float = 0.0
+    epoch_seconds: float = math.inf
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
+
+    def first_epoch_seconds(self, stage: str) -> float:
+        """Seconds that a first epoch is foreseen to take; infinite where the user's own function trains it."""
+        return math.inf if stage == "target" and self.full_size is not None else self.epoch_seconds
 
     def with_settings(self, **changes: Any) -> Problem:
         """The same problem, some of its settings changed: `problem.with_settings(seed=1)`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -76,8 +75,8 @@ class DevicePool:
         count: Number of devices.
     """
 
-    _silence = "no task was over"
-    """What it is for a process to be silent; see `Pace`."""
+    _by_epoch = False
+    """Whether processes report each epoch, and not tasks alone; see `Pace`."""
 
     def __init__(self, run: Run, count: int) -> None:
         self._run, self._count = run, count
@@ -89,7 +88,7 @@ class DevicePool:
         self._targets_again: list[TargetTask] = []
         self._deaths = Deaths()
         # Of each kind of groups for itself: others may rightly take a thousand times as long.
-        self._paces: defaultdict[str, Pace] = defaultdict(lambda: Pace(self._silence))
+        self._paces: dict[str, Pace] = {}
         self._never_came = 0
         self._met = False
 
@@ -154,7 +153,7 @@ class DevicePool:
 
     def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
         try:
-            found: Mapping[str, Widths] = self._devices[device].process.ask("plan", kinds).result()
+            found: Mapping[str, Widths] = self._in_time(self._devices[device].process.ask("plan", kinds))
         except DeviceDied:
             # What cannot be measured without dying is trained one by one.
             self._replace(device)
@@ -162,6 +161,19 @@ class DevicePool:
                 self._take_ready()
             return dict.fromkeys(kinds, Widths(1))
         return found
+
+    def _in_time(self, answer: Answer) -> Any:
+        """What a device measured.
+
+        Raises:
+            DeviceDied: also where it hangs.
+        """
+        pace = Pace("nothing was measured", foreseen=self._run.problem.epoch_seconds)
+        until = time.monotonic() + pace.patience
+        while answer not in self._ready([answer]):
+            if time.monotonic() > until:
+                raise DeviceDied(pace.told)
+        return answer.result()
 
     def start(self, device: int, task: GroupTask) -> None:
         units = self._run.store.units()
@@ -216,7 +228,12 @@ class DevicePool:
         work = device.work
         if work is None:
             return None
-        return self._paces["target" if isinstance(work, list) else " ".join(sorted({g.kind for g in work.groups}))]
+        name = "target" if isinstance(work, list) else " ".join(sorted({g.kind for g in work.groups}))
+        if name not in self._paces:
+            epochs = 1 if self._by_epoch else self._run.settings.max_t
+            foreseen = epochs * self._run.problem.first_epoch_seconds(name)
+            self._paces[name] = Pace("no epoch was over" if self._by_epoch else "no task was over", foreseen=foreseen)
+        return self._paces[name]
 
     def _heard(self, number: int) -> None:
         """A device has said something of what it trains."""

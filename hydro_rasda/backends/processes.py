@@ -55,7 +55,7 @@ class LocalProcesses(DoublingPool):
         memory: Bytes of the CPU's memory for all that train on it.
     """
 
-    _silence = "no epoch was over"
+    _by_epoch = True
 
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
         super().__init__(run, devices)

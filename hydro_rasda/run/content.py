@@ -239,7 +239,8 @@ def _object(value: Any) -> tuple[str, Parts]:
 
 def _without_hash(cls: type, state: Any) -> Any:
     """An object's state but for a hash of its own that it keeps: where text is in it, another in each process."""
-    if not isinstance(state, dict) or cls.__hash__ in (object.__hash__, None):
+    own: Any = cls.__hash__
+    if not isinstance(state, dict) or own in (object.__hash__, None):
         return state
     # A small number, such as that of hashes, is a setting.
     kept = {n for n, part in state.items() if str(n).endswith("hash") and type(part) is int and abs(part) >= 2**32}

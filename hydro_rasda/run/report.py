@@ -143,7 +143,7 @@ def doubt_line(result: RunRecord) -> list[str]:
     if math.isfinite(result.expected_gain):
         line += f"; training one more would be expected to gain at most {show(result.expected_gain)} in {result.metric}"
     other = max(trained.values(), key=lambda record: record.chance)
-    if other.status != "stopped" or other.chance <= winner.chance:
+    if other.status != "stopped" or round(other.chance, 2) <= round(winner.chance, 2):
         return [line]
     doubt = f"trial {other.trial}, stopped after epoch {other.epochs}, may have become better ({other.chance:.2f})"
     return [line, f"{doubt}: a larger `full_trainings` would show"]

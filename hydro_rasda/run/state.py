@@ -256,7 +256,7 @@ class Run:
     def end_by(self, key: str, value: Any = None) -> None:
         """Put down, as the last of all, how the run has ended; where that is the last already, nothing."""
         units = self.store.units()
-        if next(reversed(units), "") != key or units[key].value != value:
+        if next(reversed([*units]), "") != key or units[key].value != value:
             self.record(key, Unit(value), again=True)
 
     def note(self, metrics: Mapping[str, Iterable[float]]) -> str:

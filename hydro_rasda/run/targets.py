@@ -246,7 +246,7 @@ def run_end(run: Run) -> RunEnd:
     sweep = units.get(decision_key(FINALISTS, run.trials))
     if sweep is not None and (targets_over(run, sweep.value) or last.startswith(_BY_SCORE)):
         return "finished"
-    return "out of time" if next(reversed(units), "") == last and last.startswith((DONE, _ENDED)) else "open"
+    return "out of time" if next(reversed([*units]), "") == last and last.startswith((DONE, _ENDED)) else "open"
 
 
 def found_enough(run: Run) -> bool:
@@ -267,7 +267,7 @@ def targets_over(run: Run, finalists: Iterable[int]) -> bool:
 
 def _last_target(run: Run) -> str:
     """The last that the journal has of the full-size stage."""
-    return next((key for key in reversed(run.store.units()) if key.startswith("target/")), "")
+    return next((key for key in reversed([*run.store.units()]) if key.startswith("target/")), "")
 
 
 def end_targets(run: Run, finalists: Iterable[int]) -> None:

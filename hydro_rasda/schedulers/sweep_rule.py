@@ -297,7 +297,7 @@ def checked_admission(rule: SweepRule, count: int) -> int:
     return count
 
 
-def checked_epochs(rule: SweepRule, count: float) -> float:
+def checked_epochs(rule: SweepRule, count: float) -> int:
     """How many epochs a rule expects, if that is a number of them.
 
     Raises:
@@ -305,7 +305,7 @@ def checked_epochs(rule: SweepRule, count: float) -> float:
     """
     holds = is_number(count) and 0 <= count < math.inf
     require(holds, f"`sweep_rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
-    return count
+    return math.ceil(count)
 
 
 def plain_move(move: Move) -> list[Any]:

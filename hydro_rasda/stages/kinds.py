@@ -43,7 +43,9 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
         digest can train as one model. Its lines say which keys of each configuration nothing reads.
     """
     if children:
-        found = _found(problem, evenly(trials, children), Pace("no model was built"), Deaths())
+        found = _found(
+            problem, evenly(trials, children), Pace("no model was built", foreseen=problem.epoch_seconds), Deaths()
+        )
     else:
         found, _ = _kinds_of(problem, trials, doing or Doing())
     lines: list[JournalLine] = []

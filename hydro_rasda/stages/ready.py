@@ -85,7 +85,8 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
         few = f"all {settings.num_samples} configurations can become finalists, whatever their surrogates say"
         messages.append(f"{few}: `surrogate=1` trains them at full size from the start")
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
-    problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names, peak=found.peak)
+    problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
+    problem = replace(problem, peak=found.peak, epoch_seconds=found.epoch_seconds)
     return Ready(problem, settings, found.parameters, messages)
 
 

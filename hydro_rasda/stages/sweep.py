@@ -114,7 +114,7 @@ class _Sweep:
     def _show(self) -> None:
         self._run.begin_stage("surrogates", max(0, self._expected() - self._done))
 
-    def _expected(self) -> float:
+    def _expected(self) -> int:
         return checked_epochs(self._rule, self._rule.epochs(self._state))
 
     def _admit(self) -> bool:

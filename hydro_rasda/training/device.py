@@ -89,7 +89,9 @@ class Device:
         self.cores = max(1, self.children)
         if may_die and self.cores == 1:
             self.children = 0
-        self._paces: dict[Stage, Pace] = {stage: Pace("no epoch was over") for stage in self._peaks}
+        self._paces: dict[Stage, Pace] = {
+            stage: Pace("no epoch was over", foreseen=problem.first_epoch_seconds(stage)) for stage in self._peaks
+        }
         if problem.device.type == "cpu":
             # Page faults on blocks that were freed a step before can take half of a fused step.
             keep_freed_memory()

@@ -188,8 +188,13 @@ def _end(connection: Connection, pid: int) -> None:
     connection.close()
 
 
-def map_forked(pieces: Sequence[Callable[[], Any]], children: int) -> list[Any]:
+def map_forked(pieces: Sequence[Callable[[], Any]], children: int, pace: Pace | None = None) -> list[Any]:
     """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
+
+    Args:
+        pieces: What to do.
+        children: How many at the same time.
+        pace: As of `imap_forked`.
 
     Returns:
         What each returned, or that it `Died`, in the order of the pieces.
@@ -199,7 +204,7 @@ def map_forked(pieces: Sequence[Callable[[], Any]], children: int) -> list[Any]:
     results: dict[int, Any] = {}
     for first in range(0, len(pieces), children):
         together = [partial(_without_reports, piece) for piece in pieces[first : first + children]]
-        results |= {first + i: result for i, result in imap_forked(together, 1, _ignore)}
+        results |= {first + i: result for i, result in imap_forked(together, 1, _ignore, pace)}
     return [results[i] for i in range(len(pieces))]
 
 

@@ -11,6 +11,7 @@ class Pace:
     Args:
         silence: What it is to be silent, in words: "no epoch was over".
         least: Seconds that one may be silent in any case; None for `LEAST_S`.
+        foreseen: Seconds to a first report, as the dry run's times foresee them; infinite where they do not.
 
     Attributes:
         longest: Seconds; None before any has reported.
@@ -19,8 +20,11 @@ class Pace:
     TIMES, LEAST_S = 100, 600.0
     """What reports nothing for so many times as long as any has taken so far, and for so long, is taken to hang."""
 
-    def __init__(self, silence: str, least: float | None = None) -> None:
-        self.silence = silence
+    FIRST_LEAST_S = 3600.0
+    """Before any has reported, `TIMES` as long as is foreseen, and so long, are waited for: compiling takes time."""
+
+    def __init__(self, silence: str, least: float | None = None, foreseen: float = math.inf) -> None:
+        self.silence, self.foreseen = silence, foreseen
         self.least = self.LEAST_S if least is None else least
         self.longest: float | None = None
 
@@ -30,13 +34,17 @@ class Pace:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a silent piece is ended; infinite while nothing is known."""
-        return math.inf if self.longest is None else max(self.least, self.TIMES * self.longest)
+        """Seconds after which a silent piece is ended; infinite while nothing is known or foreseen."""
+        if self.longest is None:
+            return max(self.FIRST_LEAST_S, self.TIMES * self.foreseen)
+        return max(self.least, self.TIMES * self.longest)
 
     @property
     def told(self) -> str:
         """Of a piece that was ended, in words."""
-        return (
-            f"it was ended as it hung: {self.silence} for {self.patience:.0f} s, where none had taken longer than "
-            f"{self.longest or 0.0:.3g} s ({self.TIMES} times as long, and at least {self.least:.0f} s, are waited for)"
-        )
+        if self.longest is None:
+            known, least = f"by the dry run's times it takes {self.foreseen:.3g} s", self.FIRST_LEAST_S
+        else:
+            known, least = f"where none had taken longer than {self.longest:.3g} s", self.least
+        waited = f"({self.TIMES} times as long, and at least {least:.0f} s, are waited for)"
+        return f"it was ended as it hung: {self.silence} for {self.patience:.0f} s, {known} {waited}"

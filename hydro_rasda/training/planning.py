@@ -37,6 +37,7 @@ from hydro_rasda.schedulers.packing import MARGIN
 from hydro_rasda.training import surrogate_probe
 from hydro_rasda.training.forks import Died, map_forked
 from hydro_rasda.training.graph import records
+from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.peaks import Peaks, kind_of_group
 from hydro_rasda.training.surrogate_probe import measure_compiled, measure_widths
 from hydro_rasda.trial import Trial
@@ -84,7 +85,7 @@ def planned_widths(
         found[kind] = recall(keys[kind]) if asked else None
         if asked and found[kind] is None:
             work[kind] = partial(measure_widths, problem, part, batch, room, cores)
-    for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0)):
+    for kind, measured in zip(work, map_forked(list(work.values()), cores if forked else 0, _pace(problem))):
         if measured is not None and not isinstance(measured, Died):
             found[kind] = measured
             remember(keys[kind], measured)
@@ -97,6 +98,10 @@ def planned_widths(
                 peaks.estimate(kind_of_group(kind, kinds[kind]), of_width)
     widths = {kind: _widths(measured, room / cores) for kind, measured in found.items()}
     return _with_compiled(problem, kinds, widths, keys, cores if forked else 0)
+
+
+def _pace(problem: Problem) -> Pace:
+    return Pace("nothing was measured", foreseen=problem.epoch_seconds)
 
 
 def _with_compiled(
@@ -114,7 +119,7 @@ def _with_compiled(
             found[kind] = cache.recall(f"{keys[kind]}/compiled")
             if not _is_sound_speedup(found[kind]):
                 work[kind] = partial(measure_compiled, problem, trials)
-    for kind, measured in zip(work, map_forked(list(work.values()), children)):
+    for kind, measured in zip(work, map_forked(list(work.values()), children, _pace(problem))):
         found[kind] = None
         if measured is not None and not isinstance(measured, Died):
             found[kind] = measured

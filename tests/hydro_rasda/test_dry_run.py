@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -26,6 +27,10 @@ def test_metrics_of_both_data_sets_are_known() -> None:
         dry_run(problem(metric=metric), trials())
     with pytest.raises(ValueError, match=r"`metric` is 'accuracy', but must be one of \['train_acc.*'val_loss'\]"):
         dry_run(problem(metric="accuracy"), trials())
+
+
+def test_what_an_epoch_takes_is_reckoned_from_a_batch() -> None:
+    assert 0 < dry_run(problem(), trials()).epoch_seconds < math.inf
 
 
 def test_nothing_is_left_on_the_model_or_its_gradients() -> None:

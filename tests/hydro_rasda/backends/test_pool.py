@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ class Scripted:
         if method == "describe":
             return Said(("a machine", self.pool.cores_each))
         if method == "plan":
+            if self.pool.hanging_plans:
+                return Never(None)
             return Said({kind: Widths(8) for kind in work})
         if method == "train_rank":
             self.pool.trained.append((work.number,))
@@ -73,6 +76,8 @@ class Scripted:
 
 class ScriptedPool(DevicePool):
     """Devices whose answers arrive one at a time, the last one that was asked for first; or never."""
+
+    hanging_plans = False
 
     def __init__(
         self, run: Run, count: int, deadly: Iterable[object] = (), cores: int = 1, hanging: Iterable[int] = ()
@@ -145,6 +150,24 @@ def test_what_hangs_is_ended_once_it_is_known_how_long_others_take(run: Run, mon
     assert "it was ended as it hung" in str(outcome.error)
     assert outcome.died
     assert all(process.ended for process in pool.processes[:-1])
+
+
+def test_what_hangs_before_anything_was_heard_is_ended_by_the_dry_runs_times(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "FIRST_LEAST_S", 0.1)
+    run.problem = replace(run.problem, epoch_seconds=1e-6)
+    pool = ScriptedPool(run, 1, hanging=[0])
+    pool.idle()
+    assert pool.plan(0, {"a kind": []}) == {"a kind": Widths(8)}
+    pool.hanging_plans = True
+    assert pool.plan(0, {"a kind": []}) == {"a kind": Widths(1)}
+    pool.start(0, group(0))
+    done = [*pool.finished()]
+    while pool.busy():
+        done += pool.finished()
+    told = "no task was over for 0 s, by the dry run's times it takes 4e-06 s (100 times as long, and at least 0 s"
+    assert told in done[-1].outcome.failures[0]
 
 
 def test_a_device_has_no_speed_before_it_has_trained_the_kind(run: Run) -> None:

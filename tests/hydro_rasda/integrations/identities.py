@@ -70,8 +70,9 @@ def with_trainer(model: Any, space: dict[str, Any], **options: Any) -> None:
 
 def with_lightning() -> None:
     data = DataLoader(TensorDataset(torch.ones(8, 8), torch.arange(8) % 3), 4)
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", **dict.fromkeys(off, False))
+    silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    off: dict[str, Any] = dict.fromkeys(silent, False)
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", **off)
     space = {"rate": loguniform(1e-3, 1e-1)}
     tune_module(Classifier, space, trainer=trainer, train_dataloaders=data, val_dataloaders=data, surrogate=1)
 

@@ -94,6 +94,10 @@ def test_a_piece_that_hangs_is_ended_once_it_is_known_how_long_others_take(monke
 
 
 def test_a_report_that_took_no_time_by_a_coarse_clock_is_known_too() -> None:
+    assert Pace("no epoch was over").patience == math.inf
+    first = Pace("no epoch was over", foreseen=60.0)
+    assert (first.patience, Pace("no epoch was over", foreseen=1.0).patience) == (6000, Pace.FIRST_LEAST_S)
+    assert "for 6000 s, by the dry run's times it takes 60 s (100 times as long" in first.told
     own = Pace("no epoch was over")
     own.took(0.0)
     assert own.patience == Pace.LEAST_S

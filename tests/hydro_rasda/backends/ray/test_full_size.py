@@ -264,7 +264,7 @@ def test_what_tune_raises_comes_out_of_the_main_thread(ray8: None, open_run: Ope
         full.finish([0])
 
 
-class RaisesAtTheEnd(FIFOScheduler):
+class RaisesAtTheEnd(FIFOScheduler):  # type: ignore[misc]  # Ray's classes have no types
     def __init__(self) -> None:
         super().__init__()
         self.stopping = threading.Event()
@@ -273,7 +273,7 @@ class RaisesAtTheEnd(FIFOScheduler):
         if result["training_iteration"] > 2:
             self.stopping.wait(100)
             raise RuntimeError("the scheduler cannot go on")
-        return super().on_trial_result(tune_controller, trial, result)
+        return str(super().on_trial_result(tune_controller, trial, result))
 
 
 @pytest.mark.slow
