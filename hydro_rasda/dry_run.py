@@ -22,6 +22,7 @@ from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
 from hydro_rasda.checks import require
 from hydro_rasda.data import Batch, Batches, batch_length, naming_batch, non_finite, outline, unlike
+from hydro_rasda.hidden import shown
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
 from hydro_rasda.objective import check_metrics, checked, give_config, reads_config, scalars, steering
 from hydro_rasda.precision import as_given, in_precision
@@ -104,7 +105,7 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
         except NoModule:
             raise
         except Exception as error:
-            told = f"for {dict(trial.config)!r} with {type(error).__name__}: {error}"
+            told = f"for {shown(trial.config)!r} with {type(error).__name__}: {error}"
             unbuilt.append(_misfit(f"`model_fn` fails for every configuration, {told}", error).args[0])
             continue
         try:

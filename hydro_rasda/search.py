@@ -14,6 +14,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
+from hydro_rasda.hidden import hide, restore, secrets_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import name_of
 from hydro_rasda.seeds import derive_seed
@@ -142,6 +143,7 @@ class SearcherSearch:
         self._left, self._given, self._batch = num_samples, 0, -(-num_samples // SEARCHER_ROUNDS)
         self._seed, self._strategy, self._warned = run.settings.seed, run.settings.rasda.strategy, False
         self._open: dict[int, tuple[int, float]] = {}
+        self._hidden = secrets_of(space)
 
     def next_trials(self) -> list[Trial]:
         for number, (epoch, score) in sorted(self._open.items()):
@@ -158,7 +160,7 @@ class SearcherSearch:
                 suggested.append(config)
         if not suggested and known is None:
             return []
-        recorded = self._store.once(key, lambda: suggested).value
+        recorded = self._store.once(key, lambda: [hide(config, self._hidden) for config in suggested]).value
         self._left -= len(recorded)
         self._given += len(recorded)
         return [Trial(first + i, self._agree(first + i, suggested[i : i + 1], kept)) for i, kept in enumerate(recorded)]
@@ -173,7 +175,9 @@ class SearcherSearch:
 
     def _agree(self, number: int, suggested: list[Config], recorded: Config) -> Config:
         """The configuration that the journal has, as the searcher gave it where it gave the same."""
-        if suggested and json.loads(json.dumps(suggested[0], default=name_of)) == recorded:
+        recorded = restore(recorded, self._hidden, self._space)
+        said, kept = (json.loads(json.dumps(each, default=name_of)) for each in (suggested[:1], [recorded]))
+        if said == kept:
             self._open[number] = (0, math.nan)
             return suggested[0]
         if not self._warned:

@@ -22,6 +22,7 @@ from hydro_rasda.checks import check_choice, check_flag, check_folder, check_fun
 from hydro_rasda.config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig
 from hydro_rasda.contracts import Backend, SweepRule
 from hydro_rasda.data import Data, make_batches
+from hydro_rasda.hidden import hide, secrets_of
 from hydro_rasda.objective import LossFn, Objective, as_objective, takes_config
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
@@ -279,7 +280,7 @@ def tune(
         asked = identity.asked(ready.settings, ready.problem, ready.parameters, data, batch_size)
         with Store.open(_folder(folder, name), asked, resume) as store, Progress(silent=not progress) as shown:
             listeners = Callbacks([*([shown] if progress else []), *callbacks])
-            run = Run(ready.problem, store, listeners, space=space)
+            run = Run(ready.problem, store, listeners, space=space, hidden=secrets_of(space))
             _announce(run, ready)
             search = SearcherSearch(searcher, space, run) if searcher else candidates
             result = _train(run, search, sweep_rule, trains_on)
@@ -333,7 +334,7 @@ def _train(run: Run, search: Search, rule: SweepRule | None, backend: Backend) -
     run.notify(
         RunEnded,
         best_trial=result.best_trial,
-        best_config=copy.deepcopy(result.best_config),
+        best_config=hide(copy.deepcopy(result.best_config), run.hidden),
         best_metric=result.best_metric,
     )
     return result

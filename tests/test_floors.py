@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"checks", "config", "seeds", "trial"},
+    {"checks", "config", "hidden", "seeds", "trial"},
     {"schedulers"},
     {
         *("data", "dry_run", "loss_weight", "metrics", "objective", "plans", "precision", "problem", "reads", "space"),

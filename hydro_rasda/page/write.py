@@ -81,7 +81,7 @@ def page(record: RunRecord, live: bool = False) -> str:
         record: A run.
         live: Whether the dashboard serves it: it then loads Plotly from there, and follows the run.
     """
-    template = _template("template.html")
+    template, record = _template("template.html"), record.shown()
     own = {"style": _own("style.css"), "script": _own("page.js") + (_own("live.js") if live else "")}
     own["plotly"] = "" if live else _plotly()
     made = [*sections(record)]

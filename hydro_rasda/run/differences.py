@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hydro_rasda.hidden import described_secrets, hide
+
 _OF_CODE = "is another function than the run's"
 _OF_DATA = "has other content than the run's"
 _WORDS = {
@@ -68,4 +70,7 @@ def _told(key: str, was: Any, now: Any) -> str | None:
     """How a setting differs, in words; None where it does not."""
     if key == "num_samples" and isinstance(was, int) and isinstance(now, int):
         return f"num_samples was {was}, now {now}, but a run can only grow" if now < was else None
+    if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "space":
+        # Earlier versions kept secrets in clear; whether they are the same, the digest tells.
+        was, now = (hide(each, described_secrets(each)) for each in (was, now))
     return f"{key} was {was!r}, now {now!r}" if was != now else None

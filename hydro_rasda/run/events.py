@@ -48,7 +48,7 @@ class RunEnded(Event):
 
     Attributes:
         best_trial: Number of the best trial; None where `tune` raises, like the next two.
-        best_config: Its configuration.
+        best_config: Its configuration, likewise without secrets.
         best_metric: Its metric.
         error: What `tune` raises: "KeyboardInterrupt: ...", say; None where the run is over.
     """
@@ -98,7 +98,7 @@ class TrialConfigured(Event):
 
     Attributes:
         trial: Its number.
-        config: Its hyperparameters.
+        config: Its hyperparameters; of secrets, such as `hf_token`, "(hidden)".
     """
 
     trial: int

@@ -56,7 +56,7 @@ def save_model(record: RunRecord, path: str | Path, trial: int | None = None) ->
         raise ValueError(f"the model's state has {strange}, but safetensors hold tensors alone: {checkpoint} has all")
     folder = Path(path).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    found = record.trials[number]
+    found = record.shown().trials[number]
     told = {"trial": number, "epoch": found.kept_epoch, record.metric: found.metric, "run": record.path.name}
     # Tied weights are written once for each name, so that `load_state_dict` finds all of them.
     each = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}

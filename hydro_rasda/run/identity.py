@@ -21,6 +21,7 @@ from torch import Tensor
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data
+from hydro_rasda.hidden import hide, secrets_of
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.content import Content, content, digest, spread_indices, unchanged
 from hydro_rasda.space import describe
@@ -51,7 +52,7 @@ class Identity:
         first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._named = {
-            "space": describe(space),
+            "space": describe(hide(space, secrets_of(space))),  # by their digest, they count
             "searcher": type(searcher).__name__ if searcher else None,
             "sweep_rule": type(sweep_rule).__name__ if sweep_rule else None,
             "scheduler": scheduler if isinstance(scheduler, str) else type(scheduler).__name__,

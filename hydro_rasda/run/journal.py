@@ -134,8 +134,9 @@ def _parsed(raw: bytes) -> JournalLine:
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
         raise ValueError("no object with an 'event'")
     for name, kind in _FIELDS.get(line["event"], {}).items():
-        found = line.get(name, ...)
-        number = isinstance(found, (int, float)) and kind is not object
-        if not isinstance(found, kind) or found is ... or (number and abs(found) > _LARGEST):
+        found: Any = line.get(name, ...)
+        if found is ... or not isinstance(found, kind):
+            raise ValueError(f"{line['event']!r} without a proper {name!r}")
+        if kind is not object and isinstance(found, (int, float)) and abs(found) > _LARGEST:
             raise ValueError(f"{line['event']!r} without a proper {name!r}")
     return line

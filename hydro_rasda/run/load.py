@@ -18,7 +18,7 @@ def load(path: str | Path) -> TuneResult:
     """Open a run of `tune`: its result, or what it has found so far, where it goes on or was interrupted.
 
     The folder is only read, and nothing in it can run code. Values of a configuration that JSON has no form for, such
-    as functions and classes, are there as their names.
+    as functions and classes, are there as their names; secrets, such as `hf_token`, are "(hidden)".
 
     Args:
         path: The run's folder: `storage_path/name`, on whichever backend it was made.

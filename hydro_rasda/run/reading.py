@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hydro_rasda.checks import check_path
 from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.hidden import described_secrets, hide
 from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
@@ -41,8 +42,9 @@ def read_record(path: str | Path) -> RunRecord:
     """
     check_path("path", path)
     folder = Path(path).expanduser().absolute()
-    problem: Any = _Asked(settings_of(read_asked(folder)))
-    run = Run(problem, Store.read(folder))
+    asked = read_asked(folder)
+    problem: Any = _Asked(settings_of(asked))
+    run = Run(problem, Store.read(folder), hidden=described_secrets(asked.get("space", {})))
     dropped = _take_in_sweep(run)
     run.transfer = recalled_transfer(run)
     take_in_targets(run)
@@ -103,7 +105,7 @@ def _take_in_sweep(run: Run) -> set[int]:
             continue
         run.recall(key)
         configured = [line for line in unit.lines if line["event"] == "trial"]
-        run.trials |= {line["trial"]: Trial(line["trial"], line["config"]) for line in configured}
+        run.trials |= {line["trial"]: Trial(line["trial"], hide(line["config"], run.hidden)) for line in configured}
         if _SWEEP_DECISION.fullmatch(key):
             before = dict(run.trials)
             for number, *plain in unit.value:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydro_rasda.config import Mode
+from hydro_rasda.hidden import Place, hide
 from hydro_rasda.run.messages import Message, read_messages
 from hydro_rasda.run.portable import Portable
 from hydro_rasda.schedulers import Agreement
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import pandas as pd
 
     from surrogate import RankComparison
@@ -105,6 +108,14 @@ class RunRecord(Portable):
     finished: bool
     ended: bool
     _checkpoints: Mapping[int, Path]
+    _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
+
+    def shown(self) -> Self:
+        """The same for others: without the secrets that `tune` was given."""
+        if not self._hidden:
+            return self
+        trials = [replace(trial, config=hide(trial.config, self._hidden)) for trial in self.trials]
+        return replace(self, best_config=hide(self.best_config, self._hidden), trials=tuple(trials))
 
     @property
     def best_checkpoint(self) -> Path | None:

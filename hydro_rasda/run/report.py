@@ -81,6 +81,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
 
 def as_html(result: RunRecord, shown: int = SHOWN) -> str:
     """The same as a piece of HTML, for notebooks."""
+    result = result.shown()
     names, records = _varied(result), best_first(result)[:shown]
     heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
     rows = [[*_row(record), *(show(record.config.get(name)) for name in names)] for record in records]

@@ -16,6 +16,7 @@ from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_function, check_int, check_path
 from hydro_rasda.config import RASDAConfig
 from hydro_rasda.data import Data, batch_length, make_batches
+from hydro_rasda.hidden import HIDDEN, value_at, withholding
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
 from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem
@@ -70,7 +71,7 @@ class TuneResult(RunRecord):
         name = type(self).__name__
         indent = " " * (len(name) + 1)
         return (
-            f"{name}(best_config={self.best_config!r},\n"
+            f"{name}(best_config={self.shown().best_config!r},\n"
             f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
             f"{len(self.trials)} trials: {counts},\n"
             f"{indent}path={str(self.path)!r})"
@@ -115,8 +116,11 @@ class TuneResult(RunRecord):
             check_function("model_fn", model_fn, 1, 2, rule="the model function of the run", or_class=True)
         number, checkpoint = checkpoint_of(self, trial)
         problem = self._problem if model_fn is None else replace(self._problem, model_fn=model_fn)
+        config = self.trials[number].config
+        if any(value_at(config, place) == HIDDEN for place in self._hidden):
+            problem = replace(problem, model_fn=withholding(problem.model_fn))
         with preserved_generators():
-            model = problem.target(Trial(number, self.trials[number].config))
+            model = problem.target(Trial(number, config))
         model.load_state_dict(weights_of(self, checkpoint, self._problem.device))
         return model.eval()
 

@@ -6,10 +6,11 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.hidden import Place, hide, scrubbed
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import (
     CheckpointSaved,
@@ -57,6 +58,7 @@ class Run:
         best: Where `keep="best"`: of each of those, the epoch whose weights that checkpoint keeps, and its metric.
         transfer: How far the surrogates' ranking can be trusted, where that was asked for.
         space: What the trials' configurations are drawn from: domains by name, as `tune` was given them.
+        hidden: Where configurations have secrets, which nothing that is kept or told shows.
     """
 
     problem: Problem
@@ -70,6 +72,7 @@ class Run:
     best: dict[int, tuple[int, float]] = field(default_factory=dict)
     transfer: RankComparison | None = None
     space: Mapping[str, Any] = field(default_factory=dict)
+    hidden: Collection[Place] = ()
     _told: set[str] = field(default_factory=set)
 
     @property
@@ -80,16 +83,28 @@ class Run:
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
         """Do a unit of work once in the life of the run, and take in what it says of its trials."""
         known = self.store.done(key)
-        unit = self._taken_in(self.store.once(key, work))
+        unit = self._taken_in(self.store.once(key, lambda: self._without_secrets(work())))
         if not known:
             self._notify_lines(unit)
         return unit
 
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
         """Take in a unit of work that was done elsewhere; see `Store.record`."""
-        recorded = self._taken_in(self.store.record(key, unit, again))
+        recorded = self._taken_in(self.store.record(key, self._without_secrets(unit), again))
         self._notify_lines(recorded)
         return recorded
+
+    def _without_secrets(self, unit: Unit) -> Unit:
+        if not self.hidden:
+            return unit
+        lines = [
+            {**line, "config": hide(line["config"], self.hidden)} if "config" in line else line for line in unit.lines
+        ]
+        lines = [{**line, "error": self._scrubbed(line["error"])} if "error" in line else line for line in lines]
+        return replace(unit, lines=lines)
+
+    def _scrubbed(self, text: str) -> str:
+        return scrubbed(text, self.hidden, self.space)
 
     def recall(self, key: str) -> Unit:
         """Take in a unit of work that an earlier process recorded."""
@@ -159,6 +174,7 @@ class Run:
 
     def say(self, text: str) -> None:
         """Tell the user something: a line, which is kept."""
+        text = self._scrubbed(text)
         self.store.keep_message(text)
         self.notify(MessageSaid, text=text)
 

@@ -33,6 +33,7 @@ from filelock import FileLock
 
 from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import RESUME
+from hydro_rasda.hidden import HIDDEN, described_secrets, hide
 from hydro_rasda.run.aside import set_aside
 from hydro_rasda.run.differences import differences, scored_otherwise
 from hydro_rasda.run.doing import Doing
@@ -327,6 +328,8 @@ def read_asked(path: Path) -> dict[str, Any]:
     require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
     asked = _read_spec(path)
     require({"metric", "mode", "rasda"} <= asked.keys(), "path", str(path), _NO_RUN)
+    if isinstance(space := asked.get("space"), dict):  # of an earlier version, which kept secrets in clear
+        asked["space"] = hide(space, described_secrets(space), repr(HIDDEN))
     return asked
 
 

@@ -44,6 +44,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         best_trial=best,
         finished=run_end(run) == "finished",
         ended=over,
+        _hidden=frozenset(run.hidden),
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 from hydro_rasda.dry_run import MISFITS, DryRun, dry_run
+from hydro_rasda.hidden import shown
 from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.doing import Doing
@@ -51,7 +53,8 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
 
 
 def _name(trial: Trial) -> str:
-    return f"trying trial {trial.number}: {dict(trial.config)!r}"
+    config = hashlib.sha256(repr(dict(trial.config)).encode()).hexdigest()  # which may have secrets
+    return f"trying trial {trial.number}: {config}"
 
 
 def _noting(trials: Iterable[Trial], doing: Doing) -> Generator[Trial, None, None]:
@@ -127,5 +130,5 @@ def _scout(problem: Problem, trials: Sequence[Trial]) -> tuple[Trial, str]:
 def _deadly(trial: Trial, how: str) -> ValueError:
     return ValueError(
         "`model_fn`, the model, its objective or its data end the process that tries them, for "
-        f"{dict(trial.config)!r}, {DEATHS} times: {how}"
+        f"{shown(trial.config)!r}, {DEATHS} times: {how}"
     )

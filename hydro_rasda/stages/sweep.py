@@ -18,6 +18,7 @@ from functools import partial
 
 from fusion.keys import check
 from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.hidden import hide
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.result import AllTrialsFailed
@@ -218,7 +219,8 @@ class _Sweep:
         for number, copied in of.items():
             self._search.close(number, run.epochs("surrogate", number), self._state.trials[number].score)
             run.trials[number] = Trial(number, {**trials[copied].config, **copies[number].changes})
-            run.notify(TrialConfigured, trial=number, config=dict(run.trials[number].config), recalled=recalled)
+            config = hide(run.trials[number].config, run.hidden)
+            run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
         before = {number: run.sources[number] for number in of if number in run.sources}
         run.sources |= sources
         run.store.discard(set(before.values()) - set(run.sources.values()))

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_is, require
+from hydro_rasda.hidden import shown
 from hydro_rasda.integrations.lightning.modules import (
     PRECISIONS,
     eval_loader,
@@ -143,7 +144,7 @@ def _first(
     try:
         module = call_model_fn(module_fn, form, config, 1.0)
     except Exception as error:
-        raise ValueError(f"`module_fn` fails for {config!r} with {type(error).__name__}: {error}") from error
+        raise ValueError(f"`module_fn` fails for {shown(config)!r} with {type(error).__name__}: {error}") from error
     require(isinstance(module, LightningModule), "module_fn", type(module).__name__, "one that makes a LightningModule")
     assert isinstance(module, LightningModule)
     return module

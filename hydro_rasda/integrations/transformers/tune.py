@@ -14,6 +14,7 @@ from transformers import EvalPrediction, PretrainedConfig, TrainingArguments
 
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_is, require
+from hydro_rasda.hidden import shown
 from hydro_rasda.integrations.loaders import Collator
 from hydro_rasda.integrations.narrow import width_or_full
 from hydro_rasda.integrations.transformers.arguments import (
@@ -164,7 +165,7 @@ def _first_model(model_fn: Callable[..., nn.Module], space: Mapping[str, Any], s
     try:
         model = model_fn(config)
     except Exception as error:
-        raise ValueError(f"`model` fails for {config!r} with {type(error).__name__}: {error}") from error
+        raise ValueError(f"`model` fails for {shown(config)!r} with {type(error).__name__}: {error}") from error
     require(isinstance(model, nn.Module), "model", type(model).__name__, "one that makes a torch.nn.Module")
     return model
 
