@@ -216,9 +216,7 @@ def bad_runs(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name not in ("good", "strange")]
 
 
-def test_a_bad_run_is_a_row_that_says_so(
-    served: tuple[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_bad_run_is_a_row_that_says_so(served: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     url, folder = served
     bad = bad_runs(folder)
     listed = get(url)
@@ -264,10 +262,9 @@ def test_who_stops_reading_or_never_asks_is_disconnected(
     url, _ = served
     monkeypatch.setattr(server_module, "PATIENCE_SECONDS", 0.2)
     host, port = url.split("/")[2].split(":")
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-    opener.open(address(url), timeout=PATIENCE_S).close()
-    (jar,) = (each.cookiejar for each in opener.handlers if isinstance(each, urllib.request.HTTPCookieProcessor))
-    cookie = "; ".join(f"{each.name}={each.value}" for each in jar)
+    cookies = urllib.request.HTTPCookieProcessor()
+    urllib.request.build_opener(cookies).open(address(url), timeout=PATIENCE_S).close()
+    cookie = "; ".join(f"{each.name}={each.value}" for each in cookies.cookiejar)
     request = f"GET /{{}} HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n\r\n"
     follower = connected(host, port, request.format("events"))
     assert follower.recv(15) == b"HTTP/1.1 200 OK"
