@@ -154,7 +154,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     epoch_seconds = (time.perf_counter() - began) * len(parts) * steps
     whole = _whole(problem, trial, target, validated)
     found = {f"train_{name}": value.item() for name, value in trained.items()}
-    found |= {f"val_{name}": float(value) for name, value in (*validated.items(), *whole.items())}
+    found |= {f"val_{name}": value.item() for name, value in validated.items()}
+    found |= {f"val_{name}": value for name, value in whole.items()}
     found = {name: value for name, value in found.items() if not is_weight(name.partition("_")[2])}
     require(problem.settings.metric in found, "metric", problem.settings.metric, f"one of {sorted(found)}")
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():

@@ -95,7 +95,7 @@ def test_what_is_never_finite(arguments: dict[str, Any], told: str, quick: Quick
 
 def begins_at_zero(config: Config, width_ratio: float = 1.0) -> nn.Module:
     model = regressor(config, width_ratio)
-    nn.init.zeros_(model[-1].weight)  # type: ignore[index, arg-type]
+    nn.init.zeros_(model[-1].weight)  # type: ignore[index]
     return model
 
 
