@@ -389,6 +389,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _ready(self) -> list[Trial]:
         """Trials that could be next: those that wait, but for nodes that may still come."""
+        if not self._autoscale_wait_s:
+            return self._queue.waiting()
         count = self._sizes.slots.count()
         self._nodes.settle(count)
         return [trial for trial in self._queue.waiting() if not self._nodes.awaited(self._due(trial), count)]
@@ -434,7 +436,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _restart_t(self, trial: Trial) -> int:
         latest = trial.latest_checkpoint_result
-        return int(flatten_dict(latest.metrics).get(self._time_attr, 0)) if latest else 0
+        if latest is None:
+            return 0
+        metrics = latest.metrics if self._time_attr in latest.metrics else flatten_dict(latest.metrics)
+        return int(metrics.get(self._time_attr, 0))
 
     def _place(self, waiting: list[Trial], holding: list[Trial], held: Mapping[str, int], free: int) -> Placement:
         if not waiting or not free:
