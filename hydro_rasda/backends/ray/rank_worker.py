@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
@@ -77,7 +78,12 @@ class RankWorker(Worker):
 
     def _save(self, state: State | None) -> str:
         folder = make_folder(self._job["owner"])
-        torch.save({**self.saved(state), "reported": self._reported}, os.path.join(folder, CHECKPOINT_FILE))
+        path = os.path.join(folder, CHECKPOINT_FILE)
+        try:
+            torch.save({**self.saved(state), "reported": self._reported}, path)
+        except (OSError, RuntimeError) as error:  # torch's own says nothing of the disk
+            free = shutil.disk_usage(folder).free // 2**20
+            raise OSError(f"{path} could not be written, and its disk has {free} MiB left: {error}") from error
         return folder
 
 

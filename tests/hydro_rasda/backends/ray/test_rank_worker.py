@@ -227,6 +227,13 @@ def test_it_saves_where_a_metric_is_decided_that_is_not_always_reported() -> Non
     assert not report(worker(ours, milestones=(2, 4, 8), checkpoint=folders[5]), theirs, metrics[5])
 
 
+def test_a_checkpoint_for_which_there_is_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "worker.pt").symlink_to("/dev/full")
+    monkeypatch.setattr("hydro_rasda.backends.ray.rank_worker.make_folder", lambda owned_by: str(tmp_path))
+    with pytest.raises(OSError, match=r"worker\.pt could not be written, and its disk has \d+ MiB left"):
+        worker(milestones=(1,)).report({"loss": 1.0}, {"x": torch.ones(100_000)})
+
+
 def test_only_rank_0_reports() -> None:
     ours, theirs = Pipe()
     w = worker(ours, rank=1, world_size=2)
