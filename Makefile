@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast bench bench-gpu check docs format clean
+.PHONY: demo test fast bench bench-gpu check docs versions format clean
 
 demo: .venv/.demo
 	$(BIN)/python examples/digits.py
 
 # Two processes: what most machines have cores for, and tests use processes of their own.
-pytest = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --durations 10
+# ARGS: what these commands are given besides, as in make test ARGS="-k digits".
+pytest = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --durations 10 $(ARGS)
 
 test: .venv/.test
 	$(pytest)
@@ -17,7 +18,7 @@ fast: .venv/.test
 	$(pytest) -m "not slow"
 
 bench: .venv/.test
-	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 # Goes on where it was: `make bench-gpu MINUTES=8` again and again does the same as once with 30.
 MINUTES ?= 30

@@ -1,12 +1,14 @@
 """Every code block of the pages that users read is run: a page is a module, and its blocks share their names.
 
-```python is run. ```py is compiled alone: it needs a cluster, a GPU, or what the reader has. Of ```console, the lines
-after a `$ ` that call `hydro-rasda` are run, and each must succeed. ```sh is looked at by `bash -n`.
+```python is run. The first block of `PROGRAMS` runs as a reader runs it: alone, as a file. ```py is compiled alone: it
+needs a cluster, a GPU, or what the reader has. Of ```console, the lines after a `$ ` that call `hydro-rasda` are run,
+and each must succeed. ```sh is looked at by `bash -n`.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -16,7 +18,8 @@ from typing import Any
 
 import pytest
 from sybil import Example, Sybil
-from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser
 
 # Where several processes have a thread for each core, those that wait would spin on cores that others need: the same
 # steps took 35 times as long beside each other. Read when torch is imported.
@@ -24,15 +27,30 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Ray's workers are nice by default: beside a process that computes, they would hardly ever run.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-SLOW = (
-    "README.md",
-    "fusion/README.md",
-    "surrogate/README.md",
-    "docs/start.md",
-    "docs/guides/runs.md",
-    "docs/guides/laptop.md",
-)
+PROGRAMS = ("README.md", "fusion/README.md", "surrogate/README.md", "docs/start.md")
+"""Pages whose first example is a whole program."""
+
+SLOW = (*PROGRAMS, "docs/guides/runs.md", "docs/guides/laptop.md")
 """Pages that train for over 10 s, as these do on two cores."""
+
+collect_ignore = ["docs/doctests.py"]
+"""`make docs` alone installs the package that this file imports."""
+
+_python = PythonEvaluator()
+
+
+def _run(example: Example) -> None:
+    """Run a block with the names of those before it; a page's first program without, pasted into an empty file."""
+    names, shown = example.namespace, example.document.text.startswith("```", example.start)
+    if not shown or "__file__" in names or _page(Path(example.path)) not in PROGRAMS:
+        _python(example)
+    else:
+        Path("program.py").write_text(example.parsed, encoding="utf-8")
+        names.update(runpy.run_path("program.py", run_name="__main__"))
+
+
+def _page(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).as_posix()
 
 
 def _compiled(example: Example) -> None:
@@ -70,7 +88,7 @@ def _leave(names: dict[str, Any]) -> None:
 
 pytest_collect_file = Sybil(
     parsers=[
-        PythonCodeBlockParser(),
+        CodeBlockParser("python", _run),
         CodeBlockParser("py", _compiled),
         CodeBlockParser("console", _called),
         CodeBlockParser("sh", _parsed),
@@ -85,6 +103,5 @@ pytest_collect_file = Sybil(
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the pages that take long."""
     for item in items:
-        page = item.path.relative_to(config.rootpath).as_posix()
-        if page.endswith(".md") and page.startswith(SLOW):
+        if item.path.suffix == ".md" and _page(item.path).startswith(SLOW):
             item.add_marker(pytest.mark.slow)

@@ -1,7 +1,9 @@
-"""Which tests stay together where several processes run them (`pytest -n 2`)."""
+"""Which tests stay together where several processes run them (`pytest -n 2`), and what all may ask for."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,3 +32,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "ray" if nodeid.startswith(RAY) else nodeid.partition("::")[0]
 
     return ByModule(config, log)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let the processes that a test starts take SIGINT, which those of a script's background job inherit as ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

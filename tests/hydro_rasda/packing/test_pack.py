@@ -216,6 +216,7 @@ def many(folder: str) -> None:
     print(*(job.attempt for job in result.jobs), flush=True)
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_job_is_lost_or_runs_twice_where_the_call_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path)]

@@ -70,6 +70,7 @@ def stop_after(units: int, how: signal.Signals, storage_path: Path, name: str, t
     return output
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, threads: int) -> None:

@@ -305,6 +305,7 @@ def test_children_find_imported_what_torch_imports_late() -> None:
     assert int(done.stdout.strip("{}\n").split(":")[1]) < 20, done
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_a_process_is_forked_is_not_lost() -> None:
     """Python calls functions around a fork, and prints what they raise: here Ctrl-C comes in one of them."""
     script = """
