@@ -39,7 +39,7 @@ from hydro_rasda.run.store import Store
 from hydro_rasda.run.targets import record_epochs
 from hydro_rasda.trial import Trial
 
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 """So long a check waits for what it trains, the start of processes included."""
 
 MAX_T = 4

@@ -57,7 +57,7 @@ def _rank(
         store = dist.FileStore(  # type: ignore[attr-defined]  # missing from torch's own export list
             str(Path(folder, "store")), world
         )
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(minutes=1))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
         result = function(rank, world, *arguments)
     except BaseException:
         error = traceback.format_exc()

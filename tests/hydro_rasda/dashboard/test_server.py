@@ -33,7 +33,7 @@ pytest.importorskip("starlette")
 from hydro_rasda.dashboard import server as server_module  # noqa: E402
 from hydro_rasda.dashboard.server import Runs, make_config  # noqa: E402
 
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 TOKEN = "of this test"
 
 

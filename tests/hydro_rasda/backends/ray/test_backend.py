@@ -155,7 +155,7 @@ class Straggler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps -= 1
-        until = time.monotonic() + 150
+        until = time.monotonic() + 1000
         while self.steps == 0 and time.monotonic() < until:
             if any(key.startswith(self.prefix) for key in units(self.path)):
                 break
@@ -266,7 +266,7 @@ def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
             run.kill()
         reached.append(len(units(tmp_path / "run")))
     assert reached == sorted(reached)
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     assert re.search(r"^best [\d.]+$", done.stdout, re.MULTILINE)
     keys = units(tmp_path / "run")

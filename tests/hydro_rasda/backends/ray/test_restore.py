@@ -29,7 +29,7 @@ def survivors_reached(path: Path, workers: int) -> list[JournalEntry]:
 def test_rungs_promotions_and_sizes_come_back(tmp_path: Path) -> None:
     path = tmp_path / "run"
     driver = subprocess.Popen([*COMMAND, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 200
+    until = time.monotonic() + 1000
     while not (before := survivors_reached(path, workers=2)) and time.monotonic() < until:
         assert driver.poll() is None, "the first run ended before it was killed"
         time.sleep(0.05)
@@ -37,7 +37,7 @@ def test_rungs_promotions_and_sizes_come_back(tmp_path: Path) -> None:
     driver.wait()
     assert before
     before = read_journal(str(path))
-    restored = subprocess.run([*COMMAND, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False)
+    restored = subprocess.run([*COMMAND, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "FINISHED 0 0.0 8" in restored.stdout, restored.stderr[-3000:]
 
     after = read_journal(str(path))
