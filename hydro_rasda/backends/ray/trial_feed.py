@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ray import tune
-from ray.train._internal.session import _TrainingResult
 from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Experiment, Trial
 from ray.tune.search.search_algorithm import SearchAlgorithm
+from ray.tune.trainable.trainable import _TrainingResult
 
 
 def folder_name(trial: Trial) -> str:
