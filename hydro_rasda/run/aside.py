@@ -6,7 +6,7 @@ import contextlib
 from itertools import count
 from pathlib import Path
 
-from hydro_rasda.run.files import refuse_links, sync_folder, write_atomically
+from hydro_rasda.run.files import read_file, refuse_links, sync_folder, write_atomically
 from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.messages import MESSAGES
 
@@ -33,7 +33,7 @@ def set_aside(path: Path) -> str:
     aside = next(to for to in (path / f"{ASIDE}{number}" for number in count(1)) if not (to / JOURNAL).exists())
     refuse_links(aside)
     aside.mkdir(exist_ok=True)
-    write_atomically(aside / "run.json", (path / "run.json").read_bytes())
+    write_atomically(aside / "run.json", read_file(path / "run.json"))
     for name in _MOVED:
         with contextlib.suppress(FileNotFoundError):
             (path / name).rename(aside / name)
