@@ -6,7 +6,6 @@ import linecache
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -92,16 +91,20 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
 
 
 def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[str]:
-    """The parameters that one member's forward writes to."""
+    """The parameters that one member's forward writes to; what else it raises, the fused pass does, too."""
     own = fused.unfuse(0)
     # An average of two equal weights changes nothing.
     with torch.no_grad(), preserved_generators():
         for p in own.parameters():
             p.mul_(1 + 0.1 * torch.rand(p.shape, device=p.device)) if p.is_floating_point() else None
     before = {name: p.detach().clone() for name, p in own.named_parameters()}
-    with preserved_generators(), suppress(Exception):
+    with preserved_generators():
         seed_generators(0)
-        objective(own, copied(batch))
+        try:
+            objective(own, copied(batch))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
     after = dict(own.named_parameters())
     return frozenset(name for name, value in before.items() if not torch.equal(after[name], value))
 
