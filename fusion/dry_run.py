@@ -80,8 +80,10 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
     check_fused(fused)
     check_function("objective", objective, 2)
     check_flag("compare", compare)
-    fused.written |= _written(fused, objective, batch)
-    fused.part_parameters(fused.written)
+    if fused.K > 1 or not fused.one_by_one:
+        fused.written |= _written(fused, objective, batch)
+    if fused.K > 1:
+        fused.part_parameters(fused.written)
     obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch)
     if compare and fused.K > 1:
         check_members(fused, objective, batch)
