@@ -82,7 +82,6 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
     check_flag("compare", compare)
     if fused.K > 1 or not fused.one_by_one:
         fused.written |= _written(fused, objective, batch)
-    if fused.K > 1:
         fused.part_parameters(fused.written)
     obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch)
     if compare and fused.K > 1:
