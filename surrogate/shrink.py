@@ -53,8 +53,9 @@ def shrink(
 
     Raises:
         ValueError: where `module` is no `nn.Module`, has lazy parameters or hooks on parameters, or cannot run on
-            `example_input`; where `width_ratio` is no number in (0, 1]; where no width can be scaled, or one falls to a
-            single unit; or where the result cannot run on `example_input`, naming the module inside it that fails.
+            `example_input`; where `width_ratio` is no number in (0, 1]; where no width can be scaled, one falls to a
+            single unit, or one counts something else, such as the experts of a gate; or where the result cannot run on
+            `example_input`, naming the module inside it that fails.
         PlanMismatch: where `plan` does not fit `module`; it is a ValueError.
     """
     check_width_ratio(width_ratio)

@@ -131,8 +131,9 @@ def _find_sizes(module: nn.Module, width_ratio: float, example_input: Any) -> Na
     from surrogate.tracing import trace_sizes
 
     trace = trace_sizes(module, example_input)
+    lists = {len(child) for child in module.modules() if isinstance(child, nn.ModuleList)}
     try:
-        return narrow_sizes(trace, width_ratio)
+        return narrow_sizes(trace, width_ratio, lists)
     except ValueError as error:
         recurrent = (nn.RNNBase, nn.RNNCellBase)
         fixed = [f"{path!r} ({type(m).__name__})" for path, m in module.named_modules() if isinstance(m, recurrent)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """What widths are rounded up to a multiple of, tried in turn until all equations hold."""
 
 
-def narrow_sizes(trace: SizeTrace, width_ratio: float) -> NarrowSizes:
-    """Choose the sizes of the narrow copy of the module that was traced; see `scale_sizes`."""
+def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = ()) -> NarrowSizes:
+    """Choose the sizes of the narrow copy of the module that was traced; see `scale_sizes` and `refuse_scores`."""
     values = scale_sizes(trace, width_ratio)
+    refuse_scores(trace, values, lists)
     return NarrowSizes(
         {name: evaluate(sizes, values) for name, sizes in trace.tensors.items()},
         {key: (evaluate(sizes, trace.sizes), evaluate(sizes, values)) for key, sizes in trace.attributes.items()},
@@ -61,6 +62,34 @@ def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]
     )
 
 
+def refuse_scores(trace: SizeTrace, values: Mapping[sympy.Symbol, int], lists: Collection[int]) -> None:
+    """Refuse narrow sizes of which one counts something that does not become fewer, such as experts of a gate.
+
+    A width that one layer writes is read by another, or two layers write it and what they write is multiplied.
+
+    Args:
+        trace: The sizes.
+        values: The narrow ones.
+        lists: How many modules lists of the model hold.
+
+    Raises:
+        ValueError: naming a parameter that has such a size.
+    """
+    matrices = {name: sizes for name, sizes in trace.tensors.items() if len(sizes) > 1}
+    roles = _roles(trace)
+    tied = {s for equation in trace.equations for s in equation.free_symbols}
+    for symbol in sorted(trace.seeds - roles.counts - roles.head_sizes - tied, key=str):
+        holders = [name for name, sizes in matrices.items() for dim in sizes if symbol in dim.free_symbols]
+        read = any(symbol in dim.free_symbols for sizes in matrices.values() for dim in sizes[1:])
+        counts = len(holders) == 1 or (not read and trace.sizes[symbol] in lists)
+        if holders and counts and values[symbol] < trace.sizes[symbol]:
+            raise ValueError(
+                f"parameter {holders[0]!r} has a size of {trace.sizes[symbol]} that no other layer reads: it seems to "
+                "count something, such as experts or scores, and no width; give the model a width argument and use "
+                "make_surrogate"
+            )
+
+
 def evaluate(expressions: tuple[sympy.Expr, ...], values: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:
     """Sizes as numbers.
 
@@ -98,11 +127,14 @@ class _Roles:
 
 
 def _roles(trace: SizeTrace) -> _Roles:
-    names = {s: key[1] for key, sizes in trace.attributes.items() for dim in sizes for s in dim.free_symbols}
+    names = {dim: key[1] for key, sizes in trace.attributes.items() for dim in sizes if dim.is_Symbol}
     tied = {s for e in trace.equations if e.free_symbols & trace.seeds for s in e.free_symbols}
-    full = {size for sizes in trace.tensors.values() for size in evaluate(sizes, trace.sizes)}
-    # An attribute that no tensor is as large as splits a width into heads: it counts them, or is the size of one.
-    parts = {s for s in (tied | trace.seeds) & names.keys() if trace.sizes[s] not in full}
+    dims = {dim for sizes in trace.tensors.values() for dim in sizes if dim.free_symbols & (tied | trace.seeds)}
+    factors = {s for dim in dims for s in dim.free_symbols} - dims
+    full = set(evaluate(tuple(dims), trace.sizes))
+    # An attribute that is no width splits one into heads: it counts them, or is the size of one.
+    candidates = (tied | trace.seeds) & names.keys() - dims
+    parts = {s for s in candidates if s in factors or trace.sizes[s] not in full}
     counts = {s for s in parts if _names_a_count(names[s])}
     return _Roles(frozenset((tied | trace.seeds) - parts), frozenset(counts), frozenset(parts - counts))
 

@@ -112,3 +112,62 @@ class Literal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.readout(self.second(self.first(x).view(-1, 32)).relu())
         return out
+
+
+class SizedAttention(nn.Module):
+    """Attention that states all of its sizes, as timm's does."""
+
+    def __init__(self, width: int, heads: int, states: bool) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.states = heads, width // heads, states
+        if states:
+            self.attn_dim = self.num_heads * self.head_dim
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, time, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        out: Tensor = self.proj(mixed.reshape(batch, time, self.attn_dim if self.states else width))
+        return out
+
+
+class VisionTransformer(nn.Module):
+    """One block over patches, written like timm's; 3x16x16 images."""
+
+    def __init__(self, width: int, heads: int, patch: int, states: bool) -> None:
+        super().__init__()
+        self.num_features = self.embed_dim = width
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.position = nn.Parameter(torch.randn(1, (16 // patch) ** 2 + 1, width) * 0.02)
+        self.norm, self.attention = nn.LayerNorm(width), SizedAttention(width, heads, states)
+        self.first, self.second = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        x = x + self.attention(self.norm(x))
+        out: Tensor = self.head((x + self.second(self.first(x).relu()))[:, 0])
+        return out
+
+
+class Experts(nn.Module):
+    """A mixture of four experts, all of them weighed, or two for each example."""
+
+    def __init__(self, routed: bool) -> None:
+        super().__init__()
+        self.routed = routed
+        self.first, self.gate, self.out = nn.Linear(6, 32), nn.Linear(32, 4), nn.Linear(32, 3)
+        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        mixed = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            of_expert = (weights * (chosen == i)).sum(-1, keepdim=True) if self.routed else self.gate(x)[:, i, None]
+            mixed = mixed + of_expert * expert(x)
+        out: Tensor = self.out(x + mixed)
+        return out

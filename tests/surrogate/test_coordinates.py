@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogate import CoordinateCheck, coordinate_check
+from surrogate import CoordinateCheck, coordinate_check, make_surrogate
+from surrogate.multipliers import width_plan
+from surrogate.training import make_optimizer
 from tests.surrogate.models import ModelFn, cnn, mlp, narrow_heads, transformer
 
 WIDTHS = (1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -70,6 +72,60 @@ def test_surrogates_pass(model_fn: ModelFn, optimizer: str) -> None:
 def test_plain_narrow_models_fail(model_fn: ModelFn, optimizer: str) -> None:
     found = check(model_fn, optimizer, plain=True)
     assert not found.passed, found.table()
+
+
+def deep(config: dict[str, Any], width_ratio: float) -> nn.Module:
+    width = int(512 * width_ratio)
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *hidden, nn.Linear(width, 10))
+
+
+HIDDEN = {
+    deep: ("2.weight", "4.weight"),
+    wide_mlp: ("2.weight",),
+    transformer: ("block.self_attn.in_proj_weight", "block.linear1.weight"),
+}
+FAULTS = [(model_fn, name) for model_fn, names in HIDDEN.items() for name in names]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("factor", [0.5, -0.5], ids=["growing", "shrinking"])
+@pytest.mark.parametrize(("model_fn", "name"), FAULTS)
+def test_one_unscaled_initialization_fails(
+    model_fn: ModelFn, name: str, factor: float, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unscaled(*args: Any) -> nn.Module:
+        model = make_surrogate(*args)
+        with torch.no_grad():
+            model.get_parameter(name).mul_(width_plan(model).params[name].width_mult ** factor)
+        return model
+
+    monkeypatch.setattr("surrogate.coordinates.make_surrogate", unscaled)
+    found = check(model_fn, optimizer, plain=False, steps=1)
+    assert not found.passed, found.table()
+    assert name.rpartition(".")[0] in (found.growing if factor > 0 else found.shrinking)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize(("model_fn", "name"), FAULTS)
+def test_one_unscaled_rate_fails(model_fn: ModelFn, name: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under Adam: a hidden weight's rate is no other under SGD at any width."""
+
+    def unscaled(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
+        optimizer = make_optimizer(model, config)
+        for (found, _), group in zip(model.named_parameters(), optimizer.param_groups):
+            group["lr"] = config["lr"] if found == name else group["lr"]
+        return optimizer
+
+    monkeypatch.setattr("surrogate.recording.make_plain_optimizer", unscaled)
+    found = check(model_fn, "adam", plain=False, steps=steps)
+    assert not found.passed, found.table()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_deep_model_passes(optimizer: str) -> None:
+    found = check(deep, optimizer, plain=False)
+    assert found.passed, found.table()
 
 
 OTHERS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,15 @@ from surrogate import lr_multipliers, shrink
 from surrogate.multipliers import width_plan
 from surrogate.widths import shapes_of
 from tests.surrogate.models import ZOO, Transformer
-from tests.surrogate.plain import Concatenated, HeadDimAttention, Literal, SplitAttention, resnet18
+from tests.surrogate.plain import (
+    Concatenated,
+    Experts,
+    HeadDimAttention,
+    Literal,
+    SplitAttention,
+    VisionTransformer,
+    resnet18,
+)
 
 IMAGES = torch.randn(2, 3, 8, 8)
 TOKENS = torch.randint(20, (2, 8))
@@ -121,6 +129,27 @@ def test_width_one_is_a_copy_of_the_target() -> None:
 def test_zero_readout() -> None:
     narrow = shrink(Concatenated(), 1 / 4, IMAGES, zero_readout=True)
     assert torch.equal(narrow(IMAGES), torch.zeros(2, 10))
+
+
+@pytest.mark.parametrize(("width", "heads"), [(64, 4), (64, 8), (32, 4)])
+@pytest.mark.parametrize("states", [False, True])
+def test_heads_keep_their_size_whatever_else_has_it(width: int, heads: int, states: bool) -> None:
+    """The patches are as large as a head, or as many as heads."""
+    narrow = shrink(
+        VisionTransformer(width, heads, patch=width // heads, states=states), 1 / 2, torch.randn(2, 3, 16, 16)
+    )
+    attention: Any = narrow.get_submodule("attention")
+    assert (attention.num_heads, attention.head_dim) == (heads // 2, width // heads)
+    assert attention.qkv.weight.shape == (3 * width // 2, width // 2)
+    assert attention.proj.weight.shape == (width // 2, width // 2)
+
+
+@pytest.mark.parametrize("routed", [False, True])
+def test_a_gate_of_experts_is_refused(routed: bool) -> None:
+    with pytest.raises(
+        ValueError, match=r"parameter 'gate.weight' has a size of 4 that no other layer reads: .* width arg"
+    ):
+        shrink(Experts(routed), 1 / 2, torch.randn(16, 6))
 
 
 class Branches(nn.Module):
