@@ -230,8 +230,8 @@ def _copy_of(value: Any) -> Any:
 
 def _put(modules: Sequence[nn.Module], place: Place, value: Any) -> None:
     i, kind, name = place
-    holder = modules[i]._buffers if kind else vars(modules[i])
-    present = holder.get(name, _ABSENT)
+    holder: dict[str, Any] = modules[i]._buffers if kind else vars(modules[i])
+    present: Any = holder.get(name, _ABSENT)
     if value is _ABSENT:
         holder.pop(name, None) if name not in _HOOKS else None
     elif type(present) in _IN_PLACE and type(present) is type(value):

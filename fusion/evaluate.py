@@ -70,7 +70,7 @@ def in_turn(
         on_gradient: Called with a parameter's name and a member in the backward pass, when the one gets a gradient
             from the other.
     """
-    parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}
+    parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}  # type: ignore[no-untyped-call]
     results, written = [], []
     for k in range(K):
         own = {name: members[k] for name, members in parts.items()}

@@ -286,14 +286,14 @@ class FusedModel(nn.Module):
         for name, hollow in named_tensors(self.template).items():
             tensors[name] = like(hollow, self._per_member(name)[k].clone())
             vars(tensors[name]).update(copy.deepcopy(self._members[k].marks.get(name, {})))
-        hollow = self._members[k].skeleton
-        before = snapshot(hollow)
+        own = self._members[k].skeleton
+        before = snapshot(own)
         try:
             self._catch_up([k])
-            self.own_values.put(hollow, k)
-            return materialize(hollow, tensors)
+            self.own_values.put(own, k)
+            return materialize(own, tensors)
         finally:
-            put_back(hollow, before)
+            put_back(own, before)
 
     def load_state_dict(
         self,

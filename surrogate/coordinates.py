@@ -78,7 +78,7 @@ class CoordinateCheck:
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """Modules whose outputs, or their changes, grow with the width or are not finite, in the first step or the last."""
+        """Modules whose outputs, or their changes, grow with the width or are not finite, at the first step or last."""
         limits = [(self.size_slopes, 1.0), (self.change_slopes, 1.0), (self.start_slopes, 1.0)]
         limits.append((self.first_slopes, _FIRST_STEP))
         return tuple(

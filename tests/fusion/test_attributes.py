@@ -140,7 +140,8 @@ class HookedLater(nn.Module):
 
 def penalty(model: Any, x: Tensor) -> Tensor:
     """The loss has a part of what a hook recorded."""
-    return model(x).mean() + sum((h.square().mean() for h in model.hidden), torch.zeros(()))
+    loss: Tensor = model(x).mean() + sum((h.square().mean() for h in model.hidden), torch.zeros(()))
+    return loss
 
 
 def tiny_llama() -> nn.Module:
@@ -153,7 +154,8 @@ def tiny_llama() -> nn.Module:
 
 def of_hidden_states(model: Any, tokens: Tensor) -> Tensor:
     out = model(tokens, output_hidden_states=True, use_cache=False)
-    return out.logits.mean() + sum((h.square().mean() for h in out.hidden_states or ()), torch.zeros(()))
+    loss: Tensor = out.logits.mean() + sum((h.square().mean() for h in out.hidden_states or ()), torch.zeros(()))
+    return loss
 
 
 Case = tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor], Tensor]
@@ -210,7 +212,8 @@ def test_floats_of_their_own_stay_where_a_dict_beside_them_changes() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             self.notes["calls"] += 1
-            return super().forward(x) * self.notes["slope"] + self.notes["calls"]
+            out: Tensor = super().forward(x) * self.notes["slope"] + self.notes["calls"]
+            return out
 
     models = [Counted(1.0), Counted(2.0)]
     fused = fuse(models)
@@ -225,7 +228,7 @@ def test_floats_of_their_own_stay_where_a_dict_beside_them_changes() -> None:
 def test_the_number_of_a_handle_is_no_structure() -> None:
     """Torch numbers hooks through the whole process."""
 
-    def hooked(*, removed: bool = False, first: bool = True) -> nn.Module:
+    def hooked(*, removed: bool = False, first: bool = True) -> Any:
         module: Any = nn.Linear(3, 2)
         hooks = [module.register_forward_hook(lambda module, args, output: 2 * output) for _ in range(2)]
         module.handle = hooks[0] if first else hooks[1]
@@ -242,7 +245,7 @@ def test_the_number_of_a_handle_is_no_structure() -> None:
 def test_a_list_that_a_hook_fills_from_outside_of_a_copy_is_equal_to_nothing() -> None:
     """The copy's attribute is another list than the one that the function goes on filling."""
 
-    def recorded() -> nn.Module:
+    def recorded() -> Any:
         module: Any = nn.Linear(3, 2)
         found: list[Tensor] = []
         module.register_forward_hook(lambda module, args, output: found.append(output))

@@ -306,7 +306,8 @@ class Renormed(nn.Module):
         self.embed = nn.Embedding(8, 8, max_norm=1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.embed(x.argmax(1))
+        out: Tensor = x + self.embed(x.argmax(1))
+        return out
 
 
 @pytest.mark.parametrize("layer", [ActNorm, Renormed])
