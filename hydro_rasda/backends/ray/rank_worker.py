@@ -106,8 +106,7 @@ def _join(job: Mapping[str, Any], connection: Connection) -> None:
     if rank == 0 and (listener := _listener(host)) is not None:
         # It would listen on all interfaces: anyone who reaches the machine could write into it.
         port = listener.getsockname()[1]
-        # Torch 2.6 takes a socket for its older server alone.
-        options |= {"master_listen_fd": listener.detach(), "use_libuv": False}
+        options["master_listen_fd"] = listener.detach()
     store = dist.TCPStore(host, port, is_master=rank == 0, **options)  # type: ignore[attr-defined]  # not exported
     if rank == 0:
         connection.send(("store", (host, store.port)))
