@@ -1,0 +1,173 @@
+"""One model on single batches, before any training: what it cannot take, and what is never finite."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion.keys import read
+from fusion.width.microbatch import split
+from hydro_rasda.checks import require
+from hydro_rasda.data import Batch, Batches, batch_length, non_finite, outline, unlike
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR
+from hydro_rasda.objective import check_metrics, checked, scalars
+from hydro_rasda.precision import as_given, in_precision
+from hydro_rasda.problem import Problem
+from hydro_rasda.seeds import derive_seed
+from hydro_rasda.trial import Trial
+from hydro_rasda.whole_metrics import Collected, measured
+
+SURVEYED = 32
+"""So many batches of a data set are tried that stand out."""
+
+ASKED, RANDOM = 64, 3
+"""So many batches, and so many models of random weights, are tried where a loss or a metric is not finite."""
+
+
+class Misfit(Exception):
+    """One trial cannot be trained; its cause says why, for the user if it is the same for all trials."""
+
+
+def misfit(told: str, cause: BaseException) -> Misfit:
+    """Say why a trial cannot be trained, and what that comes from."""
+    refusal = ValueError(told)
+    refusal.__cause__ = cause
+    return Misfit(refusal)
+
+
+def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:
+    """A batch in the parts that training takes it in, for which alone there may be memory."""
+    parts = read(trial.config, "accumulate")
+    try:
+        return split(batch, parts)
+    except ValueError as error:
+        raise misfit(
+            f"`accumulate` is {parts}, but a batch {outline(batch)} of `{argument}`: {error}", error
+        ) from error
+
+
+def run_batch(problem: Problem, model: nn.Module, batch: Batch, argument: str) -> Mapping[str, Tensor]:
+    """Metrics of one batch; where gradients are enabled, the loss is differentiated, too."""
+    outputs: list[Any] = []
+    handle = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    try:
+        with warnings.catch_warnings():
+            # Torch broadcasts one against the other, and only warns of it.
+            warnings.filterwarnings("error", "Using a target size")
+            objective = in_precision(checked(as_given(problem.objective)), problem.settings.precision)
+            metrics = objective(model, batch)
+    except (Exception, SystemExit) as error:
+        told = f"a batch {outline(batch)} of `{argument}`: {type(error).__name__}: {error}"
+        if outputs:
+            told = f"`loss_fn` (or `objective`) cannot take the model's output {outline(outputs[-1])} with {told}"
+        else:
+            told = f"the model cannot take {told}"
+        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+            told += f"; a batch of one tensor is a {type(batch).__name__} of it: take `batch[0]`"
+        raise misfit(told, error) from error
+    finally:
+        handle.remove()
+    metrics = metrics if problem.metrics is None or not isinstance(metrics, Mapping) else scalars(metrics)
+    check_metrics(metrics)
+    if torch.is_grad_enabled():
+        try:
+            metrics["loss"].backward()
+        except (Exception, SystemExit) as error:
+            told = f"the loss of a batch {outline(batch)} of `{argument}` cannot be differentiated"
+            raise misfit(f"{told}: {type(error).__name__}: {error}", error) from error
+    return metrics
+
+
+def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batches, argument: str) -> None:
+    """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on.
+
+    Raises:
+        ValueError: where a batch cannot be read, the objective cannot take it, or its loss is infinite or NaN, as its
+            numbers are.
+    """
+    with torch.no_grad():
+        for name, batch in islice(unlike(data, trial.batch_size, argument), SURVEYED):
+            try:
+                losses = [run_batch(problem, model, p, argument)["loss"] for p in parts_of(trial, batch, argument)]
+            except Misfit as refused:
+                raise ValueError(f"{name} of `{argument}`: {refused.args[0]}") from refused
+            wrong = non_finite(batch)
+            lost = [loss.item() for loss in losses if not bool(loss.isfinite())]
+            if wrong and lost:
+                raise ValueError(f"{name} of `{argument}` has {wrong}, for which the loss is {lost[0]}")
+
+
+def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
+    """What `metrics` says of the whole validation set, which one untrained model has to go through.
+
+    Raises:
+        ValueError: where it fails, or returns no numbers, or uses a name of the objective's.
+    """
+    if problem.metrics is None:
+        return {}
+    collected, batch_size = Collected(), EVAL_BATCH_FACTOR * trial.batch_size
+    with torch.no_grad():
+        for batch in problem.val_data.in_order(batch_size):
+            for part in parts_of(trial, batch, "val_data"):
+                found = problem.objective(model, part)
+                collected.take({name: value[None] for name, value in found.items()}, batch_length(part))
+    (outputs,), (targets,) = collected.whole()
+    try:
+        values = measured(problem.metrics, outputs, targets)
+    except Exception as error:
+        told = f"`metrics` fails on the whole validation set, {outline((outputs, targets))}"
+        raise ValueError(f"{told}: {type(error).__name__}: {error}") from error
+    twice = sorted(known.keys() & values.keys())
+    require(not twice, "metrics", twice, "a function whose names are not the objective's, too")
+    return values
+
+
+def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mapping[str, float]) -> None:
+    """Refuse a training loss or a metric that is not finite, whatever the batch and, for a metric, the model.
+
+    A loss may be NaN for a batch whose targets are all ignored; a metric, such as a correlation, also for a model that
+    predicts the same for all examples.
+
+    Raises:
+        Misfit: where there is no finite value.
+    """
+    metric, loss = problem.settings.metric, found["train_loss"]
+    if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):
+        told = f"`loss_fn` (or `objective`) gives a loss of {loss} for each batch of `train_data` that was tried"
+        raise Misfit(ValueError(f"{told}, before any training, but must give a finite one"))
+    others = (_random(problem, trial, seed) for seed in range(1, RANDOM + 1))
+    if not (math.isfinite(found[metric]) or any(_is_finite(problem, trial, m, metric) for m in chain([model], others))):
+        told = f"`metric` is {metric!r}, which is {found[metric]} for the untrained model and {RANDOM} others"
+        raise Misfit(ValueError(f"{told} with random weights, but must be one that can be finite"))
+
+
+def _is_finite(problem: Problem, trial: Trial, model: nn.Module, metric: str) -> bool:
+    """Whether a metric of a model is finite, for any batch, or for the whole validation set."""
+    part, name = metric.split("_", 1)
+    data, argument = (problem.train_data if part == "train" else problem.val_data), f"{part}_data"
+    model.train(part == "train")
+    with torch.no_grad():
+        batches = islice(data.in_order(trial.batch_size), ASKED)
+        for piece in (piece for batch in batches for piece in parts_of(trial, batch, argument)):
+            values = run_batch(problem, model, piece, argument)
+            if name not in values:
+                return math.isfinite(measure_whole(problem, trial, model, {})[name])
+            if math.isfinite(values[name]):
+                return True
+    return False
+
+
+def _random(problem: Problem, trial: Trial, seed: int) -> nn.Module:
+    """A model whose weights are random also where those of an untrained one are constant."""
+    model = problem.with_settings(seed=derive_seed(problem.settings.seed, "random", seed)).target(trial)
+    drawn = torch.Generator().manual_seed(seed)
+    for parameter in (p for p in model.parameters() if p.is_floating_point()):
+        noise = torch.randn(parameter.shape, generator=drawn).to(parameter)
+        parameter.data += noise * (float(parameter.detach().std(correction=0)) or 0.02)
+    return model
