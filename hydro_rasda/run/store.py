@@ -136,10 +136,10 @@ class Store:
             # Only now: before, another process may have been writing.
             found, asked = _read_spec(path) if spec.exists() else None, jsonable(asked)
             changes = _refuse_other(path, found, asked, resume) if found is not None else []
-            if found is not None and scored_otherwise(found, asked) and (moved := set_aside(path)):
-                changes.append(moved)
+            moved = set_aside(path) if found is not None and scored_otherwise(found, asked) else ""
+            changes += [moved] if moved else []
             if found != asked:
-                told = {"format": FORMAT, "id": uuid.uuid4().hex if found is None else run_id(path), **asked}
+                told = {"format": FORMAT, "id": uuid.uuid4().hex if moved or found is None else run_id(path), **asked}
                 with naming(spec):
                     write_atomically(spec, (json.dumps(told, indent=2) + "\n").encode())
             for inside, folder in enumerate((path, path / "checkpoints")):
