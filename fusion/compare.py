@@ -153,21 +153,24 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
         gradients_K = _gradients(result, fused.stacked)
-        buffers_K = {
-            f"buffer {name}": fused._per_member(name) for name in (*fused.stacked_buffers, *fused.common.bufs())
-        }
-        buffers_K |= {f"parameter {name}": fused._per_member(name).clone() for name in fused.written}
-        attributes = {k: _attributes(fused.template, fused._settings.of(k)) for k in chosen}
+        # Members as modules: a buffer or an attribute that forward sets for the first time is only there.
+        modules = {k: fused.unfuse(k) for k in chosen}
     return {
         k: Outcome(
             {name: value[k] for name, value in values_K.items()},
             {name: value[k] for name, value in gradients_K.items()},
-            {name: value[k] for name, value in buffers_K.items()},
-            attributes[k],
+            _written(module, fused.written),
+            _attributes(module),
             counted,
         )
-        for k in chosen
+        for k, module in modules.items()
     }
+
+
+def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
+    """Buffers, and the parameters of these names, by what they are."""
+    found = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
+    return found | {f"parameter {name}": module.get_parameter(name).detach() for name in parameters}
 
 
 def _alone(
@@ -178,9 +181,7 @@ def _alone(
         result = objective(own, copied(batch))
         gradients = _gradients(result, dict(own.named_parameters()))
     values, counted = _values(result)
-    buffers = {f"buffer {name}": buffer for name, buffer in own.named_buffers()}
-    buffers |= {f"parameter {name}": own.get_parameter(name).detach() for name in written}
-    return Outcome(values, gradients, buffers, _attributes(own, {}), counted)
+    return Outcome(values, gradients, _written(own, written), _attributes(own), counted)
 
 
 def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> Outcome | None:
@@ -255,10 +256,10 @@ def _gradients(result: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
     }
 
 
-def _attributes(module: nn.Module, own: Mapping[tuple[int, Any], float]) -> dict[str, Any]:
-    """Plain attributes by path, but for the mode; `own` says what a member has in the place of the module's."""
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Plain attributes by path, but for the mode."""
     return {
-        f"attribute {path}.{name}".replace(" .", " "): own.get((id(child), name), value)
+        f"attribute {path}.{name}".replace(" .", " "): value
         for (path, child), attributes in zip(module.named_modules(), plain_attributes(module))
         for name, value in attributes.items()
         if name != "training"

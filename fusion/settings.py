@@ -58,10 +58,6 @@ class Settings:
         """(id of the owner, key) of each float in which members differ, in the module that computes."""
         return {(id(slot.owner), slot.key) for slot in self._slots.values()}
 
-    def of(self, k: int) -> dict[tuple[int, Any], float]:
-        """Member k's values, by (id of the owner, key)."""
-        return {(id(slot.owner), slot.key): self.values_K[path].tolist()[k] for path, slot in self._slots.items()}
-
     @contextmanager
     def bound(self, values: Mapping[str, Any]) -> Iterator[None]:
         """Put one member's values, numbers or 0-dimensional tensors, in their places for a while."""

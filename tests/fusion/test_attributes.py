@@ -109,7 +109,7 @@ def test_gradients_reach_through_what_is_kept_from_one_call_to_the_next() -> Non
 
 
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["fused", "one-by-one"])
-@pytest.mark.parametrize("build", [Recurrent, Listing, Lazy])
+@pytest.mark.parametrize("build", STATES)
 def test_a_dry_run_leaves_no_trace_in_attributes(build: type[nn.Module], one_by_one: bool) -> None:
     models = [build() for _ in range(3)]
     fused = fuse(models, one_by_one=one_by_one)

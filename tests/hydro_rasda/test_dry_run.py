@@ -54,26 +54,36 @@ def test_a_configuration_that_fails_alone_does_not_refuse_the_run(model_fn: Any)
 
 
 class Forgetful(nn.Module):
-    """A copy would go on reading or, with `by_closure`, calling a part of the model that was copied."""
+    """A copy would go on with a part of the model that was copied: a layer it calls, a weight it reads, or a buffer
+    whose memory another one shares."""
 
-    def __init__(self, by_closure: bool, width: int) -> None:
+    steps: Tensor
+    last: Tensor
+
+    def __init__(self, by: str, width: int) -> None:
         super().__init__()
         self.body, self.head = nn.Linear(64, width), nn.Linear(width, 10)
         parts, weight = [self.body], self.body.weight
-        self.call = (lambda x: parts[0](x)) if by_closure else torch.tanh
-        if not by_closure:
+        self.call = (lambda x: parts[0](x)) if by == "closure" else torch.tanh
+        if by == "hook":
             weight.register_hook(lambda grad: grad + weight.detach())
+        steps = torch.zeros(4)
+        self.register_buffer("steps", steps)
+        self.register_buffer("last", steps[1:] if by == "view" else torch.zeros(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.body(x) + self.call(x).mean(1, keepdim=True))
+        self.steps += 1
+        out: Tensor = self.head(self.body(x) + self.call(x).mean(1, keepdim=True)) * (1 + self.last.mean())
         return out
 
 
 @pytest.mark.parametrize("surrogate", [0.5, 1])
-@pytest.mark.parametrize(("by_closure", "match"), [(True, "differ in .*gradient"), (False, "hook on a parameter")])
-def test_a_model_that_a_copy_would_train_otherwise_is_refused(by_closure: bool, match: str, surrogate: float) -> None:
+@pytest.mark.parametrize(
+    ("by", "match"), [("closure", "differ in .*gradient"), ("hook", "hook on a parameter"), ("view", "differ in value")]
+)
+def test_a_model_that_a_copy_would_train_otherwise_is_refused(by: str, match: str, surrogate: float) -> None:
     def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
-        return Forgetful(by_closure, int(32 * width_ratio))
+        return Forgetful(by, int(32 * width_ratio))
 
     asked = problem(model_fn).with_settings(surrogate=surrogate)
     with pytest.raises(
