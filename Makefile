@@ -39,7 +39,7 @@ docs: $(VENV)/.docs
 
 # The suite under the oldest versions that pyproject.toml requires (other packages as new as these allow), and under the
 # newest that there are.
-OLDEST ?= python3.10
+OLDEST ?= python3.11
 NEWEST ?= python3.13
 versions:
 	mkdir -p build

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ def main() -> None:
     load, began = os.getloadavg()[0], time.perf_counter()
     left_out = run(STEPS, data, RESULTS / "quick")
     summary = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "minutes": round((time.perf_counter() - began) / 60, 1),
         "load": round(load, 2),
         "left_out": left_out,

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def run(
         if not ended:
             waiting.append(piece.name)
             continue
-        date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         seconds = round(time.monotonic() - began)
         done[piece.name] = {"device": device, "date": date, "seconds": seconds, "ended": ended}
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -239,7 +239,7 @@ def main() -> None:
     missing = device.type == "cuda" and not torch.cuda.is_available()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and not missing else arguments.device
     environment = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": "no GPU" if missing else name,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,7 +193,7 @@ def jax_speedup(case: Case, trials: int, alone: Sequence[Times], at: Sequence[in
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
     """What a reader needs to judge or repeat the numbers."""
     return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "threads": arguments.threads,

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -182,7 +182,7 @@ def summary(seconds: dict[str, dict[str, list[float]]], loads: list[float]) -> d
     both = [what for what in seconds["cold"] if len(seconds["cold"][what]) == len(seconds["warm"].get(what, ()))]
     pairs = {what: zip(seconds["cold"][what], seconds["warm"][what]) for what in both}
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cores": os.cpu_count(), "processor": cpu_model()},
         "load average": {"start": round(loads[0], 1), "least": round(min(loads), 1), "most": round(max(loads), 1)},
         "versions": {"python": platform.python_version(), "ray": ray.__version__, "torch": torch.__version__},

@@ -14,7 +14,7 @@ import os
 import platform
 import shutil
 import tempfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -87,7 +87,7 @@ def main() -> None:
         ray.shutdown()
         shutil.rmtree(folder)
     result = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": f"{gpus} x {torch.cuda.get_device_name()}" if by_nccl else f"{workers} workers on CPUs",
         "through": "NCCL" if by_nccl else "gloo",
         "python": platform.python_version(),

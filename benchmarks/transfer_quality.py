@@ -123,7 +123,7 @@ def _line(row: dict[str, Any]) -> str:
 def environment() -> dict[str, Any]:
     """Hardware, date and versions."""
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) used",
         "python": platform.python_version(),
         "torch": torch.__version__,

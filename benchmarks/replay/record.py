@@ -92,5 +92,5 @@ def environment() -> dict[str, Any]:
         "threads": 1,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
     }

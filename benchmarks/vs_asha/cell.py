@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ RETRAINED = 10_000
 def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
     """Run a search, then train its winner once more, from other weights: the floor, and how far seeds lie apart."""
     environment = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from hydro_rasda.schedulers.milestones import milestones
 from hydro_rasda.schedulers.ranking import rank
 
 
-class Decision(str, Enum):
+class Decision(StrEnum):
     """What a trial that reported does next."""
 
     CONTINUE = "continue"
