@@ -41,8 +41,8 @@ Layout = Mapping[Block, Mapping[str, torch.Size]]
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     """The layout of tensors [K, ...].
 
-    >>> layout_of({"weight": torch.zeros(5, 2, 3), "bias": torch.zeros(5, 2)})
-    {Block(dtype=torch.float32, alone=''): {'weight': torch.Size([2, 3]), 'bias': torch.Size([2])}}
+    >>> layout_of({"weight": torch.zeros(5, 4, 3), "bias": torch.zeros(5, 4)})
+    {Block(dtype=torch.float32, alone=''): {'weight': torch.Size([4, 3]), 'bias': torch.Size([4])}}
     """
     layout: dict[Block, dict[str, torch.Size]] = {}
     for name, tensor in tensors.items():

@@ -18,7 +18,6 @@ from hydro_rasda.checks import (
     is_number,
     require,
 )
-from hydro_rasda.seeds import MOST_SEED
 
 Mode = Literal["min", "max"]
 Keep = Literal["last", "best"]
@@ -35,6 +34,7 @@ MOST_TRIALS = 1_000_000
 """More configurations than that are a mistake: they would not fit memory."""
 MOST_WORKERS = 1024
 """More processes than that are one, too."""
+MOST_SEED = 2**63 - 1
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 UNSPLIT_BATCHES = "1 with rasda.strategy 'fsdp', more workers in its place"
 """What `accumulate` must be there: ranks whose shares have unequally many parts would wait for each other for ever."""

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-MOST_SEED = 2**63 - 1
+from hydro_rasda.config import MOST_SEED
 
 
 def next_seed(seed: int) -> int:

@@ -39,7 +39,7 @@ VALUES: Mapping[str, Callable[[], Any]] = {
     "'0.1'": lambda: "0.1",
     "long text": lambda: "x" * 100_000,
     "text with NUL": lambda: "a\0b",
-    "address": lambda: "s3://bucket/x",
+    "address": lambda: "s3://bucket/x?region=nowhere&scheme=http&endpoint_override=127.0.0.1:9",
     "bytes": lambda: b"x",
     "path": lambda: Path("a/b"),
     "[]": lambda: [],

@@ -302,7 +302,7 @@ def test_with_more_time_all_that_had_none_get_their_turn(quick: Quick) -> None:
     assert [record.status for record in hasty.trials] == ["finished", "not begun", "not begun", "not begun"]
     trained = calls.count(True)
     again = quick(time_budget_s=1e-3, **arguments)
-    assert calls.count(True) == trained + 1  # the dry run's
+    assert calls.count(True) == trained + 3  # the dry run's: of the model, a surrogate, and this one's fused copy
     assert records(again) == records(hasty)
     whole = quick(name="whole", **arguments)
     longer = quick(time_budget_s=1e6, **arguments)

@@ -107,18 +107,23 @@ def read_journal(folder: str) -> list[JournalEntry]:
         folder: Of the experiment: a path, or the address of a store, such as "s3://bucket/ray_results/experiment".
 
     Raises:
-        ValueError: where the folder holds no such file.
+        ValueError: where the folder holds no such file, or its store cannot be asked.
     """
+    from pyarrow import ArrowException
     from pyarrow.fs import FileSystem, LocalFileSystem
 
     check_path("folder", folder)
     rule = f"that of an experiment, which holds a file {FILE_NAME}"
-    if "://" in str(folder):
-        filesystem, root = FileSystem.from_uri(str(folder))
-    else:
-        filesystem, root = LocalFileSystem(), str(Path(folder))
-    path = str(PurePosixPath(root) / FILE_NAME)
-    require(filesystem.get_file_info(path).is_file, "folder", folder, rule)
+    try:
+        if "://" in str(folder):
+            filesystem, root = FileSystem.from_uri(str(folder))
+        else:
+            filesystem, root = LocalFileSystem(), str(Path(folder))
+        path = str(PurePosixPath(root) / FILE_NAME)
+        found = filesystem.get_file_info(path).is_file
+    except (OSError, ArrowException) as error:
+        raise ValueError(f"`folder` is {str(folder)!r}, but must be {rule}: {error}") from error
+    require(found, "folder", folder, rule)
     with filesystem.open_input_stream(path) as stream:
         return _parsed(stream.read().decode().splitlines())
 
