@@ -91,7 +91,7 @@ def cifar_images(data: Path, part: str, start: int, stop: int) -> tuple[Tensor, 
     """
     from PIL import Image
 
-    with np.load(_existing(data / "cifar10" / "cifar10_jpeg.npz")) as archive:
+    with np.load(existing(data / "cifar10" / "cifar10_jpeg.npz")) as archive:
         jpeg, offsets = archive[f"{part}_jpeg"], archive[f"{part}_offsets"]
         labels = torch.tensor(archive[f"{part}_labels"][start:stop], dtype=torch.long)
     files = (jpeg[offsets[i] : offsets[i + 1]].tobytes() for i in range(start, stop))
@@ -129,7 +129,7 @@ def shakespeare_tokens(data: Path) -> tuple[Tensor, int]:
     Raises:
         FileNotFoundError: The data file is missing; the message says where it was looked for.
     """
-    text = _existing(data / "tinyshakespeare" / "input.txt").read_text()
+    text = existing(data / "tinyshakespeare" / "input.txt").read_text()
     place = {character: i for i, character in enumerate(sorted(set(text)))}
     return torch.tensor([place[character] for character in text]), len(place)
 
@@ -186,7 +186,12 @@ def score_of(task: Task, model: nn.Module) -> float:
     return loss if task.score == "loss" else 100.0 * (logits.argmax(-1) == y).float().mean().item()
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """The path of a data file.
+
+    Raises:
+        FileNotFoundError: It is missing; the message says where it was looked for.
+    """
     if not path.exists():
         raise FileNotFoundError(
             f"{path} is missing; point --data, or the environment variable HYDRO_RASDA_DATA, to the folder "

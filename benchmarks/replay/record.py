@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.rasda_report import cpu_model
-from benchmarks.replay.table import About, Config, Table, empty, load, save, widened
+from benchmarks.replay.table import About, Config, Table, branches_of, empty, load, save, widened
 from benchmarks.replay.training import fastest_group, groups, train
 from benchmarks.tasks.task import Task
 from benchmarks.vs_asha.search import configurations
@@ -57,7 +57,8 @@ def opened(
     try:
         table = load(task.name, folder)
     except FileNotFoundError:
-        table = empty(About(task.name, task.mode, task.max_t, configs, [], []))
+        branches = branches_of(task.max_t)
+        table = empty(About(task.name, task.mode, task.max_t, configs, [], [], branches=branches))
     if (table.about.configs, table.about.max_t) != (configs, task.max_t):
         raise ValueError(f"the table of {task.name} in {folder} is of other configurations; record into another folder")
     return widened(table, widths, seeds, environment())
@@ -71,8 +72,10 @@ def _extend(task: Task, table: Table, widths: Sequence[float], seeds: Sequence[i
         most = _fastest_groups(task, about.configs, width) if any(missing.values()) else {}
         for seed, at in places.items():
             for numbers in groups(about.configs, missing[seed], most):
-                curves = train(task, {n: about.configs[n] for n in numbers}, width, seed)
+                members = {n: about.configs[n] for n in numbers}
+                curves = train(task, members, width, seed, branches=about.branches)
                 table.scores[at][numbers], table.seconds[at][numbers] = curves.scores, curves.seconds
+                table.cooled[at][numbers] = curves.cooled
                 save(table, folder)
                 left, spent = int((~table.recorded[at]).sum()), time.perf_counter() - began
                 print(f"{spent:6.0f} s: {task.name}, width {width:g}, seed {seed}: {left} left", flush=True)

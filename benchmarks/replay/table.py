@@ -8,6 +8,8 @@ One file `NAME.npz` for each task:
   where a cell is not recorded, and from the epoch on in which the training loss was not finite.
 - `seconds` [width, seed, config], float32: CPU seconds of one thread for a training to the end with one evaluation an
   epoch; members of a fused group share theirs evenly. NaN where a cell is not recorded: it says which cells are there.
+- `cooled` [width, seed, config, branch, metric], float32, where branches are recorded: the scores and losses of the
+  three splits after a cooldown, see `About.branches`. A branch leaves the training itself untouched.
 - `about`: JSON of an `About`.
 """
 
@@ -33,6 +35,22 @@ METRICS = (
 )
 """`running_loss` is the mean loss of an epoch's training batches, which `tune` reports as `train_loss`. The others are
 measured after the epoch, `_ema` with averaged weights, "train" on as many training examples as validate."""
+COOLED = tuple(f"{split}_{what}" for what in ("score", "loss") for split in SPLITS)
+"""Metrics of a branch, measured with its last step's weights."""
+SHARES = (0.1, 0.25, 0.5)
+"""Lengths of cooldowns, as shares of what was trained before; the longest only where that is an epoch or two."""
+
+
+def branches_of(max_t: int) -> list[tuple[int, float]]:
+    """Where trainings branch off into a cooldown: after how many epochs, and for which share of them.
+
+    The epochs are a sweep's rungs and their doubles, before the end.
+
+    >>> branches_of(4)
+    [(1, 0.1), (1, 0.25), (1, 0.5), (2, 0.1), (2, 0.25), (2, 0.5), (3, 0.1), (3, 0.25)]
+    """
+    epochs = sorted({factor * 3**k for factor in (1, 2) for k in range(max_t) if factor * 3**k < max_t})
+    return [(epoch, share) for epoch in epochs for share in SHARES if share < max(SHARES) or epoch <= 2]
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,9 @@ class About:
         seeds: Of initial weights and the order of examples, in the order of the table.
         metrics: In the order of the table.
         environments: Hardware and versions that cells were recorded with.
+        branches: Cooldowns, in the order of the table: a branch of the training after so many epochs, which lasts for
+            this share of them while the learning rate falls in a line from where the schedule has it to 0. None in
+            tables that were recorded before there were branches.
     """
 
     task: str
@@ -58,6 +79,11 @@ class About:
     seeds: list[int]
     metrics: list[str] = field(default_factory=lambda: list(METRICS))
     environments: list[dict[str, Any]] = field(default_factory=list)
+    branches: list[tuple[int, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # JSON has no tuples.
+        object.__setattr__(self, "branches", [(epoch, share) for epoch, share in self.branches])
 
 
 @dataclass(frozen=True)
@@ -67,6 +93,7 @@ class Table:
     about: About
     scores: NDArray[np.float32]
     seconds: NDArray[np.float32]
+    cooled: NDArray[np.float32]
 
     @property
     def recorded(self) -> NDArray[np.bool_]:
@@ -95,6 +122,15 @@ class Table:
         curves: NDArray[np.float32] = self.scores[self._at(width), ..., self.about.metrics.index(name)]
         return curves
 
+    def after_cooldown(
+        self, width: float, epoch: int, share: float, split: Split = "validation", *, loss: bool = False
+    ) -> NDArray[np.float32]:
+        """Scores of all configurations at a width after a cooldown from an epoch: [seed, config]."""
+        branch = self.about.branches.index((epoch, share))
+        metric = COOLED.index(f"{split}_{'loss' if loss else 'score'}")
+        cooled: NDArray[np.float32] = self.cooled[self._at(width), ..., branch, metric]
+        return cooled
+
     def score(
         self, width: float, seed: int, config: int, epoch: int, split: Split = "validation", ema: bool = False
     ) -> float:
@@ -118,7 +154,8 @@ def empty(about: About) -> Table:
     """A table without a cell."""
     shape = (len(about.widths), len(about.seeds), len(about.configs))
     scores = np.full((*shape, about.max_t, len(about.metrics)), np.nan, np.float32)
-    return Table(about, scores, np.full(shape, np.nan, np.float32))
+    cooled = np.full((*shape, len(about.branches), len(COOLED)), np.nan, np.float32)
+    return Table(about, scores, np.full(shape, np.nan, np.float32), cooled)
 
 
 def widened(table: Table, widths: Sequence[float], seeds: Sequence[int], environment: Mapping[str, Any]) -> Table:
@@ -130,7 +167,7 @@ def widened(table: Table, widths: Sequence[float], seeds: Sequence[int], environ
         About(**{**asdict(about), "widths": all_widths, "seeds": all_seeds, "environments": environments}),
     )
     place = np.ix_([all_widths.index(w) for w in about.widths], [all_seeds.index(s) for s in about.seeds])
-    wider.scores[place], wider.seconds[place] = table.scores, table.seconds
+    wider.scores[place], wider.seconds[place], wider.cooled[place] = table.scores, table.seconds, table.cooled
     return wider
 
 
@@ -144,7 +181,9 @@ def load(name: str, folder: Path = FOLDER) -> Table:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; `python -m benchmarks.replay record {name}` records it")
     with np.load(path) as archive:
-        return Table(About(**json.loads(str(archive["about"]))), archive["scores"], archive["seconds"])
+        about, seconds = About(**json.loads(str(archive["about"]))), archive["seconds"]
+        cooled = archive["cooled"] if "cooled" in archive else np.empty((*seconds.shape, 0, len(COOLED)), np.float32)
+        return Table(about, archive["scores"], seconds, cooled)
 
 
 def recorded(folder: Path = FOLDER) -> dict[str, Table]:
@@ -164,7 +203,8 @@ def save(table: Table, folder: Path = FOLDER) -> None:
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         about = np.array(json.dumps(asdict(table.about)))
-        np.savez_compressed(file, about=about, scores=_rounded(table.scores), seconds=_rounded(table.seconds))
+        parts = {"scores": table.scores, "seconds": table.seconds, "cooled": table.cooled}
+        np.savez_compressed(file, about=about, **{name: _rounded(part) for name, part in parts.items()})
     os.replace(partial, path)
 
 

@@ -6,9 +6,11 @@ full width those of its full-size stage. The models of these tasks draw no rando
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +23,7 @@ from benchmarks.replay.table import SPLITS
 from benchmarks.tasks.task import Batch, Config, Task, objective
 from benchmarks.vs_asha.search import seeds
 from benchmarks.vs_asha.training import EVAL_BATCH_FACTOR
-from fusion import OPTIMIZERS, FusedModel, fuse, fused_optimizer, lr_factor, plan_fusion
+from fusion import OPTIMIZERS, FusedModel, FusedOptimizer, fuse, fused_optimizer, lr_factor, plan_fusion
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.training.average import Average
 from surrogate import lr_multipliers, make_surrogate, weight_decay_multipliers
@@ -38,10 +40,12 @@ class Curves:
         scores: [config, epoch, metric] of `METRICS`, its last six for each share of steps over which weights are
             averaged; NaN from the epoch on in which the training loss was not finite.
         seconds: CPU seconds of one member's training with one evaluation after each epoch.
+        cooled: [config, branch, metric] of `COOLED`; NaN where the training had no finite loss before.
     """
 
     scores: NDArray[np.float32]
     seconds: float
+    cooled: NDArray[np.float32]
 
 
 def build(task: Task, number: int, config: Config, width: float, seed: int) -> nn.Module:
@@ -82,6 +86,7 @@ def train(
     width: float,
     seed: int,
     shares: Sequence[float] = (TuneConfig.ema,),
+    branches: Sequence[tuple[int, float]] = (),
 ) -> Curves:
     """Train configurations of one batch size to the end, as one model.
 
@@ -91,30 +96,29 @@ def train(
         width: As a share of the full one.
         seed: Of the run: initial weights and the order of examples follow from it.
         shares: Of all steps, over which weights are averaged besides.
+        branches: Cooldowns to try on the way, see `About.branches`; the training goes on as if there were none.
     """
     modules = [build(task, number, config, width, seed) for number, config in configs.items()]
     fused = fuse(modules)
     update = fused_optimizer(fused, list(configs.values()), **multipliers(modules[0], width))
-    measure, examples = objective(task.kind), _judged_examples(task)
+    examples = _judged_examples(task)
     size = next(iter(configs.values()))["batch_size"]
     steps = math.ceil(len(task.train[0]) / size)
     averages = [Average(lambda: _averaged_tensors(fused)) for _ in shares]
     scores = np.full((len(configs), task.max_t, 1 + JUDGED * (1 + len(shares))), np.nan, np.float32)
-    seconds = 0.0
-    for epoch, shuffle in enumerate(seeds(task, min(configs), seed).shuffles):
+    cooled = np.full((len(configs), len(branches), JUDGED), np.nan, np.float32)
+    seconds, shuffles = 0.0, seeds(task, min(configs), seed).shuffles
+    for epoch, shuffle in enumerate(shuffles):
         began = time.process_time()
         fused.train()
-        order = torch.randperm(len(task.train[0]), generator=torch.Generator().manual_seed(shuffle))
+        order = _order(task, shuffle)
         total = torch.zeros(len(configs), dtype=torch.float64)
         for place, chunk in enumerate(order.split(size)):
-            update.set_lr_factor([lr_factor(c, epoch + place / steps, task.max_t, steps) for c in configs.values()])
-            losses = fused.map(measure, tuple(part[chunk] for part in task.train))["loss"]
-            update.zero_grad()
-            losses.sum().backward()
-            update.step()
+            factors = [lr_factor(c, epoch + place / steps, task.max_t, steps) for c in configs.values()]
+            losses = _step(task, fused, update, chunk, factors)
             for share, average in zip(shares, averages):
                 average.update(share * steps * task.max_t)
-            total += losses.detach().double() * len(chunk)
+            total += losses.double() * len(chunk)
         judged = [judge(task, fused, examples, size)]
         seconds += time.process_time() - began
         for average in averages:
@@ -125,7 +129,46 @@ def train(
             break
         row = torch.cat([total[:, None] / len(order), *judged], 1)
         scores[:, epoch] = torch.where(going[:, None], row, math.nan).numpy()
-    return Curves(scores, seconds / len(configs))
+        for branch, (after, share) in enumerate(branches):
+            if after == epoch + 1:
+                batches = _order(task, shuffles[after]).split(size)[: max(1, round(share * after * steps))]
+                rates = [lr_factor(c, after, task.max_t, steps) for c in configs.values()]
+                with _left_untouched(fused, update):
+                    fused.train()
+                    for place, chunk in enumerate(batches):
+                        _step(task, fused, update, chunk, [rate * (1 - place / len(batches)) for rate in rates])
+                    row = judge(task, fused, examples, size)
+                cooled[:, branch] = torch.where(going[:, None], row, math.nan).numpy()
+    return Curves(scores, seconds / len(configs), cooled)
+
+
+def _order(task: Task, shuffle: int) -> Tensor:
+    return torch.randperm(len(task.train[0]), generator=torch.Generator().manual_seed(shuffle))
+
+
+def _step(task: Task, fused: FusedModel, update: FusedOptimizer, chunk: Tensor, factors: Sequence[float]) -> Tensor:
+    """Learn from the examples of these numbers, with each learning rate times its factor; losses [K] before that."""
+    update.set_lr_factor(factors)
+    losses: Tensor = fused.map(objective(task.kind), tuple(part[chunk] for part in task.train))["loss"]
+    update.zero_grad()
+    losses.sum().backward()
+    update.step()
+    return losses.detach()
+
+
+@contextmanager
+def _left_untouched(fused: FusedModel, update: FusedOptimizer) -> Iterator[None]:
+    """Have models and optimizers be afterwards what they were before."""
+    tensors = {**fused.stacked, **fused.stacked_buffers}
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    state = copy.deepcopy(update.state_dict())
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in {**fused.stacked, **fused.stacked_buffers}.items():
+                tensor.copy_(before[name])
+        update.load_state_dict(state)
 
 
 def _averaged_tensors(fused: FusedModel) -> dict[str, Tensor]:

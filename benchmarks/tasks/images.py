@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,13 +51,18 @@ def _mlp(config: Config, width_ratio: float) -> nn.Module:
 
 
 def _images(
-    name: str, model_fn: Callable[[Config, float], nn.Module], *, trials: int, max_t: int, of: type[Task] = Task
+    name: str,
+    model_fn: Callable[[Config, float], nn.Module],
+    *,
+    trials: int,
+    max_t: int,
+    choices: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> Task:
     """Digits as images; 597 to train on, 600 to validate, 600 to test."""
     x, y = shuffled_digits()
     sizes = [597, 600, 600]
     train, validation, test = zip(x.view(-1, 1, 8, 8).split(sizes), y.split(sizes))
-    return of(
+    return Task(
         name=name,
         model_fn=model_fn,
         kind="class",
@@ -66,6 +71,7 @@ def _images(
         lr=(1e-3, 1.0),
         batch_sizes=(32, 64),
         optimizer="sgd",
+        choices=choices,
         num_samples=trials,
         max_t=max_t,
         reduced=False,
@@ -118,20 +124,9 @@ class Residual(nn.Module):
         return total
 
 
-@dataclass(frozen=True)
-class WarmUpTask(Task):
-    """A task whose space has a warm-up, too."""
-
-    def space(self) -> dict[str, Any]:
-        """That of `Task`, and epochs over which the learning rate rises."""
-        from ray.tune import choice
-
-        return super().space() | {"warmup_epochs": choice([0, 1, 2, 4])}
-
-
 def warm_up(data: Path, reduced: bool) -> Task:
     """Digits, a CNN of 32 and 64 channels without a norm, learning rates with a warm-up; 16 trials only."""
-    return _images("warm_up", _plain_cnn, trials=16, max_t=12, of=WarmUpTask)
+    return _images("warm_up", _plain_cnn, trials=16, max_t=12, choices={"warmup_epochs": [0, 1, 2, 4]})
 
 
 def _plain_cnn(config: Config, width_ratio: float) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.tasks import images, tabular, text
+from benchmarks.tasks import images, small_images, tabular, text
 from benchmarks.tasks.task import Task
 
 TASKS: dict[str, Callable[[Path, bool], Task]] = {
@@ -22,6 +22,16 @@ TASKS: dict[str, Callable[[Path, bool], Task]] = {
     "turbulence": images.turbulence,
     "cifar10_resnet18": images.cifar10_resnet18,
     "shakespeare_gpt": text.shakespeare_gpt,
+    "depthwise": small_images.depthwise,
+    "augmented": small_images.augmented,
+    "vision_transformer": small_images.vision_transformer,
+    "label_noise": small_images.label_noise,
+    "denoising": small_images.denoising,
+    "gated_recurrent": text.gated_recurrent,
+    "two_layers": text.two_layers,
+    "wide_table": tabular.wide_table,
+    "few_rows": tabular.few_rows,
+    "spoken_digits": small_images.spoken_digits,
 }
 
 ON_GPU = ("cifar10_resnet18", "shakespeare_gpt")
@@ -33,6 +43,11 @@ NEEDS = {
     "shakespeare": _SHAKESPEARE,
     "cifar10_resnet18": _CIFAR10,
     "shakespeare_gpt": _SHAKESPEARE,
+    "depthwise": _CIFAR10,
+    "augmented": _CIFAR10,
+    "gated_recurrent": _SHAKESPEARE,
+    "two_layers": _SHAKESPEARE,
+    "spoken_digits": small_images.SPOKEN_DIGITS,
 }
 """The file that a task reads from the folder of data sets, where it reads one."""
 

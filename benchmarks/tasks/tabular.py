@@ -63,6 +63,32 @@ def diabetes_splits(data: Path, reduced: bool) -> Task:
     return _tabular("diabetes_splits", "field", parts, outputs=1, trials=32, of=partial(SplitTask, parts=parts))
 
 
+def wide_table(data: Path, reduced: bool) -> Task:
+    """scikit-learn's `make_classification`, 20 of 40 features telling, 1 label in 20 wrong; an MLP 40-1024-1024-4."""
+    from sklearn.datasets import make_classification
+
+    features, labels = make_classification(
+        3000, 40, n_informative=20, n_redundant=10, n_classes=4, n_clusters_per_class=3, flip_y=0.05, random_state=0
+    )
+    parts = partial(_split, torch.tensor(features), torch.tensor(labels), 2000, 500)
+    return replace(
+        _tabular("wide_table", "token", parts, outputs=4, trials=48, width=1024),
+        batch_sizes=(32, 64),
+        choices={"schedule": ["constant", "cosine", "linear"]},
+        max_t=9,
+    )
+
+
+def few_rows(data: Path, reduced: bool) -> Task:
+    """scikit-learn's `make_friedman1` with noise, a regression by an MLP 10-512-512-1; 100 rows to train on."""
+    from sklearn.datasets import make_friedman1
+
+    features, target = make_friedman1(700, noise=1.0, random_state=0)
+    scaled = _scaled(torch.tensor(target)[:, None], len(target)).float()
+    parts = partial(_split, torch.tensor(features), scaled, 100, 100)
+    return _tabular("few_rows", "field", parts, outputs=1, trials=48, width=512)
+
+
 def _breast_cancer() -> Parts:
     from sklearn.datasets import load_breast_cancer
 
@@ -92,14 +118,23 @@ def _scaled(values: Tensor, count: int) -> Tensor:
     return (values - known.mean(0)) / known.std(0)
 
 
-def _tabular(name: str, kind: Any, parts: Parts, *, outputs: int, trials: int, of: Callable[..., Task] = Task) -> Task:
+def _tabular(
+    name: str,
+    kind: Any,
+    parts: Parts,
+    *,
+    outputs: int,
+    trials: int,
+    width: int = 256,
+    of: Callable[..., Task] = Task,
+) -> Task:
     train, validation, test = parts(0)
     inputs = train[0].shape[1]
 
     def mlp(config: Config, width_ratio: float) -> nn.Module:
-        width = int(256 * width_ratio)
-        hidden = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
-        return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), *hidden)
+        w = int(width * width_ratio)
+        hidden = (nn.Linear(w, w), nn.ReLU(), nn.Linear(w, outputs))
+        return nn.Sequential(nn.Linear(inputs, w), nn.ReLU(), *hidden)
 
     return of(
         name=name,

@@ -8,8 +8,8 @@ one is what comparisons are drawn from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -42,6 +42,7 @@ class Task:
         reduced: Whether this is a smaller version, for a quick look.
         device: Where its models train. Its data are loaded into main memory; `on_device` moves them.
         split: Which of the ways to split its examples this is; most tasks have one.
+        choices: Further hyperparameters, and their values, for the space; or others than it has.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Task:
     reduced: bool
     device: str = "cpu"
     split: int = 0
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def mode(self) -> Literal["min", "max"]:
@@ -73,7 +75,7 @@ class Task:
         return self
 
     def space(self) -> dict[str, Any]:
-        """The search space of Hydro's study (Hu et al. 2023, section 5.4): batch size, lr, momentum, schedule."""
+        """The search space of Hydro's study (Hu et al. 2023, section 5.4), and `choices`."""
         from ray.tune import choice, loguniform, uniform
 
         return {
@@ -82,6 +84,7 @@ class Task:
             "momentum" if self.optimizer == "sgd" else "beta1": uniform(0.5, 0.99),
             "batch_size": choice(list(self.batch_sizes)),
             "schedule": choice(["constant", "cosine"]),
+            **{name: choice(list(values)) for name, values in self.choices.items()},
         }
 
 

@@ -56,13 +56,38 @@ def recurrent(data: Path, reduced: bool) -> Task:
     )
 
 
+def gated_recurrent(data: Path, reduced: bool) -> Task:
+    """Characters of tiny shakespeare in windows of 32, a GRU 192 wide; 500 windows to train on."""
+    tokens, vocabulary = shakespeare_tokens(data)
+    return replace(
+        recurrent(data, reduced),
+        name="gated_recurrent",
+        model_fn=lambda config, ratio: CharLSTM(vocabulary, int(192 * ratio), cell=nn.GRU),
+        train=windows(tokens, 0, 500),
+        choices={"schedule": ["constant", "cosine", "linear"]},
+        num_samples=48,
+    )
+
+
+def two_layers(data: Path, reduced: bool) -> Task:
+    """The same, an LSTM of two layers, 96 wide."""
+    _, vocabulary = shakespeare_tokens(data)
+    return replace(
+        gated_recurrent(data, reduced),
+        name="two_layers",
+        model_fn=lambda config, ratio: CharLSTM(vocabulary, int(96 * ratio), layers=2),
+    )
+
+
 class CharLSTM(nn.Module):
     """A recurrent language model over characters: tokens [N, T] -> logits [N, T, vocabulary]."""
 
-    def __init__(self, vocabulary: int, width: int) -> None:
+    def __init__(
+        self, vocabulary: int, width: int, layers: int = 1, cell: type[nn.LSTM] | type[nn.GRU] = nn.LSTM
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.lstm = cell(width, width, num_layers=layers, batch_first=True)
         self.readout = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:

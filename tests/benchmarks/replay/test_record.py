@@ -9,7 +9,7 @@ import pytest
 from benchmarks.replay.__main__ import main
 from benchmarks.replay.page import overview
 from benchmarks.replay.record import SAMPLED_WITH, opened, record
-from benchmarks.replay.table import About, Table, empty, load, recorded, save, widened
+from benchmarks.replay.table import COOLED, About, Table, branches_of, empty, load, recorded, save, widened
 from benchmarks.replay.training import train as train_group
 from benchmarks.tasks.load import TASKS, load_task
 from benchmarks.tasks.task import Task
@@ -27,7 +27,8 @@ def digits(max_t: int = 2, trials: int = 2) -> Task:
 
 def table_of(widths: list[float], seeds: list[int], configs: int = 3, max_t: int = 2) -> Table:
     """Scores that say where they stand."""
-    about = About("digits", "max", max_t, [{"lr": 0.1 * i} for i in range(configs)], widths, seeds)
+    tried = [{"lr": 0.1 * i} for i in range(configs)]
+    about = About("digits", "max", max_t, tried, widths, seeds, branches=branches_of(max_t))
     table = empty(about)
     table.scores[...] = np.arange(table.scores.size).reshape(table.scores.shape)
     table.seconds[...] = 1 + np.arange(len(widths))[:, None, None]
@@ -54,6 +55,23 @@ def test_recorded_curves_of_surrogates_are_those_of_tunes_sweep(tmp_path: Path) 
     for event in swept:
         # Last digits differ with the width of groups: one example of 300 may.
         assert table.score(1 / 8, 0, event.trial, event.epoch) == pytest.approx(event.score, abs=4e-3)
+
+
+def test_a_cooldown_is_the_end_of_a_training_whose_rate_falls_in_a_line_and_leaves_the_recorded_one_as_it_was() -> None:
+    """The end: that of a plain training with the same steps, written out."""
+    task, steps = digits(max_t=2, trials=1), 19
+    config = {**configurations(task, 0)[0], "batch_size": 64, "optimizer": "adamw", "schedule": "cosine"}
+    plain = train_group(task, {0: config}, 1.0, 0)
+    curves = train_group(task, {0: config}, 1.0, 0, branches=[(1, 0.5)])
+    np.testing.assert_array_equal(curves.scores, plain.scores)
+
+    def factor(step: int, _: int) -> float:
+        rest = round(0.5 * steps)
+        return 1.0 if step < steps else 0.5 * max(0.0, 1 - (step - steps) / rest)
+
+    annealed = train_group(replace(task, max_t=2), {0: {**config, "schedule": factor}}, 1.0, 0)
+    # Steps at a rate of 0 change nothing.
+    np.testing.assert_allclose(curves.cooled[0, 0], annealed.scores[0, 1, 1 : 1 + len(COOLED)], rtol=1e-6)
 
 
 def test_a_second_recording_trains_what_the_first_lacks(tmp_path: Path) -> None:
@@ -93,12 +111,15 @@ def test_a_table_is_read_as_it_was_written_but_for_its_last_bits(tmp_path: Path)
     table = table_of([1 / 8, 1.0], [0, 1])
     table.scores[0, 0, 0, 0, 0] = np.nan
     table.scores[0, 0, 0, 0, 1] = 1 / 3
+    table.cooled[...] = np.arange(table.cooled.size).reshape(table.cooled.shape)
     save(table, tmp_path)
     read = load("digits", tmp_path)
     assert read.about == table.about
     assert np.isnan(read.scores[0, 0, 0, 0, 0])
     np.testing.assert_allclose(read.scores, table.scores, rtol=2**-15)
     np.testing.assert_array_equal(read.seconds, table.seconds)
+    np.testing.assert_allclose(read.cooled, table.cooled, rtol=2**-15)
+    np.testing.assert_array_equal(read.after_cooldown(1.0, 1, 0.25, "test"), read.cooled[1, ..., 1, 2])
     assert read.cost(1 / 8) == 0.5
     assert len(overview(recorded(tmp_path)).splitlines()) == 2 + 4
     with pytest.raises(FileNotFoundError, match=r"residual\.npz is missing; .* record residual"):

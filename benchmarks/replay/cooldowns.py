@@ -1,0 +1,75 @@
+"""What a short cooldown before a comparison is worth: how well scores rank configurations with it and without.
+
+A cooldown is a branch of a training, whose learning rate falls in a line to 0; see `About.branches`. Rankings are
+compared with the end at full width, as the mean over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.replay.recall import spearman
+from benchmarks.replay.table import SHARES, Table
+from benchmarks.replay.truth import Floats, best_first, complete_seeds, goodness, seed_spread, truth
+
+KEPT = 4
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well scores rank configurations; means over seeds.
+
+    Attributes:
+        rho: Spearman's correlation with the end at full width.
+        regret: By how much the best of the first 4 is behind the best of all, in standard deviations between seeds.
+    """
+
+    rho: float
+    regret: float
+
+
+def with_cooldown(table: Table) -> dict[str, Table]:
+    """The table by its task's name, if it has branches."""
+    return {table.about.task: table} if table.about.branches else {}
+
+
+def ranking(table: Table, scores: Floats) -> Ranking:
+    """How well scores [seed, config], higher is better, rank configurations."""
+    seeds = complete_seeds(table, 1.0)
+    known, spread = truth(table, seeds), seed_spread(table, seeds)
+    rhos = [spearman(of_seed, known) for of_seed in scores]
+    lost = [known.max() - known[best_first(of_seed)[:KEPT]].max() for of_seed in scores]
+    return Ranking(float(np.mean(rhos)), float(np.mean(lost) / spread))
+
+
+def rankings(table: Table, width: float, epoch: int) -> dict[str, Ranking]:
+    """By what is compared after an epoch at a width: the last step's weights, averaged ones, those after a cooldown."""
+    seeds = complete_seeds(table, width)
+    found = {
+        name: ranking(table, goodness(table, width, ema=ema)[seeds, :, epoch - 1])
+        for name, ema in (("as it is", False), ("averaged", True))
+    }
+    for share in SHARES:
+        if (epoch, share) in table.about.branches:
+            cooled = table.after_cooldown(width, epoch, share)[seeds].astype(np.float64)
+            values = cooled if table.about.mode == "max" else -cooled
+            found[f"after {share:.0%}"] = ranking(table, np.where(np.isnan(values), -np.inf, values))
+    return found
+
+
+def page(tables: Mapping[str, Table]) -> str:
+    """For each task, width and epoch, a row; then means over tasks by the share of a training that is over."""
+    names = ["as it is", "averaged", *(f"after {share:.0%}" for share in SHARES)]
+    lines = [f"| task | width | epoch | {' | '.join(names)} |", f"|{'---|' * (3 + len(names))}"]
+    for task, table in tables.items():
+        if not table.about.branches or len(complete_seeds(table, 1.0)) < 2:
+            continue
+        for width in table.about.widths:
+            for epoch in sorted({epoch for epoch, _ in table.about.branches}):
+                found = rankings(table, width, epoch)
+                cells = [f"{found[n].rho:.2f} ({found[n].regret:.1f})" if n in found else "" for n in names]
+                lines.append(f"| {task} | {width:g} | {epoch} of {table.about.max_t} | {' | '.join(cells)} |")
+    return "\n".join(lines)
