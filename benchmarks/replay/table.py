@@ -203,8 +203,8 @@ def save(table: Table, folder: Path = FOLDER) -> None:
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         about = np.array(json.dumps(asdict(table.about)))
-        parts = {"scores": table.scores, "seconds": table.seconds, "cooled": table.cooled}
-        np.savez_compressed(file, about=about, **{name: _rounded(part) for name, part in parts.items()})
+        scores, seconds, cooled = map(_rounded, (table.scores, table.seconds, table.cooled))
+        np.savez_compressed(file, about=about, scores=scores, seconds=seconds, cooled=cooled)
     os.replace(partial, path)
 
 
