@@ -6,6 +6,7 @@ import argparse
 import multiprocessing
 import os
 import socket
+import sys
 import tempfile
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -62,7 +63,9 @@ def host(rank: int, port: int, source: Path, over: Event) -> None:
             enough = torch.tensor(over.is_set())
             dist.broadcast(enough, 0)
     share = guest.open / max(guest.waited, 1e-9)
-    print(f"rank {rank}: {guest.steps} steps; {guest.waited:.0f} s of bubbles, {share:.0%} of them open to guests")
+    told = f"rank {rank}: {guest.steps} steps; {guest.waited:.0f} s of bubbles, {share:.0%} of them open to guests"
+    # The end of the line with it: `print` writes it apart, and ranks write at the same time.
+    sys.stdout.write(f"{told}\n")
     dist.destroy_process_group()
 
 
