@@ -1,4 +1,4 @@
-"""What a short cooldown before a comparison is worth: how well scores rank configurations with it and without.
+"""How well scores rank configurations with a short cooldown before the comparison, and without.
 
 A cooldown is a branch of a training, whose learning rate falls in a line to 0; see `About.branches`. Rankings are
 compared with the end at full width, as the mean over seeds.
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.replay.policies import TOP_K
 from benchmarks.replay.recall import spearman
 from benchmarks.replay.table import SHARES, Table
 from benchmarks.replay.truth import Floats, best_first, complete_seeds, goodness, seed_spread, truth
-
-KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,12 @@ class Ranking:
     regret: float
 
 
-def with_cooldown(table: Table) -> dict[str, Table]:
-    """The table by its task's name, if it has branches."""
-    return {table.about.task: table} if table.about.branches else {}
-
-
 def ranking(table: Table, scores: Floats) -> Ranking:
     """How well scores [seed, config], higher is better, rank configurations."""
     seeds = complete_seeds(table, 1.0)
     known, spread = truth(table, seeds), seed_spread(table, seeds)
     rhos = [spearman(of_seed, known) for of_seed in scores]
-    lost = [known.max() - known[best_first(of_seed)[:KEPT]].max() for of_seed in scores]
+    lost = [known.max() - known[best_first(of_seed)[:TOP_K]].max() for of_seed in scores]
     return Ranking(float(np.mean(rhos)), float(np.mean(lost) / spread))
 
 
@@ -61,7 +55,7 @@ def rankings(table: Table, width: float, epoch: int) -> dict[str, Ranking]:
 
 
 def page(tables: Mapping[str, Table]) -> str:
-    """For each task, width and epoch, a row; then means over tasks by the share of a training that is over."""
+    """A row for each task, width and epoch: Spearman's correlation, and regret in brackets."""
     names = ["as it is", "averaged", *(f"after {share:.0%}" for share in SHARES)]
     lines = [f"| task | width | epoch | {' | '.join(names)} |", f"|{'---|' * (3 + len(names))}"]
     for task, table in tables.items():
