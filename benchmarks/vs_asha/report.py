@@ -41,6 +41,16 @@ TASK_NAMES = {
     "turbulence": "convolutional autoencoder, 2-D turbulence",
     "cifar10_resnet18": "ResNet-18, all of CIFAR-10",
     "shakespeare_gpt": "character transformer, 6 layers, width 384, tiny shakespeare",
+    "depthwise": "residual depthwise CNN, width 64, GroupNorm, CIFAR-10 at 16x16, 48 trials",
+    "augmented": "CNN 32-64-128 with BatchNorm, augmented CIFAR-10 at 16x16, 48 trials",
+    "vision_transformer": "vision transformer, width 128, digits, 48 trials",
+    "label_noise": "CNN 32-64, digits with wrong labels, 48 trials",
+    "denoising": "autoencoder, width 512, noisy digits, 48 trials",
+    "gated_recurrent": "GRU, width 192, tiny shakespeare, 48 trials",
+    "two_layers": "LSTM of two layers, width 96, tiny shakespeare, 48 trials",
+    "wide_table": "MLP 40-1024-1024-4, drawn classes, 48 trials",
+    "few_rows": "MLP 10-512-512-1, 100 rows, 48 trials",
+    "spoken_digits": "residual depthwise CNN, width 64, GroupNorm, spoken digits, 48 trials",
 }
 METHOD_NAMES = {
     "ray_asha": "Ray Tune, ASHA",
@@ -63,6 +73,8 @@ TARGETS = {
     **dict.fromkeys(("digits", "residual", "warm_up"), Target(6, 4)),
     **dict.fromkeys(("breast_cancer", "breast_cancer_splits", "diabetes", "diabetes_splits"), Target(6, 4)),
     **dict.fromkeys(("recurrent", "cifar10", "shakespeare", "turbulence"), Target(4, 3)),
+    **dict.fromkeys(("depthwise", "augmented", "vision_transformer", "label_noise", "denoising"), Target(4, 3.5)),
+    **dict.fromkeys(("gated_recurrent", "two_layers", "wide_table", "few_rows", "spoken_digits"), Target(4, 3.5)),
     **dict.fromkeys(ON_GPU, Target(20, 2)),
 }
 
