@@ -42,6 +42,8 @@ docs: $(VENV)/.docs
 OLDEST ?= python3.11
 NEWEST ?= python3.13
 versions:
+	@for python in $(OLDEST) $(NEWEST); do $$python -c "" 2>/dev/null || \
+		{ echo "make versions: \`$$python\` does not run; name another by OLDEST=... or NEWEST=..." >&2; exit 1; }; done
 	mkdir -p build
 	sed -nE '/^dependencies = /,/^]/s/^ *"([^[>]+)(\[.*])?>=(.*)",$$/\1==\3/p' pyproject.toml > build/oldest.txt
 	$(MAKE) test VENV=build/oldest CONSTRAINTS=build/oldest.txt PYTHON=$(OLDEST)
