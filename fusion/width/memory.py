@@ -34,7 +34,8 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
     The latter is what the allocator took from the device, fragments and the pools of recorded steps included, if that
     is more than what tensors took of it. The resident set counts what the heap holds but does not use, so it is larger
     than the tensors alive. Pages of files, such as a library's code that is run for the first time, do not count:
-    processes share them.
+    processes share them. The system does not tell when it mapped them, so those mapped after the peak are taken off,
+    too: the peak is too low by as much.
     """
     peak = Peak()
     gc.collect()

@@ -21,7 +21,7 @@ for _ in range(20):
     with peak_memory(torch.device("cpu")) as peak:
         for _ in range(3):
             torch.ones(2**24, dtype=torch.uint8)  # freed before the next
-    if 2**23 < peak.bytes < 2**25:
+    if 2**23 < peak.bytes < 5 * 2**23:
         break
 print(peak.bytes)
 """
@@ -32,10 +32,11 @@ def test_a_peak_is_what_was_held_at_once_beyond_what_was_there_before() -> None:
     """In a process of its own: where many tests ran before, the heap holds what they freed, and a try takes seconds.
 
     One try in twenty is enough: a system short of memory takes pages back from a process while it is measured. What was
-    there before would make the peak five times as large, and the three blocks at once three times.
+    there before would make the peak five times as large, and the three blocks at once three times. Twice is fine: the
+    heap need not place a block where the one before was.
     """
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
-    assert 2**23 < int(done.stdout) < 2**25
+    assert 2**23 < int(done.stdout) < 5 * 2**23
 
 
 @linux
