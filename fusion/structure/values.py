@@ -7,7 +7,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -17,8 +17,19 @@ from torch import Tensor
 _LONGEST = 256
 
 
+def slots_of(value: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The name, the place and the content of each attribute in `__slots__` that was ever assigned."""
+    for name, place in _declared_slots(type(value)):  # type: ignore[arg-type]  # a class can be hashed
+        try:
+            # Not by its name, which a derived class may give to a property.
+            item = place.__get__(value)
+        except AttributeError:
+            continue
+        yield name, place, item
+
+
 @functools.cache
-def declared_slots(cls: Hashable) -> list[tuple[str, Any]]:
+def _declared_slots(cls: Hashable) -> list[tuple[str, Any]]:
     """The attributes that a class declares in `__slots__`, whose names in it are mangled where they are private."""
     assert isinstance(cls, type)
     declared = [item for base in cls.__mro__ if "__slots__" in vars(base) for item in vars(base).items()]

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from threading import Lock, RLock
 from typing import Any
 
@@ -35,7 +36,7 @@ from fusion.structure.code import (
     wrapped,
 )
 from fusion.structure.floats import FloatSlot, is_number, is_probability
-from fusion.structure.values import declared_slots, digest, memory, parts_of_copy, short
+from fusion.structure.values import digest, memory, parts_of_copy, short, slots_of
 from fusion.tensors import HOOKS, hooks_on
 
 # Not among the attributes to walk: what is walked by itself; the mode, which train() and eval() set all the time; and
@@ -51,6 +52,8 @@ _LORA, _LORA_NOTES = "peft.tuners.lora.", {"lora_alpha", "r", "lora_dropout"}
 _PLAIN = {bool, int, str, bytes, type(None), type(...), type(NotImplemented)}
 _TEXTS = {complex, range, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size}
 _TEXTS |= {torch._ops.OpOverload, torch._ops.OpOverloadPacket}
+# They keep what was once asked of them, such as their hash.
+_TEXTS |= {PosixPath, WindowsPath, PurePosixPath, PureWindowsPath}
 _STATELESS = {type(Lock()), type(RLock())}
 
 UNKNOWN = "unlike all others"
@@ -337,10 +340,8 @@ class _Walk:
         for name, item in getattr(value, "__dict__", {}).items():
             if name not in skipped:
                 self._value(_join(path, name), item, FloatSlot(value, name))
-        for name, place in declared_slots(type(value)):  # type: ignore[arg-type]  # a class can be hashed
-            # What was never assigned is not there.
-            if hasattr(value, name):
-                self._value(_join(path, name), place.__get__(value), FloatSlot(value, place))
+        for name, place, item in slots_of(value):
+            self._value(_join(path, name), item, FloatSlot(value, place))
 
     def _rest(self, path: str, value: Any) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,26 @@ def tied(tie: bool) -> nn.Module:
     return module
 
 
+class Raw:
+    __slots__ = ("value",)
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class Cooked(Raw):
+    """A property hides the slot of its base, and raises."""
+
+    __slots__ = ()
+
+    def __init__(self, value: int) -> None:
+        Raw.__dict__["value"].__set__(self, value)
+
+    @property
+    def value(self) -> int:  # type: ignore[override]
+        raise AttributeError
+
+
 class Levels(nn.Dropout):
     """An int that is no probability."""
 
@@ -83,6 +104,11 @@ def with_kwargs(first: bool) -> nn.Module:
     for takes in (first, not first):
         module.register_forward_hook(lambda *given: None, with_kwargs=takes)
     return module
+
+
+def asked(path: Path) -> Path:
+    """A path that has kept its hash and its text."""
+    return {path: path, Path(str(path)): path}[path]
 
 
 def marked(levels: int) -> nn.Module:
@@ -107,6 +133,8 @@ EQUAL: list[tuple[nn.Module, nn.Module]] = [
     (Block(mask=torch.eye(3)), Block(mask=torch.eye(3))),
     (Block(table=np.eye(3)), Block(table=np.eye(3))),
     (Block(config={"lr": 1.0, "act": "relu"}), Block(config={"lr": 2.0, "act": "relu"})),
+    (Block(file=Path("a")), Block(file=asked(Path("a")))),
+    (Block(held=Cooked(2)), Block(held=Cooked(2))),
     (nn.LSTM(2, 3), nn.LSTM(2, 3)),
     (tied(True), tied(True)),
 ]
@@ -144,6 +172,8 @@ DIFFERENT: list[tuple[nn.Module, nn.Module, str]] = [
     (two_locals(0), two_locals(1), "2.type"),
     (with_kwargs(True), with_kwargs(False), "_forward_hooks_with_kwargs"),
     (marked(2), marked(3), "weight.levels"),
+    (Block(file=Path("a")), Block(file=Path("b")), "file"),
+    (Block(held=Cooked(2)), Block(held=Cooked(3)), r"held\.value"),
 ]
 
 
