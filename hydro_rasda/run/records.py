@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +59,15 @@ class TrialRecord(Portable):
     kept_epoch: int
     history: tuple[Mapping[str, Any], ...] = field(repr=False)
     error: str | None = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        # A dataclass compares field by field from Python 3.13 on, and NaN equals nothing: no record would equal itself.
+        return isinstance(other, TrialRecord) and _comparable(self) == _comparable(other)
+
+
+def _comparable(record: TrialRecord) -> list[Any]:
+    """A record's values, with None in place of NaN."""
+    return [None if isinstance(value, float) and math.isnan(value) else value for value in vars(record).values()]
 
 
 @dataclass(frozen=True)
