@@ -16,7 +16,7 @@ from fusion.attributes import plain_attributes, put_back, snapshot
 from fusion.model import FusedModel, Objective
 from fusion.outcome import JUMPS, Outcome, differences, explained
 from fusion.streams import preserved_generators, seed_generators
-from fusion.tensors import copied
+from fusion.tensors import copied, count_samples
 
 # How many members are compared, for all of them.
 _MEMBERS = 3
@@ -126,7 +126,7 @@ def _differing_in_float64(
     # The package imports this module first.
     from fusion.width.microbatch import can_be_split, split
 
-    parts = max(1, _samples(batch) // _SAMPLES) if can_be_split(batch) else 1
+    parts = max(1, count_samples(batch) // _SAMPLES) if can_be_split(batch) else 1
     found: dict[int, list[str]] = {}
     try:
         copies = fuse([fused.unfuse(k)._apply(_widened) for k in chosen], one_by_one=fused.one_by_one)
@@ -275,11 +275,7 @@ def _coarseness(fused: FusedModel) -> float:
 
 def _jump(batch: Any) -> float:
     """How much a mean over the batch changes where a few of its examples count differently."""
-    return JUMPS / max(_samples(batch), 1)
-
-
-def _samples(batch: Any) -> int:
-    return next((leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 1)
+    return JUMPS / max(count_samples(batch), 1)
 
 
 class _Precisions(TorchDispatchMode):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 HOOKS = "_hooks_on_parameters"
 """The attribute in which a module without data keeps the hooks on its parameters, by the parameters' names."""
@@ -266,3 +266,13 @@ def like(tensor: Tensor, data: Tensor) -> Tensor:
 def copied(batch: Any) -> Any:
     """Any nesting of tensors, with tensors of its own: what is written into them stays there."""
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def count_samples(batch: Any) -> int:
+    """Return the length of the first tensor of a batch that has an axis; 1 where none has."""
+    return next((leaf.shape[0] for leaf in tree_leaves(batch) if has_samples(leaf)), 1)
+
+
+def has_samples(leaf: Any) -> bool:
+    """Whether a part of a batch is a tensor with an axis."""
+    return isinstance(leaf, Tensor) and leaf.ndim > 0

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusion.checks import require
+from fusion.tensors import count_samples, has_samples
 
 Means = Mapping[str, Tensor]
 """Means over the samples of a batch by name: [] for one model, or [K] for K of them.
@@ -85,11 +86,8 @@ def split(batch: Any, parts: int) -> list[Any]:
     sizes = _sizes(batch)
     if len(sizes) != 1:
         raise ValueError(f"`batch` has tensors of {sorted(sizes)} samples, but must have one number of samples")
-    (samples,) = sizes
-    pieces = [
-        leaf.tensor_split(min(parts, samples)) if _has_samples(leaf) else [leaf] * min(parts, samples)
-        for leaf in leaves
-    ]
+    parts = min(parts, *sizes)
+    pieces = [leaf.tensor_split(parts) if has_samples(leaf) else [leaf] * parts for leaf in leaves]
     return [tree_unflatten(list(piece), spec) for piece in zip(*pieces)]
 
 
@@ -200,17 +198,8 @@ def _multiply(gradients: Iterable[Tensor | None], factor: Tensor) -> None:
 
 def _sizes_of(pieces: Sequence[Any]) -> list[int]:
     """Samples of each part; a batch in one need not have any."""
-    return [1] if len(pieces) == 1 else [_samples(piece) for piece in pieces]
+    return [1] if len(pieces) == 1 else [count_samples(piece) for piece in pieces]
 
 
 def _sizes(batch: Any) -> set[int]:
-    return {leaf.shape[0] for leaf in tree_flatten(batch)[0] if _has_samples(leaf)}
-
-
-def _samples(batch: Any) -> int:
-    (samples,) = _sizes(batch)
-    return samples
-
-
-def _has_samples(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+    return {leaf.shape[0] for leaf in tree_flatten(batch)[0] if has_samples(leaf)}
