@@ -2,7 +2,6 @@
 
 from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
-from fusion.compare import FusionMismatch
 from fusion.dry_run import FusionWarning, Obstacle, dry_run
 from fusion.graph import GraphedStep, GraphWarning
 from fusion.guard import OutOfMemoryGuard
@@ -10,6 +9,7 @@ from fusion.lora import pad_lora, trim_lora
 from fusion.loss_scale import LossScale
 from fusion.model import FusedModel
 from fusion.optim import OPTIMIZERS, FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
+from fusion.outcome import FusionMismatch
 from fusion.schedules import SCHEDULES, lr_factor
 from fusion.structure import fusion_key
 from fusion.width import FusionPlan, keep_freed_memory, plan_fusion

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
     Raises:
         ValueError: where something else than modules is given, or none, or where they differ in more than the values of
             tensors and floats; where a trained parameter shares memory with another tensor, or has a hook that captures
-            a tensor of the module.
+            a tensor of the module. Others may share memory, as a view of a buffer does, if nothing is written to them.
 
     >>> fused = fuse([nn.Linear(2, 3) for _ in range(4)])
     >>> fused.stacked["weight"].shape, fused(torch.ones(5, 2)).shape
@@ -41,6 +40,7 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
     check_flag("one_by_one", one_by_one)
     modules = list(modules)
     states = _states(modules)
+    overlapping = frozenset().union(*(_overlapping(k, state) for k, state in enumerate(states)))
     key = _check_same(modules, states)
     own, common = TensorTree(), TensorTree()
     constants = non_persistent(modules[0])
@@ -54,7 +54,7 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
             stacked.grad = _gradients(name, tensors)
             own.put(name, stacked, persistent=name not in constants)
     members = [_take_apart(module, state) for module, state in zip(modules, states)]
-    return FusedModel(members, own, common, key, one_by_one=one_by_one)
+    return FusedModel(members, own, common, key, one_by_one=one_by_one, overlapping=overlapping)
 
 
 def _take_apart(module: nn.Module, state: Mapping[str, Tensor]) -> Shell:
@@ -74,21 +74,30 @@ def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
     return torch.stack([gradient.detach().to_dense() for gradient in found])
 
 
-def _check_memory(k: int, state: Mapping[str, Tensor]) -> None:
-    """Refuse a parameter whose training changes another tensor, as both lie in the same memory."""
+def _overlapping(k: int, state: Mapping[str, Tensor]) -> set[str]:
+    """The tensors of a module that share memory with another one, as views of it do.
+
+    Raises:
+        ValueError: where training one of them changes another.
+    """
     places = []
     for name, tensor in state.items():
         if memory(tensor) and tensor.numel():
             extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
             start = tensor.data_ptr()
             places.append((start, start + extent * tensor.element_size(), name, tensor.requires_grad))
-    places.sort()
-    for (_, stop, name, trained), (start, _, other, other_trained) in pairwise(places):
-        if start < stop and (trained or other_trained):
-            raise ValueError(
-                f"`modules[{k}].{other}` shares memory with `{name}`, which a fused model does not follow: share the "
-                "parameter itself, or compute one from the other in forward"
-            )
+    found, before = set[str](), list[tuple[int, str, bool]]()
+    for start, stop, name, trained in sorted(places):
+        before = [place for place in before if place[0] > start]
+        for _, other, other_trained in before:
+            if trained or other_trained:
+                raise ValueError(
+                    f"`modules[{k}].{name}` shares memory with `{other}`, which a fused model does not follow: share "
+                    "the parameter itself, or compute one from the other in forward"
+                )
+            found |= {name, other}
+        before.append((stop, name, trained))
+    return found
 
 
 def _all_equal(tensors: Sequence[Tensor]) -> bool:
@@ -105,7 +114,6 @@ def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
         lazy = [name for name, tensor in states[k].items() if isinstance(tensor, nn.UninitializedParameter)]
         if lazy:
             raise ValueError(f"`modules[{k}].{lazy[0]}` is not initialized: run the module once first")
-        _check_memory(k, states[k])
     return states
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from fusion.assemble import fuse
 from fusion.attributes import plain_attributes, put_back, snapshot
 from fusion.model import FusedModel, Objective
-from fusion.outcome import JUMPS, Outcome, differences, explained
+from fusion.outcome import JUMPS, FusionMismatch, Outcome, differences, explained
 from fusion.streams import preserved_generators, seed_generators
 from fusion.tensors import copied, count_samples
 
@@ -26,10 +26,6 @@ _TRIES, _ROUNDINGS = 3, 30.0
 _SAMPLES = 16
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _TF32 = 2.0**-10
-
-
-class FusionMismatch(ValueError):
-    """Members of a fused model compute something else than they do alone."""
 
 
 def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
@@ -79,6 +75,8 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
         fused = fuse([own])
         try:
             return _fused(fused, [0], objective, batch)[0], _alone(own, 0, objective, batch, ())
+        except FusionMismatch:
+            raise
         except Exception:
             return None  # whoever calls this has run the model, and knows what it raises
 

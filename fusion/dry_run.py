@@ -19,8 +19,9 @@ from fusion.backoff import is_out_of_memory
 from fusion.checks import check_flag, check_function
 from fusion.compare import check_members, restored
 from fusion.model import FusedModel, Objective, check_fused
+from fusion.outcome import overlap_written
 from fusion.streams import global_states, preserved_generators, seed_generators
-from fusion.tensors import copied
+from fusion.tensors import copied, named_tensors
 
 
 class FusionWarning(UserWarning):
@@ -92,13 +93,18 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
 
 
 def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[str]:
-    """The parameters that one member's forward writes to; what else it raises, the fused pass does, too."""
+    """The parameters that one member's forward writes to; what else it raises, the fused pass does, too.
+
+    Raises:
+        FusionMismatch: where it writes to one of those that overlap, through `.data`, too, which counts no write.
+    """
     own = fused.unfuse(0)
     # An average of two equal weights changes nothing.
     with torch.no_grad(), preserved_generators():
         for p in own.parameters():
             p.mul_(1 + 0.1 * torch.rand(p.shape, device=p.device)) if p.is_floating_point() else None
-    before = {name: p.detach().clone() for name, p in own.named_parameters()}
+    watched = {*dict(own.named_parameters()), *fused.overlapping}
+    before = {name: t.detach().clone() for name, t in named_tensors(own).items() if name in watched}
     with preserved_generators():
         seed_generators(0)
         try:
@@ -106,8 +112,11 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-    after = dict(own.named_parameters())
-    return frozenset(name for name, value in before.items() if not torch.equal(after[name], value))
+    after = named_tensors(own)
+    written = frozenset(name for name, value in before.items() if not torch.equal(after[name], value))
+    if found := written & fused.overlapping:
+        raise overlap_written(min(found))
+    return written
 
 
 def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | None:

@@ -19,6 +19,7 @@ from fusion.checks import check_each, check_function, check_mapping, is_int, req
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.hooks import run_hooks
 from fusion.members import member_indices, member_rows
+from fusion.outcome import overlap_written
 from fusion.rows import FlatParameters
 from fusion.settings import Settings
 from fusion.streams import Streams
@@ -26,13 +27,12 @@ from fusion.structure import FloatSlot, FusionKey, check_same
 from fusion.tensors import (
     TensorTree,
     bound,
-    check_unwritten,
     copied,
     like,
     materialize,
     named_tensors,
-    places_of,
     tensor_slots,
+    unwritten,
 )
 
 Objective = Callable[[Any, Any], Any]
@@ -80,6 +80,8 @@ class FusedModel(nn.Module):
             is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
         updated_in_turn: If True, torch's kernels for CPUs may update large members one after another, which is faster
             there. No two steps are then the same operators with the same numbers, as one that is compiled must be.
+        overlapping: Buffers and frozen parameters that share memory with another tensor of their module. Here they do
+            not: `map` refuses an objective that writes to one.
     """
 
     def __init__(
@@ -90,9 +92,11 @@ class FusedModel(nn.Module):
         key: FusionKey,
         *,
         one_by_one: bool = False,
+        overlapping: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__()
         self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
+        self.overlapping = overlapping
         self.updated_in_turn = True
         self.streams = Streams(len(members))
         self.own_values = OwnValues(len(members))
@@ -153,6 +157,7 @@ class FusedModel(nn.Module):
 
         Raises:
             ValueError: where `objective` returns something else.
+            FusionMismatch: where it writes to one of `overlapping`.
         """
         check_function("objective", objective)
         if self.own_values.of_members:
@@ -162,22 +167,20 @@ class FusedModel(nn.Module):
             self.part_buffers()
         shared = self.shared
         run_hooks(self)
-        places = places_of(shared) if self.one_by_one and self.K > 1 else {}
 
         def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], batch: Any = batch) -> Any:
             with bound(self._slots, {**shared, **tensors}) as rebound, self._settings.bound(settings):
-                result = objective(self.template, batch)
-            if places:
-                check_unwritten(shared, places)
-            return result, rebound
+                return objective(self.template, batch), rebound
 
         if not together:
             result, rebound = self._in_turn(one, batch)
-        elif self.K == 1:
-            result, rebound = alone(one, {**self.stacked, **self.stacked_buffers}, self.streams)
         else:
             tensors_K = {**self.stacked, **self.stacked_buffers}
-            result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K)
+            with unwritten(self._overlapping({**tensors_K, **shared}), overlap_written):
+                if self.K == 1:
+                    result, rebound = alone(one, tensors_K, self.streams)
+                else:
+                    result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K)
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result
@@ -186,13 +189,15 @@ class FusedModel(nn.Module):
         """Members one after another, each of which finds what it left itself."""
         self._part_values()
         before, after = snapshot(self.template), list[Snapshot]()
+        shared = self.shared
 
         def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
             if after and after[-1]:
                 put_back(self.template, before)
             self.own_values.put(self.template, len(after))
-            # What a member writes into its batch must not reach the next.
-            found = one(tensors, settings, copied(batch))
+            with unwritten(shared, _held_once), unwritten(self._overlapping({**tensors, **shared}), overlap_written):
+                # What a member writes into its batch must not reach the next.
+                found = one(tensors, settings, copied(batch))
             after.append(changed(self.template, before))
             return found
 
@@ -268,6 +273,7 @@ class FusedModel(nn.Module):
             both = [tensor.detach(), other._per_member(name).to(tensor.device)]
             self.own.put(name, like(tensor, torch.cat(both)))
         self.one_by_one = self.one_by_one or other.one_by_one
+        self.overlapping |= other.overlapping
         self.own_values = own_values
         self.streams = self.streams.joined(range(self.K), other.streams)
         self._set_members([*self._members, *other._members])
@@ -392,6 +398,9 @@ class FusedModel(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
+    def _overlapping(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensors[name] for name in self.overlapping}
+
     def _note_reached(self, name: str, k: int) -> None:
         self._reached.setdefault(name, set()).add(k)
 
@@ -442,3 +451,10 @@ class FusedModel(nn.Module):
         if name in self.shared:
             self._unshare(name)
         self.own.put(name, value.contiguous())
+
+
+def _held_once(name: str) -> Exception:
+    return RuntimeError(
+        f"forward writes to {name}, which is frozen, equal in all members and held once for all: give it another value "
+        "in each member, or train members by themselves"
+    )

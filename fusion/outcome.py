@@ -17,6 +17,18 @@ JUMPS = 2
 _LEAST_SHARE = 0.01
 
 
+class FusionMismatch(ValueError):
+    """Members of a fused model compute something else than they do alone."""
+
+
+def overlap_written(name: str) -> FusionMismatch:
+    """The error where forward writes to a tensor that shares memory with another one of its module."""
+    return FusionMismatch(
+        f"forward writes to `{name}`, which shares memory with another tensor of its module, such as a view of it: in "
+        "a copy, only one of them changes. Register one of them, and compute the other from it in forward"
+    )
+
+
 @dataclass
 class Outcome:
     """What one member's step gave: tensors by what they are (parameters are those written to), and plain attributes."""

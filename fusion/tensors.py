@@ -226,24 +226,19 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
             slot.holder[slot.leaf] = tensor
 
 
-def places_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Where tensors lie, and how often they were written to: it changes when code writes to one."""
+@contextmanager
+def unwritten(tensors: Mapping[str, Tensor], refusal: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise `refusal(name)` at the end of the block where code in it has written to one of these tensors."""
+    before = _places(tensors)
+    yield
+    for name, place in _places(tensors).items():
+        if place != before[name]:
+            raise refusal(name)
+
+
+def _places(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Where tensors lie, and how often they were written to."""
     return {name: (tensor.untyped_storage()._cdata, tensor._version) for name, tensor in tensors.items()}
-
-
-def check_unwritten(tensors: Mapping[str, Tensor], places: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse to go on where code has written to what all members share.
-
-    Args:
-        tensors: Those shared.
-        places: What `places_of` said of them before.
-    """
-    for name, place in places_of(tensors).items():
-        if place != places[name]:
-            raise RuntimeError(
-                f"forward writes to {name}, which is frozen, equal in all members and held once for all: give it "
-                "another value in each member, or train members by themselves"
-            )
 
 
 def _hollow(tensor: Tensor) -> Tensor:
