@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -54,7 +54,14 @@ class SharedDraws(RuntimeError):
     """Members that are evaluated at once drew from a generator of which there is but one."""
 
 
-def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: bool = True) -> Obstacle | None:
+def dry_run(
+    fused: FusedModel,
+    objective: Objective,
+    batch: Any,
+    *,
+    compare: bool = True,
+    written: Iterable[str] | None = None,
+) -> Obstacle | None:
     """Try the forward and backward pass of one batch, and leave the model as it was.
 
     Where vmap cannot follow the model (`.item()`, control flow that depends on data, an operator it does not know,
@@ -67,6 +74,8 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
         batch: Any batch.
         compare: Whether to compare what a few members compute (losses and whatever else the objective returns,
             gradients, buffers) with what each computes by itself on its own module.
+        written: The parameters that the objective writes to, which an earlier dry run of the same objective left in
+            `fused.written`. If None, one more forward of one member finds them.
 
     Returns:
         What stood in the way, or None if the members can be evaluated at once.
@@ -82,7 +91,7 @@ def dry_run(fused: FusedModel, objective: Objective, batch: Any, *, compare: boo
     check_function("objective", objective, 2)
     check_flag("compare", compare)
     if fused.K > 1 or not fused.one_by_one:
-        fused.written |= _written(fused, objective, batch)
+        fused.written |= _written(fused, objective, batch) if written is None else frozenset(written)
         fused.part_parameters(fused.written)
     obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch)
     if compare and fused.K > 1:

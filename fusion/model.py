@@ -274,6 +274,7 @@ class FusedModel(nn.Module):
             self.own.put(name, like(tensor, torch.cat(both)))
         self.one_by_one = self.one_by_one or other.one_by_one
         self.overlapping |= other.overlapping
+        self.written |= other.written
         self.own_values = own_values
         self.streams = self.streams.joined(range(self.K), other.streams)
         self._set_members([*self._members, *other._members])

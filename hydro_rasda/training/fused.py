@@ -133,11 +133,13 @@ class FusedLearner:
     def state(self) -> State:
         """Weights, buffers and optimizer state of all members; in float16, their loss scales."""
         scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
-        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict(), **scale}
+        written = sorted(self.fused.written)
+        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict(), "written": written, **scale}
 
     def load(self, state: Mapping[str, Any], positions: Sequence[int] | None = None) -> None:
         """Go on from what `state` gave: from its members at these positions, by default from all of them."""
         self.fused.load_state_dict(state["model"], members=positions)
+        self.fused.written |= frozenset(state.get("written", ()))
         self.optimizer.load_state_dict(state["optimizer"], members=positions)
         if self._scale is not None:
             self._scale.load_state_dict(state["loss_scale"], members=positions)
@@ -260,7 +262,8 @@ def _train(
     def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
         return scalars(problem.objective(model, part))
 
-    dry_run(learner.fused, means, split(batch, learner.micro_batches)[0], compare=not known)
+    written = learner.fused.written if known else None
+    dry_run(learner.fused, means, split(batch, learner.micro_batches)[0], compare=not known, written=written)
     if group.micro_batches > 1:
         warnings.warn(_MICRO_BATCHES.format(batch_size), stacklevel=5)
     history: dict[int, History] = {number: [] for number in members}
@@ -309,7 +312,7 @@ def _resume(
 ) -> tuple[FusedLearner, bool]:
     """The fused model of a group whose members were trained in other groups, in the group's order.
 
-    And whether any of them were trained as one: those that were refused as one have trained by themselves.
+    And whether any of them were tried and trained as one: those that were refused as one have trained by themselves.
     """
     going_on: dict[int, list[int]] = {}
     for number in members:
@@ -328,7 +331,7 @@ def _resume(
         else:
             learner.load(part["state"], positions if len(kept) < len(part["members"]) else None)
         order += kept
-        together = together or len(part["members"]) > 1
+        together = together or (len(part["members"]) > 1 and "written" in part["state"])
         if merged is None:
             merged = learner
         else:

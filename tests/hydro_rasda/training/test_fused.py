@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion import FusedModel, FusionWarning, fuse, lr_factor
+from fusion.tensors import duplicate, is_batched
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import OptimizerSettings, as_objective
@@ -180,6 +181,44 @@ def test_trials_that_were_halved_away_are_not_built_or_fused_again(
     assert TRIALS[4].config in built
     assert TRIALS[0].config not in built
     assert TRIALS[3].config not in built
+
+
+class Follows(nn.Module):
+    """A second model is the mean of the first one's past, as in BYOL."""
+
+    def __init__(self, online: nn.Module) -> None:
+        super().__init__()
+        self.online, self.slow = online, duplicate(online).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.online.parameters(), strict=True):
+                slow.mul_(0.9).add_(fast, alpha=0.1)
+        out: Tensor = self.online(x) + 0.5 * self.slow(x)
+        return out
+
+
+def test_what_forward_writes_to_is_looked_for_once(problem: Problem) -> None:
+    """A group that goes on calls the objective for all members at once alone, and its dry run leaves no trace."""
+    separately: list[bool] = []
+
+    def objective(model: nn.Module, batch: Any) -> Any:
+        separately.append(not is_batched(next(model.parameters())))
+        return problem.objective(model, batch)
+
+    asked = replace(
+        problem.with_settings(surrogate=1), model_fn=lambda config: Follows(mlp(config)), objective=objective
+    )
+    members = (0, 1, 2)
+    unbroken = train_group(asked, TRIALS, task(members, 0, EPOCHS), no_sources)
+    first = train_group(asked, TRIALS, task(members, 0, 1), no_sources)
+    assert any(separately)
+    separately.clear()
+    last = train_group(asked, TRIALS, task(members, 1, EPOCHS, ("first",)), lambda key: {"parts": first.checkpoint})
+    assert separately
+    assert not any(separately)
+    for number in members:
+        assert losses_of(last.history, number) == losses_of(unbroken.history, number)[1:]
 
 
 def test_initial_weights_do_not_depend_on_company(problem: Problem) -> None:
