@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion.checks import check_each, check_flag, require
-from fusion.model import FusedModel, Shell
+from fusion.model import FusedModel
+from fusion.stacked import Shell
 from fusion.structure import HOOK, UNKNOWN, FusionKey, check_same, describe, fusion_key
 from fusion.structure.values import memory
 from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skeleton

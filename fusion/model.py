@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, follow, put_back, snapshot
-from fusion.checks import check_each, check_function, check_mapping, is_int, require
+from fusion.checks import check_each, check_function, is_int, require
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.hooks import run_hooks
 from fusion.members import member_indices, member_rows
 from fusion.outcome import overlap_written
-from fusion.rows import FlatParameters
 from fusion.settings import Settings
+from fusion.stacked import Shell, StackedTensors
 from fusion.streams import Streams
-from fusion.structure import FloatSlot, FusionKey, check_same
+from fusion.structure import FusionKey, check_same
 from fusion.tensors import (
     TensorTree,
     bound,
@@ -39,21 +38,6 @@ Objective = Callable[[Any, Any], Any]
 """`objective(model, batch)`, written for one module: returns a tensor, or a dict, list or tuple of tensors."""
 
 
-@dataclass(frozen=True)
-class Shell:
-    """What a member has besides the data of its tensors.
-
-    Attributes:
-        skeleton: The module without data.
-        marks: Attributes that were set on its tensors, by name: other libraries mark parameters so.
-        floats: Where the skeleton has floats, by path.
-    """
-
-    skeleton: nn.Module
-    marks: Mapping[str, Mapping[str, Any]]
-    floats: Mapping[str, FloatSlot]
-
-
 def check_fused(fused: object, name: str = "fused") -> None:
     """Refuse what is no fused model.
 
@@ -63,7 +47,7 @@ def check_fused(fused: object, name: str = "fused") -> None:
     require(isinstance(fused, FusedModel), name, fused, "a FusedModel, which `fuse` makes")
 
 
-class FusedModel(nn.Module):
+class FusedModel(StackedTensors):
     """K modules in one, made by `fuse`.
 
     What is written for one module runs for all of them: `fused(x)` is their forward, `fused.map(objective, batch)`
@@ -94,44 +78,14 @@ class FusedModel(nn.Module):
         one_by_one: bool = False,
         overlapping: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__()
-        self.own, self.common, self.key, self.one_by_one = own, common, key, one_by_one
+        super().__init__(own, common)
+        self.key, self.one_by_one = key, one_by_one
         self.overlapping = overlapping
         self.updated_in_turn = True
         self.streams = Streams(len(members))
         self.own_values = OwnValues(len(members))
-        self._flat: FlatParameters | None = None
-        self.changes = 0
         self.written: frozenset[str] = frozenset()
         self._set_members(members)
-
-    @property
-    def K(self) -> int:  # noqa: N802
-        """The number of members."""
-        return len(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    @property
-    def template(self) -> nn.Module:
-        """The module that computes for all, one member's without data: its modes and attributes are everyone's."""
-        return self._members[0].skeleton
-
-    @property
-    def stacked(self) -> dict[str, nn.Parameter]:
-        """The parameters that each member has its own of, by their name in the original module: [K, ...]."""
-        return self.own.params()
-
-    @property
-    def stacked_buffers(self) -> dict[str, Tensor]:
-        """The buffers that each member has its own of, by their name in the original module: [K, ...]."""
-        return self.own.bufs()
-
-    @property
-    def shared(self) -> dict[str, Tensor]:
-        """The tensors that all members have in common (frozen parameters, constants), by name, without K."""
-        return {**self.common.params(), **self.common.bufs()}
 
     @property
     def settings(self) -> dict[str, Tensor]:
@@ -302,73 +256,6 @@ class FusedModel(nn.Module):
         finally:
             put_back(own, before)
 
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool = True,
-        assign: bool = False,
-        *,
-        members: Sequence[int] | None = None,
-    ) -> Any:
-        """Restore what `state_dict` returned, whatever the members shared then and share now.
-
-        Args:
-            state_dict: Of as many members as this model has, or of more.
-            strict: As in `nn.Module.load_state_dict`.
-            assign: Likewise.
-            members: Which of the members in `state_dict` to load, in this order, as after `keep(members)`; all if None.
-
-        Raises:
-            IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
-            RuntimeError: where names or shapes differ, the number of members among them.
-        """
-        check_mapping("state_dict", state_dict)
-        if members is not None:
-            own = {name: tensor for name, tensor in state_dict.items() if name.startswith("own.")}
-            chosen = member_indices(members, len(next(iter(own.values()))), "members")
-            state_dict = {**state_dict, **{name: member_rows(tensor, chosen) for name, tensor in own.items()}}
-        for name in self.shared:
-            if f"own.{name}" in state_dict:
-                self._unshare(name)
-        for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
-            if f"common.{name}" in state_dict:
-                self.common.put(name, like(self.own.pop(name), tensor.detach()[0].clone()))
-        self.changes += 1
-        return super().load_state_dict(state_dict, strict, assign)
-
-    def flat(self, names: Iterable[str]) -> FlatParameters:
-        """These of the stacked parameters, with their gradients, side by side in memory from now on.
-
-        Their values stay what they are, their addresses do not. A later call for the same names finds them in place.
-        """
-        stacked = self.stacked
-        wanted = {name: stacked[name] for name in names}
-        if self._flat is None or not self._flat.holds(wanted):
-            self._flat = FlatParameters(wanted)
-            self.changes += 1
-        return self._flat
-
-    def diverged(self) -> list[int]:
-        """The members that have an infinite or NaN value in a parameter or floating-point buffer.
-
-        A member that diverges harms no other: it can train on as it is, or be left out by `keep`.
-        """
-        finite_K = torch.ones(self.K, dtype=torch.bool)
-        for tensor in (*self.stacked.values(), *self.stacked_buffers.values()):
-            if tensor.is_floating_point() or tensor.is_complex():
-                finite_K &= torch.isfinite(tensor.detach()).reshape(self.K, -1).all(1).cpu()
-        return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
-
-    def part_buffers(self) -> None:
-        """Give each member its own copy of the buffers that all share, so that one may write into its own."""
-        for name in self.common.bufs():
-            self._unshare(name)
-
-    def part_parameters(self, names: Iterable[str]) -> None:
-        """Give each member its own copy of those of these parameters that all share."""
-        for name in self.common.params().keys() & set(names):
-            self._unshare(name)
-
     def unreached(self) -> dict[str, list[int]]:
         """Parameters with a gradient that not every member has: name -> the members without one.
 
@@ -392,11 +279,6 @@ class FusedModel(nn.Module):
             self.streams.look_again()
         super().train(mode)
         self.template.train(mode)
-        return self
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedModel:
-        self.changes += 1
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def _overlapping(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -432,26 +314,6 @@ class FusedModel(nn.Module):
         self._slots = tensor_slots(self.template)
         self._caught_up: Snapshot = snapshot(self.template)
         self._settings = Settings([member.floats for member in members])
-
-    def _per_member(self, name: str) -> Tensor:
-        """The tensor `name` as [K, ...]; without a copy where it is shared."""
-        own = self.own.get(name)
-        if own is not None:
-            return own.detach()
-        shared = self.shared[name].detach()
-        return shared.expand(self.K, *shared.shape)
-
-    def _unshare(self, name: str) -> None:
-        persistent = self.common.is_persistent(name)
-        own = self._per_member(name).clone()
-        self.changes += 1
-        self.own.put(name, like(self.common.pop(name), own), persistent=persistent)
-
-    def _rebind(self, name: str, value: Tensor) -> None:
-        """A module assigned to its buffer: from now on each member has its own."""
-        if name in self.shared:
-            self._unshare(name)
-        self.own.put(name, value.contiguous())
 
 
 def _held_once(name: str) -> Exception:

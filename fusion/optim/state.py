@@ -1,0 +1,264 @@
+"""What K optimizers hold: hyperparameters, multipliers, schedules, step counts and moments.
+
+Shape suffixes: K members, P trainable parameters, S steps. Hyperparameters are kept as vectors [K], what also differs
+from parameter to parameter as [K, P], the moments as [K, ...] by parameter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusion.checks import check_each, check_mapping, refusal, require
+from fusion.keys import KINDS
+from fusion.members import member_indices, member_rows, member_vector
+from fusion.model import FusedModel, check_fused
+from fusion.optim.apart import Apart
+from fusion.optim.hyper import Hyperparameters
+from fusion.optim.runs import runs_of
+from fusion.optim.segments import numbered
+from fusion.optim.single import Multipliers, check_multipliers
+from fusion.optim.vectorized import Tile
+from fusion.rows import Rows, layout_of
+
+_TABLES = ("steps_KP", "lr_factor_K", "_lr_multipliers_KP", "_decay_multipliers_KP")
+_STATE = ("state", "steps", "lr_factor", "schedule", "lr_multipliers", "weight_decay_multipliers")
+
+
+class OptimizerState:
+    """The state of a `FusedOptimizer`, of which its `step` makes updates; see there for arguments and attributes."""
+
+    def __init__(
+        self,
+        fused: FusedModel,
+        members: Sequence[Hyperparameters],
+        own_lr_factors: Sequence[Mapping[str, float]] | None = None,
+        *,
+        lr_multipliers: Multipliers | None = None,
+        weight_decay_multipliers: Multipliers | None = None,
+    ) -> None:
+        check_fused(fused)
+        check_each("members", members, Hyperparameters, fused.K)
+        self.fused = fused
+        self.members = list(members)
+        self.names = [name for name, p in fused.stacked.items() if p.requires_grad]
+        if not self.names:
+            raise ValueError("`fused` has no stacked parameter that needs gradients")
+        self._index = {name: i for i, name in enumerate(self.names)}
+        self._moments: dict[str, Rows] = {}
+        self._apart: dict[int, Apart] = {}
+        self.changes = 0
+        self._schedule_SK: Tensor | None = None
+        self._next = torch.zeros(1, dtype=torch.int64)
+        self.steps_KP = torch.zeros(fused.K, len(self.names), dtype=torch.float64)
+        self.lr_factor_K = torch.ones(fused.K, dtype=torch.float64)
+        self._lr_multipliers_KP = self._per_parameter("lr_multipliers", lr_multipliers)
+        if own_lr_factors is not None:
+            check_each("own_lr_factors", own_lr_factors, Mapping, fused.K)
+            rows = [[own.get(name, 1.0) for name in self.names] for own in own_lr_factors]
+            self._lr_multipliers_KP *= torch.tensor(rows, dtype=torch.float64)
+        self._decay_multipliers_KP = self._per_parameter("weight_decay_multipliers", weight_decay_multipliers)
+        self._tabulate()
+
+    @property
+    def K(self) -> int:  # noqa: N802
+        """The number of members."""
+        return len(self.members)
+
+    def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
+        """Multiply the learning rates, those given at construction, by `factor`: a number, or [K]."""
+        factor_K = member_vector("factor", factor, self.K)
+        _check_factors("factor", factor_K)
+        if self._schedule_SK is not None:
+            self._schedule_SK, self.changes = None, self.changes + 1
+        self.lr_factor_K.copy_(factor_K)
+
+    def schedule(self, factors: Sequence[Sequence[float]]) -> None:
+        """The same for the coming S steps at once, [S, K], after which the last stays: no step waits for its factors.
+
+        `keep` and `load_state_dict` carry it along; after `concat` it has to be given again.
+
+        Raises:
+            ValueError: where it is not [S, K] with S >= 1.
+        """
+        rule = f"[S, {self.K}] with S >= 1: a row for each step, of a factor for each member"
+        try:
+            table_SK = torch.as_tensor(factors, dtype=torch.float64).clone()
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise ValueError(refusal("factors", factors, rule)) from None
+        fits = table_SK.ndim == 2 and len(table_SK) > 0 and table_SK.shape[1] == self.K
+        require(fits, "factors", list(table_SK.shape), rule)
+        _check_factors("factors", table_SK)
+        device = self.steps_KP.device
+        if self._schedule_SK is not None and self._schedule_SK.shape == table_SK.shape:
+            self._schedule_SK.copy_(table_SK)
+            self._next.zero_()
+        else:
+            self._schedule_SK, self._next = table_SK.to(device), torch.zeros(1, dtype=torch.int64, device=device)
+            self.changes += 1
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
+        chosen = member_indices(indices, self.K)
+        self.members = [self.members[k] for k in chosen]
+        # One that is kept twice goes on as two.
+        self._apart = {i: copy.deepcopy(self._apart[k]) for i, k in enumerate(chosen) if k in self._apart}
+        for name in _TABLES:
+            setattr(self, name, getattr(self, name)[chosen])
+        self._moments = {key: rows.keep(chosen) for key, rows in self._moments.items()}
+        if self._schedule_SK is not None:
+            self._schedule_SK = self._schedule_SK[:, chosen]
+        self._tabulate()
+
+    def concat(self, other: OptimizerState) -> None:
+        """Append the members of `other`, with their state, as `FusedModel.concat` does.
+
+        Raises:
+            ValueError: where the two optimize different parameters.
+        """
+        require(isinstance(other, OptimizerState), "other", other, "a FusedOptimizer")
+        if self.names != other.names:
+            raise ValueError("`other` optimizes other parameters, so its members cannot join")
+        self._schedule_SK = None
+        keys = {**self._moments, **other._moments}
+        self._moments = {key: self._moment(key).concat(other._moment(key)) for key in keys}
+        self._apart |= {self.K + k: apart for k, apart in other._apart.items()}
+        self.members = self.members + other.members
+        for name in _TABLES:
+            ours = getattr(self, name)
+            setattr(self, name, torch.cat([ours, getattr(other, name).to(ours.device)]))
+        self._tabulate()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `load_state_dict` restores, hyperparameters included: tensors and plain values only."""
+        return {
+            "members": [{**vars(hp), "make": hp.make is not None} for hp in self.members],
+            "names": list(self.names),
+            "state": {
+                name: {key: rows.parts[name].clone() for key, rows in self._moments.items()} for name in self.names
+            },
+            "apart": [self._apart[k].state_dict() if k in self._apart else None for k in range(self.K)],
+            "steps": self.steps_KP.clone(),
+            "lr_factor": self.lr_factor_K.clone(),
+            "schedule": None if self._schedule_SK is None else (self._schedule_SK.clone(), self._next.clone()),
+            "lr_multipliers": self._lr_multipliers_KP.clone(),
+            "weight_decay_multipliers": self._decay_multipliers_KP.clone(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state_dict: Of as many members as the model has, or of more.
+            members: Which of the members in `state_dict` to load, in this order, as after `keep(members)`; all if None.
+
+        Raises:
+            ValueError: where it is of other parameters, of another number of members than the model has, or of a member
+                whose optimizer a function made, in place of one without.
+            IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
+        """
+        check_mapping("state_dict", state_dict, "members", "names", *_STATE)
+        if list(state_dict["names"]) != self.names:
+            raise ValueError("`state_dict` is of an optimizer for other parameters")
+        K = len(state_dict["members"])
+        chosen = list(range(K)) if members is None else member_indices(members, K, "members")
+        if len(chosen) != self.fused.K:
+            raise ValueError(f"`state_dict` has {len(chosen)} members, but must have {self.fused.K}, as the model has")
+        own = [hp.make for hp in self.members]
+        self.members = [_hyperparameters(state_dict["members"][k], own[i]) for i, k in enumerate(chosen)]
+        self._moments = {}
+        for name, moments in state_dict["state"].items():
+            for key, moment in moments.items():
+                self._moment(key).parts[name].copy_(moment if members is None else member_rows(moment, chosen))
+        self.steps_KP = state_dict["steps"][chosen]
+        self.lr_factor_K = state_dict["lr_factor"][chosen]
+        self._schedule_SK = None
+        if state_dict["schedule"] is not None:
+            table_SK, at = state_dict["schedule"]
+            self._schedule_SK, self._next = table_SK[:, chosen], at.clone()
+        self._lr_multipliers_KP = state_dict["lr_multipliers"][chosen]
+        self._decay_multipliers_KP = state_dict["weight_decay_multipliers"][chosen]
+        self._tabulate()
+        self._apart = {}
+        saved = state_dict.get("apart", [None] * K)
+        for position, k in enumerate(chosen):
+            if saved[k] is not None and not self.members[position].is_vectorized:
+                self._apart_of(position).load_state_dict(saved[k])
+
+    def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
+        """Multipliers as [K, P], each member's taken from those of its optimizer."""
+        known = {**self.fused.stacked, **self.fused.shared}
+        check_multipliers(name, multipliers, known)
+        columns = {kind: (multipliers or {}).get(kind, {}) for kind in KINDS}
+        rows = [[columns[hp.kind].get(name, 1.0) for name in self.names] for hp in self.members]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _tabulate(self) -> None:
+        """Work out what stays as it is from step to step."""
+        self._runs = list(runs_of(self.members))
+        decay_K = torch.tensor([hp.decay for hp in self.members], dtype=torch.float64)
+        lr_K = torch.tensor([hp.lr for hp in self.members], dtype=torch.float64)
+        self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
+        self._decay_KP = decay_K[:, None] * self._decay_multipliers_KP.cpu()
+        self._compare_histories()
+        self._move(self.fused.stacked[self.names[0]].device, force=True)
+
+    def _move(self, device: torch.device, *, force: bool = False) -> None:
+        if self.steps_KP.device == device and not force:
+            return
+        self.steps_KP, self.lr_factor_K = self.steps_KP.to(device), self.lr_factor_K.to(device)
+        if self._schedule_SK is not None:
+            self._schedule_SK, self._next = self._schedule_SK.to(device), self._next.to(device)
+        for run in self._runs:
+            run.to(device)
+        self.changes += 1
+        self._tiles: dict[Hashable, list[Tile]] = {}
+        self._increments: dict[tuple[str, ...], Tensor] = {}
+
+    def _follow_schedule(self) -> None:
+        if self._schedule_SK is not None:
+            torch.index_select(self._schedule_SK, 0, self._next, out=self.lr_factor_K[None])
+            self._next.add_(1).clamp_(max=len(self._schedule_SK) - 1)
+
+    def _compare_histories(self) -> None:
+        """Note which parameters have taken as many steps as each other."""
+        self._history = numbered(map(tuple, self.steps_KP.T.tolist()))
+
+    def _apart_of(self, k: int) -> Apart:
+        """The optimizer of a member that torch updates."""
+        if k not in self._apart:
+            stacked = self.fused.stacked
+            views = {name: stacked[name][k] for name in self.names}
+            self._apart[k] = Apart(self.members[k], views, *self._multipliers_of(k))
+        return self._apart[k]
+
+    def _multipliers_of(self, k: int) -> tuple[dict[str, float], dict[str, float]]:
+        """One member's, of learning rates and of weight decays, by name of the parameter."""
+        lr, decay = (of_KP[k].tolist() for of_KP in (self._lr_multipliers_KP, self._decay_multipliers_KP))
+        return dict(zip(self.names, lr)), dict(zip(self.names, decay))
+
+    def _moment(self, key: str) -> Rows:
+        if key not in self._moments:
+            stacked = {name: self.fused.stacked[name] for name in self.names}
+            device = stacked[self.names[0]].device
+            self._moments[key] = Rows.zeros(layout_of(stacked), self.K, device)
+        return self._moments[key]
+
+    def _moments_of(self, name: str) -> list[Tensor]:
+        return [rows.parts[name] for rows in self._moments.values()]
+
+
+def _hyperparameters(saved: Mapping[str, Any], make: Any) -> Hyperparameters:
+    if not saved.get("make"):
+        return Hyperparameters(**{**saved, "make": None})
+    require(make is not None, "state_dict", saved, "loaded by an optimizer whose members have the same functions")
+    return Hyperparameters(**{**saved, "make": make})
+
+
+def _check_factors(name: str, factors: Tensor) -> None:
+    fine = bool(((factors >= 0) & factors.isfinite()).all())
+    require(fine, name, factors.tolist(), "finite numbers >= 0")

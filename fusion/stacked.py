@@ -1,0 +1,172 @@
+"""The tensors of K modules of one structure, by name.
+
+Shape suffix: K members. Every stacked tensor has K as its first axis; a tensor without it is shared by all members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion.checks import check_mapping
+from fusion.members import member_indices, member_rows
+from fusion.rows import FlatParameters
+from fusion.structure import FloatSlot
+from fusion.tensors import TensorTree, like
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What a member has besides the data of its tensors.
+
+    Attributes:
+        skeleton: The module without data.
+        marks: Attributes that were set on its tensors, by name: other libraries mark parameters so.
+        floats: Where the skeleton has floats, by path.
+    """
+
+    skeleton: nn.Module
+    marks: Mapping[str, Mapping[str, Any]]
+    floats: Mapping[str, FloatSlot]
+
+
+class StackedTensors(nn.Module):
+    """K modules taken apart: their tensors stacked, or held once, and beside them what else each member has.
+
+    Attributes:
+        own: The tensors that each member has its own of, [K, ...] each.
+        common: Those that all members have in common.
+        changes: How often tensors were put in the place of others.
+    """
+
+    _members: list[Shell]
+
+    def __init__(self, own: TensorTree, common: TensorTree) -> None:
+        super().__init__()
+        self.own, self.common = own, common
+        self.changes = 0
+        self._flat: FlatParameters | None = None
+
+    @property
+    def K(self) -> int:  # noqa: N802
+        """The number of members."""
+        return len(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def template(self) -> nn.Module:
+        """The module that computes for all, one member's without data: its modes and attributes are everyone's."""
+        return self._members[0].skeleton
+
+    @property
+    def stacked(self) -> dict[str, nn.Parameter]:
+        """The parameters that each member has its own of, by their name in the original module: [K, ...]."""
+        return self.own.params()
+
+    @property
+    def stacked_buffers(self) -> dict[str, Tensor]:
+        """The buffers that each member has its own of, by their name in the original module: [K, ...]."""
+        return self.own.bufs()
+
+    @property
+    def shared(self) -> dict[str, Tensor]:
+        """The tensors that all members have in common (frozen parameters, constants), by name, without K."""
+        return {**self.common.params(), **self.common.bufs()}
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        *,
+        members: Sequence[int] | None = None,
+    ) -> Any:
+        """Restore what `state_dict` returned, whatever the members shared then and share now.
+
+        Args:
+            state_dict: Of as many members as this model has, or of more.
+            strict: As in `nn.Module.load_state_dict`.
+            assign: Likewise.
+            members: Which of the members in `state_dict` to load, in this order, as after `keep(members)`; all if None.
+
+        Raises:
+            IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
+            RuntimeError: where names or shapes differ, the number of members among them.
+        """
+        check_mapping("state_dict", state_dict)
+        if members is not None:
+            own = {name: tensor for name, tensor in state_dict.items() if name.startswith("own.")}
+            chosen = member_indices(members, len(next(iter(own.values()))), "members")
+            state_dict = {**state_dict, **{name: member_rows(tensor, chosen) for name, tensor in own.items()}}
+        for name in self.shared:
+            if f"own.{name}" in state_dict:
+                self._unshare(name)
+        for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
+            if f"common.{name}" in state_dict:
+                self.common.put(name, like(self.own.pop(name), tensor.detach()[0].clone()))
+        self.changes += 1
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def flat(self, names: Iterable[str]) -> FlatParameters:
+        """These of the stacked parameters, with their gradients, side by side in memory from now on.
+
+        Their values stay what they are, their addresses do not. A later call for the same names finds them in place.
+        """
+        stacked = self.stacked
+        wanted = {name: stacked[name] for name in names}
+        if self._flat is None or not self._flat.holds(wanted):
+            self._flat = FlatParameters(wanted)
+            self.changes += 1
+        return self._flat
+
+    def diverged(self) -> list[int]:
+        """The members that have an infinite or NaN value in a parameter or floating-point buffer.
+
+        A member that diverges harms no other: it can train on as it is, or be left out by `keep`.
+        """
+        finite_K = torch.ones(self.K, dtype=torch.bool)
+        for tensor in (*self.stacked.values(), *self.stacked_buffers.values()):
+            if tensor.is_floating_point() or tensor.is_complex():
+                finite_K &= torch.isfinite(tensor.detach()).reshape(self.K, -1).all(1).cpu()
+        return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
+
+    def part_buffers(self) -> None:
+        """Give each member its own copy of the buffers that all share, so that one may write into its own."""
+        for name in self.common.bufs():
+            self._unshare(name)
+
+    def part_parameters(self, names: Iterable[str]) -> None:
+        """Give each member its own copy of those of these parameters that all share."""
+        for name in self.common.params().keys() & set(names):
+            self._unshare(name)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StackedTensors:
+        self.changes += 1
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _per_member(self, name: str) -> Tensor:
+        """The tensor `name` as [K, ...]; without a copy where it is shared."""
+        own = self.own.get(name)
+        if own is not None:
+            return own.detach()
+        shared = self.shared[name].detach()
+        return shared.expand(self.K, *shared.shape)
+
+    def _unshare(self, name: str) -> None:
+        persistent = self.common.is_persistent(name)
+        own = self._per_member(name).clone()
+        self.changes += 1
+        self.own.put(name, like(self.common.pop(name), own), persistent=persistent)
+
+    def _rebind(self, name: str, value: Tensor) -> None:
+        """A module assigned to its buffer: from now on each member has its own."""
+        if name in self.shared:
+            self._unshare(name)
+        self.own.put(name, value.contiguous())
