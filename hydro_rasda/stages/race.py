@@ -54,21 +54,25 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
 def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
     settings = run.settings
     stops = milestones(settings.first_look, settings.max_t, settings.rasda.scaling_factor)
-    left, raised = list(finalists), Counter[int]()
+    left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
-        run.begin_stage("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))
-        _train_to(stop, run, left, devices, raised)
-        run.end_stage()
-        if found_enough(run):
-            end_by_score(run)
-            return
-        if any(_goes_on(run, n, stop) for n in left):
-            run.end_by_time("target")
-            run.say("`time_budget_s` is spent: the same call with more goes on from here")
-            return
-        racing = len(left)
-        left = [n for n in left if n not in run.failures and not done_early(run, n)]
-        left = _decide(run, left, stop, _epochs_trained(run, finalists, stop)) if left else []
+        while left:
+            run.begin_stage("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))
+            _train_to(stop, run, left, devices, raised)
+            run.end_stage()
+            if found_enough(run):
+                end_by_score(run)
+                return
+            if any(_goes_on(run, n, stop) for n in left):
+                run.end_by_time("target")
+                run.say("`time_budget_s` is spent: the same call with more goes on from here")
+                return
+            racing, there = len(left), [n for n in left if n not in run.failures and not done_early(run, n)]
+            left = _decide(run, there, stop, _epochs_trained(run, finalists, stop)) if there else []
+            if left:
+                stopped[stop] = [n for n in there if n not in left]
+                break
+            left = _bring_back(run, finalists, stopped, stop)
         if not left:
             break
         if racing > 1 or stop == stops[-1]:
@@ -77,6 +81,26 @@ def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
             best = f"best {settings.metric} {score:.4g} (trial {left[0]})"
             run.say(f"full size at epoch {stop}: {kept}, {best}")
     end_targets(run, finalists)
+
+
+def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]], stop: int) -> list[int]:
+    """Choose again among those that were stopped, where all that went on diverged or failed before their end.
+
+    Args:
+        run: The run.
+        finalists: All that began.
+        stopped: By milestone, those that were stopped there; who comes back is taken out.
+        stop: The milestone of the race.
+    """
+    if any(done_early(run, n) for n in finalists):  # one has come to its end
+        return []
+    for at in sorted(stopped, reverse=True):
+        there = [n for n in stopped[at] if not ended_early(run, n)]
+        if there and (back := _decide(run, there, at, _epochs_trained(run, finalists, stop))):
+            stopped[at] = [n for n in there if n not in back]
+            run.say(f"full size at epoch {stop}: nobody is left; of those stopped at epoch {at}, {back} go on")
+            return back
+    return []
 
 
 def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:

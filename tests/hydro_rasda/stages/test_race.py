@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def epochs(run: Run) -> dict[int, list[int]]:
 
 
 SCORES = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.8, 0.7, 0.6, 0.5], 2: [0.7, 0.6, 0.5, 0.4], 3: [0.6, 0.5, 0.4, 0.3]}
+LOST = {**SCORES, 2: [0.7, math.nan], 3: [0.6, math.nan]}
+ALL_BUT_THE_LAST_LOST = {**LOST, 1: [0.8, 0.7, math.nan]}
 CLOSE = {n: [value - n / 1000 for value in (0.9, 0.8, 0.7, 0.6)] for n in range(4)}
 """Each epoch changes a hundred times as much as trials differ by: all of them may be the best."""
 
@@ -161,11 +164,11 @@ def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[
     }
 
 
+@pytest.mark.parametrize("scores", [{**SCORES, 1: [0.8, math.nan], 3: [0.6, 0.5, 0.9, 0.9]}, ALL_BUT_THE_LAST_LOST])
 @pytest.mark.parametrize("epochs_a_process", [1, 2, 5])
 def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
-    open_race: Callable[..., Run], problem: Problem, tmp_path: Path, epochs_a_process: int
+    open_race: Callable[..., Run], problem: Problem, tmp_path: Path, epochs_a_process: int, scores: Scores
 ) -> None:
-    scores = {**SCORES, 1: [0.8, math.nan], 3: [0.6, 0.5, 0.9, 0.9]}
     unbroken = open_run(tmp_path / "unbroken", problem, 4, **RACE)
     train_targets(unbroken, [0, 1, 2, 3], Scripted(scores))
     trained: list[tuple[int, int]] = []
@@ -260,6 +263,33 @@ def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race:
     train_targets(again, [0, 1, 2], device := Scripted({}))
     assert device.trained == []
     assert again.store.done("target/done")
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        (LOST, {0: 1, 1: 4, 2: 2, 3: 2}),
+        ({**SCORES, 2: [0.7], 3: [0.6]}, {0: 1, 1: 4, 2: 1, 3: 1}),
+        (ALL_BUT_THE_LAST_LOST, {0: 4, 1: 3, 2: 2, 3: 2}),
+        ({**LOST, 0: [math.nan], 1: [math.nan]}, {0: 1, 1: 1, 2: 2, 3: 2}),
+    ],
+    ids=["diverged", "failed", "twice", "all"],
+)
+def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(
+    open_race: Callable[..., Run], scores: Scores, expected: dict[int, int]
+) -> None:
+    train_targets(run := open_race(), [0, 1, 2, 3], Scripted(scores))
+    assert {n: seen[-1] for n, seen in sorted(epochs(run).items())} == expected
+    assert run.store.done("target/done")
+
+
+def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[..., Run]) -> None:
+    class Ending(Scripted):
+        def _train(self, task: TargetTask) -> TargetOutcome:
+            return replace(super()._train(task), ended=task.number == 3 and task.span.stop == 2)
+
+    train_targets(run := open_race(), [0, 1, 2, 3], Ending({**SCORES, 2: [0.7, math.nan]}))
+    assert epochs(run) == {0: [1], 1: [1], 2: [1, 2], 3: [1, 2]}
 
 
 class Stumbling(Scripted):
