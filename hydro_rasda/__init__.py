@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +15,16 @@ if TYPE_CHECKING:
     from hydro_rasda.backends.ray.scheduler import RASDAScheduler
     from hydro_rasda.config import RASDAConfig
     from hydro_rasda.contracts import Backend, Callback, Event
+    from hydro_rasda.domains import (
+        choice,
+        grid_search,
+        loguniform,
+        qloguniform,
+        quniform,
+        randint,
+        sample_from,
+        uniform,
+    )
     from hydro_rasda.guests.backend import BubbleBackend
     from hydro_rasda.guests.host import bubbles
     from hydro_rasda.run.events import (
@@ -35,7 +47,6 @@ if TYPE_CHECKING:
     from hydro_rasda.run.result import AllTrialsFailed, TuneResult
     from hydro_rasda.run.store import RunExists
     from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, SweepRule, SweepState
-    from hydro_rasda.space import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
     from hydro_rasda.training.large_batch import RescaledLR, lr_factor
     from hydro_rasda.training.worker import Worker
     from hydro_rasda.tuner import tune
@@ -98,6 +109,7 @@ _HOMES = {
     "backends.ray.scheduler": ["RASDAScheduler"],
     "config": ["RASDAConfig"],
     "contracts": ["Backend", "Callback", "Event"],
+    "domains": ["choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"],
     "guests.backend": ["BubbleBackend"],
     "guests.host": ["bubbles"],
     "run.events": [
@@ -109,7 +121,6 @@ _HOMES = {
     "run.result": ["AllTrialsFailed", "TuneResult"],
     "run.store": ["RunExists"],
     "schedulers.sweep_rule": ["Drop", "GoOn", "SweepRule", "SweepState"],
-    "space": ["choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"],
     "training.large_batch": ["RescaledLR", "lr_factor"],
     "training.worker": ["Worker"],
     "tuner": ["tune"],
@@ -121,9 +132,21 @@ def __getattr__(name: str) -> Any:
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    value = getattr(_imported(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
+
+
+def _imported(module: str) -> ModuleType:
+    """Import a module without passes of the garbage collector: they look at all that torch made, and imports leave no
+    garbage."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -7,19 +7,21 @@ import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-from ray.tune.search import ConcurrencyLimiter, Searcher
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
+from hydro_rasda.domains import plain, to_ray
 from hydro_rasda.hidden import hide, restore, secrets_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import name_of
 from hydro_rasda.seeds import derive_seed
-from hydro_rasda.space import Config, check_config, check_value, plain, sample
+from hydro_rasda.space import Config, check_config, check_value, sample
 from hydro_rasda.trial import Trial
+
+if TYPE_CHECKING:
+    from ray.tune.search import Searcher
 
 SEARCHER_ROUNDS = 4
 """A searcher is asked for this many batches: it learns from the first rung of each before it gives the next."""
@@ -108,6 +110,8 @@ def check_searcher(searcher: object) -> None:
     Raises:
         ValueError: where it is none of Ray Tune's searchers, or limits how many trials may run at a time.
     """
+    from ray.tune.search import ConcurrencyLimiter, Searcher
+
     rule = "one of Ray Tune's searchers, such as OptunaSearch()"
     require(isinstance(searcher, Searcher), "searcher", searcher, rule)
     rule = "the searcher that it wraps: `tune` asks for whole batches"
@@ -121,7 +125,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mod
         ValueError: where it cannot search this space.
     """
     try:
-        searcher.set_search_properties(metric, mode, dict(space))
+        searcher.set_search_properties(metric, mode, to_ray(space))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
 
@@ -167,7 +171,7 @@ class SearcherSearch:
 
     def _suggest(self, number: int) -> Config | None:
         suggestion = self._searcher.suggest(_id(number))
-        if suggestion is None or suggestion == Searcher.FINISHED:
+        if suggestion is None or suggestion == self._searcher.FINISHED:
             return None
         config: Config = plain(_merged(self._space, suggestion))
         check_config(config, self._strategy)

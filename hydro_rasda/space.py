@@ -1,8 +1,4 @@
-"""Search spaces: Ray Tune's own domains, sampled from one seed, checked before anything trains.
-
-The domains are Ray Tune's, re-exported, so that one import is enough and every Ray Tune searcher understands them. Of
-those with a quantum, its functions divide by it unseen, so that they are called by functions of the same names.
-"""
+"""Search spaces: checked before anything trains, sampled from one seed, described in words."""
 
 from __future__ import annotations
 
@@ -15,57 +11,15 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
-from ray import tune
-from ray.tune import choice, grid_search, loguniform, randint, sample_from, uniform
-from ray.tune.search.sample import Categorical, Domain, Float, Function, Integer, Quantized
-from ray.tune.search.variant_generator import generate_variants
 
 from fusion.keys import KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
-from hydro_rasda.checks import in_order, is_number, require
+from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT_BATCHES
-
-__all__ = [
-    "check_config",
-    "check_space",
-    "check_value",
-    "choice",
-    "describe",
-    "grid_search",
-    "loguniform",
-    "longest_warmup",
-    "qloguniform",
-    "quniform",
-    "randint",
-    "sample",
-    "sample_from",
-    "tuned",
-    "uniform",
-]
+from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
+from hydro_rasda.variants import variants
 
 Config = dict[str, Any]
-
-
-def quniform(lower: float, upper: float, q: float) -> Float:
-    """Ray Tune's `quniform`, which divides by `q` before it has looked at it.
-
-    Raises:
-        ValueError: where `q` is no finite number above 0, or the bounds are no multiples of it.
-    """
-    _check_quantum("q", q)
-    return tune.quniform(lower, upper, q)
-
-
-def qloguniform(lower: float, upper: float, q: float) -> Float:
-    """Ray Tune's `qloguniform`, likewise."""
-    _check_quantum("q", q)
-    return tune.qloguniform(lower, upper, q)
-
-
-def _check_quantum(name: str, value: object) -> None:
-    quantum = plain(value)
-    holds = is_number(quantum) and 0 < quantum < math.inf
-    require(holds, name, value, "a finite number above 0, of which values are multiples")
 
 
 def check_value(name: str, value: object) -> None:
@@ -77,7 +31,7 @@ def check_value(name: str, value: object) -> None:
     """
     grids: list[Any] = []
     try:
-        grids += [leaf["grid_search"] for _, leaf in _leaves({name: value}) if _is_grid(leaf)]
+        grids += [leaf["grid_search"] for _, leaf in _leaves({name: value}) if is_grid(leaf)]
         if all(map(_is_listed, grids)):  # another may have no end
             _show(value)
             copy.deepcopy(value)
@@ -94,7 +48,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
     """Check a search space before anything is sampled from it.
 
     Args:
-        space: Maps names to Ray Tune domains, `grid_search`, constants, or nested mappings of these.
+        space: Maps names to domains, of `hydro_rasda` or Ray Tune, to `grid_search`, constants, or nested mappings.
         num_samples: How often each point of its grid is to be tried.
         strategy: `RASDAConfig.strategy`: with "fsdp", batches cannot be taken in parts.
 
@@ -111,15 +65,16 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
     domains = {name: value for name, value in _leaves(space) if _is_domain(value)}
     require(bool(domains), "space", dict(space), "one with a domain, such as loguniform(1e-4, 1), to search")
     for name, domain in domains.items():
-        if isinstance(domain, (Float, Integer)) and None not in (domain.lower, domain.upper):
+        if is_a(domain, "Float", "Integer"):
             rule = "a domain whose lower bound is below its upper one"
-            require(domain.lower < domain.upper, f"space[{name!r}]", _Shown(domain), rule)
-        if isinstance(domain, Domain) and isinstance(domain.get_sampler(), Quantized):
-            _check_quantum(f"space[{name!r}].q", domain.get_sampler().q)
-        if isinstance(domain, Categorical):
+            bounded = None not in (domain.lower, domain.upper)
+            require(not bounded or domain.lower < domain.upper, f"space[{name!r}]", _Shown(domain), rule)
+            if (q := law_of(domain).q) is not None:
+                check_quantum(f"space[{name!r}].q", q)
+        if is_a(domain, "Categorical"):
             require(len(domain.categories) > 0, f"space[{name!r}]", _Shown(domain), "a choice of one value or more")
     points = num_samples
-    for grid in (value["grid_search"] for value in domains.values() if _is_grid(value)):
+    for grid in (value["grid_search"] for value in domains.values() if is_grid(value)):
         points *= len(grid)
         rule = f"a space with at most {MOST_TRIALS} points in its grid, for each of `num_samples`"
         require(points <= MOST_TRIALS, "space", f"a grid of {points} trials", rule)
@@ -169,19 +124,15 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
         The configurations, in the order of sampling; plain Python numbers, not NumPy's.
 
     Raises:
-        ValueError: where Ray Tune cannot sample the space, such as where a `sample_from` raises.
+        ValueError: where the space cannot be sampled, such as where a `sample_from` raises.
     """
     rng = np.random.default_rng(seed)
     with preserved_generators():
         seed_generators(seed)
         try:
-            return [
-                plain(config)
-                for _ in range(num_samples)
-                for _, config in generate_variants(dict(space), random_state=rng)
-            ]
+            return [plain(config) for _ in range(num_samples) for config in variants(dict(space), rng)]
         except Exception as error:
-            raise ValueError(f"`space` cannot be sampled: {error.__context__ or error}") from error
+            raise ValueError(f"`space` cannot be sampled: {error}") from error
 
 
 def describe(space: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +151,7 @@ def derived(value: Any) -> bool:
         return any(map(derived, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(derived, value))
-    return isinstance(value, Function) or (isinstance(value, Categorical) and derived(value.categories))
+    return is_a(value, "Function") or (is_a(value, "Categorical") and derived(value.categories))
 
 
 def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> float:
@@ -216,20 +167,16 @@ def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) ->
     return [*reachable, *(config["schedule"] for config in configs if "schedule" in config)]
 
 
-def _is_grid(value: object) -> bool:
-    return isinstance(value, Mapping) and set(value) == {"grid_search"}
-
-
 def _is_listed(grid: object) -> bool:
     return isinstance(grid, Sequence) and not isinstance(grid, str | bytes) and len(grid) > 0
 
 
 def _is_nested(value: object) -> bool:
-    return isinstance(value, Mapping) and not _is_grid(value)
+    return isinstance(value, Mapping) and not is_grid(value)
 
 
 def _is_domain(value: object) -> bool:
-    return isinstance(value, Domain) or _is_grid(value)
+    return is_a(value, "Domain") or is_grid(value)
 
 
 def _leaves(space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -253,18 +200,18 @@ def _can_be_read(name: str, space: Mapping[str, Any]) -> bool:
 
 def _extremes(value: Any) -> Sequence[Any]:
     """Values that bound what a leaf of the space can become; empty where only sampling can tell."""
-    if isinstance(value, Function):
+    if is_a(value, "Function"):
         return ()
-    if isinstance(value, Categorical):
+    if is_a(value, "Categorical"):
         return [extreme for category in value.categories for extreme in _extremes(category)]
-    if isinstance(value, (Float, Integer)):
+    if is_a(value, "Float", "Integer"):
         lower = -math.inf if value.lower is None else value.lower
         upper = math.inf if value.upper is None else value.upper
-        # Ray Tune's upper bounds are exclusive, unless values are rounded to a multiple of q.
-        if isinstance(value.get_sampler(), Quantized):
+        # Upper bounds are exclusive, unless values are rounded to a multiple of q.
+        if law_of(value).q is not None:
             return (lower, upper)
-        return (lower, math.nextafter(upper, lower) if isinstance(value, Float) else upper - 1)
-    if _is_grid(value):
+        return (lower, math.nextafter(upper, lower) if is_a(value, "Float") else upper - 1)
+    if is_grid(value):
         return [plain(item) for item in value["grid_search"]]
     return (plain(value),)
 
@@ -281,18 +228,17 @@ class _Shown:
 
 def _show(value: Any) -> str:
     """One line for a domain or constant: `float loguniform(0.0001, 1)`, without memory addresses."""
-    if isinstance(value, Function):
+    if is_a(value, "Function"):
         return f"sample_from({_show(value.func)})"
-    if isinstance(value, Categorical):
+    if is_a(value, "Categorical"):
         return f"choice([{', '.join(map(_show, value.categories))}])"
-    if isinstance(value, (Float, Integer)):
-        sampler = value.get_sampler()
-        quantum = f", q={sampler.q}" if isinstance(sampler, Quantized) else ""
-        inner = sampler.get_sampler() if isinstance(sampler, Quantized) else sampler
-        kind = f"{type(value).__name__.lower()} {str(inner).lower()}"
-        spread = f", mean={inner.mean}, sd={inner.sd}" if hasattr(inner, "sd") else ""
-        return f"{kind}({value.lower}, {value.upper}{quantum}{spread})"
-    if _is_grid(value):
+    if is_a(value, "Float", "Integer"):
+        law = law_of(value)
+        quantum = "" if law.q is None else f", q={law.q}"
+        spread = "" if law.spread is None else ", mean={}, sd={}".format(*law.spread)
+        kind = "float" if is_a(value, "Float") else "integer"
+        return f"{kind} {law.name}({value.lower}, {value.upper}{quantum}{spread})"
+    if is_grid(value):
         return f"grid_search([{', '.join(map(_show, value['grid_search']))}])"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}"
@@ -318,14 +264,3 @@ def _outline(constant: Any) -> Any:
     if isinstance(constant, CodeType):
         return (constant.co_code, constant.co_names, tuple(map(_outline, constant.co_consts)))
     return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
-
-
-def plain(value: Any) -> Any:
-    """A value with Python's own numbers and strings in place of NumPy's."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
-    return value

@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from ray.tune.schedulers import TrialScheduler
-from ray.tune.search import Searcher
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +29,6 @@ from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.files import make_private
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.portable import pickle_config_modules
-from hydro_rasda.run.progress import Progress
 from hydro_rasda.run.result import TuneResult, make_result
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
@@ -43,6 +40,12 @@ from hydro_rasda.stages.ready import Ready, get_ready
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.training.worker import Worker
 from hydro_rasda.whole_metrics import WholeMetrics
+
+if TYPE_CHECKING:
+    from ray.tune.schedulers import TrialScheduler
+    from ray.tune.search import Searcher
+
+    from hydro_rasda.run.progress import Progress
 
 
 def tune(
@@ -102,7 +105,7 @@ def tune(
     Args:
         model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
             `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower.
-        space: Maps hyperparameters to Ray Tune domains (see `hydro_rasda.space`). The library reads `lr` (required),
+        space: Maps hyperparameters to domains, of `hydro_rasda` or Ray Tune. The library reads `lr` (required),
             `optimizer` (sgd, adam, adamw; adadelta, adagrad, adamax, asgd, nadam, radam, rmsprop; or a function of
             parameter groups and lr that makes one), `momentum`, `nesterov`, `dampening`, `weight_decay`,
             `independent_weight_decay`, `beta1`, `beta2`, `alpha`, `rho`, `eps`, `batch_size`, `accumulate` (parts that
@@ -278,13 +281,15 @@ def tune(
         ready = get_ready(problem, space, candidates.trials, None if name is None else folder / name)
         data, batch_size = {"train_data": train_data, "val_data": val_data}, candidates.trials[0].batch_size
         asked = identity.asked(ready.settings, ready.problem, ready.parameters, data, batch_size)
-        with Store.open(_folder(folder, name), asked, resume) as store, Progress(silent=not progress) as shown:
-            listeners = Callbacks([*([shown] if progress else []), *callbacks])
+        with Store.open(_folder(folder, name), asked, resume) as store, contextlib.ExitStack() as stack:
+            shown = stack.enter_context(_shown()) if progress else None
+            listeners = Callbacks([*([] if shown is None else [shown]), *callbacks])
             run = Run(ready.problem, store, listeners, space=space, hidden=secrets_of(space))
             _announce(run, ready)
             search = SearcherSearch(searcher, space, run) if searcher else candidates
             result = _train(run, search, sweep_rule, trains_on)
-            shown.console.print(result)
+            if shown is not None:
+                shown.console.print(result)
     return result
 
 
@@ -301,6 +306,13 @@ def _never_ending_well() -> Iterator[None]:
         if end.code not in (None, 0):
             raise
         raise RuntimeError(f"what `tune` called would have ended the script with success: {end!r}") from end
+
+
+def _shown() -> Progress:
+    # What prints takes longer to import than to print, so that only those who are shown something import it.
+    from hydro_rasda.run.progress import Progress
+
+    return Progress()
 
 
 def _announce(run: Run, ready: Ready) -> None:

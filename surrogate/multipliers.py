@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from mup.infshape import InfShape
 from torch import nn
 
 from surrogate.checks import check_flag, require
 from surrogate.widths import PLAN_ATTRIBUTE, WidthPlan
+
+if TYPE_CHECKING:
+    from mup.infshape import InfShape
 
 
 def _sgd(infshape: InfShape) -> float:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mup.infshape import InfDim, InfShape
 from torch import nn
+
+if TYPE_CHECKING:
+    from mup.infshape import InfShape
 
 PLAN_ATTRIBUTE = "width_plan"
 """Where a surrogate keeps its plan: an ordinary attribute, which survives `copy.deepcopy` and pickling."""
@@ -32,6 +35,9 @@ class ParamWidth:
 
     def infshape(self) -> InfShape:
         """mup's own view of this parameter; its methods define what the multipliers are."""
+        # mup imports more than this, so that only those who build a surrogate import it.
+        from mup.infshape import InfDim, InfShape
+
         pairs = zip(self.target_shape, self.shape)
         return InfShape([InfDim(base if base != dim else None, dim) for base, dim in pairs])
 

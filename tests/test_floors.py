@@ -19,6 +19,7 @@ FLOORS = (
         *(
             "batch_checks",
             "data",
+            "domains",
             "dry_run",
             "loss_weight",
             "metrics",
@@ -28,6 +29,7 @@ FLOORS = (
             "problem",
             "reads",
             "space",
+            "variants",
         ),
         "whole_metrics",
     },

@@ -76,7 +76,7 @@ class Task:
 
     def space(self) -> dict[str, Any]:
         """The search space of Hydro's study (Hu et al. 2023, section 5.4), and `choices`."""
-        from ray.tune import choice, loguniform, uniform
+        from hydro_rasda import choice, loguniform, uniform
 
         return {
             "optimizer": self.optimizer,

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.backends.processes import LocalProcesses
 from hydro_rasda.checks import check_number, require
 from hydro_rasda.contracts import Devices, EpochMetrics, Finished, GroupTask, TargetOutcome, TargetTask, Widths
 from hydro_rasda.run.state import Run, Stage
@@ -75,6 +74,9 @@ class LocalBackend:
         if len(devices) == 1:
             yield LocalDevice(run, devices[0], self._memory)
             return
+        # What trains on one device does not wait for it.
+        from hydro_rasda.backends.processes import LocalProcesses
+
         with LocalProcesses(run, devices, self._memory) as several:
             yield several
 

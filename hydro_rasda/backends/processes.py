@@ -24,12 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import cloudpickle
 import torch
-from ray import cloudpickle
 
 from hydro_rasda.backends.doubling import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
-from hydro_rasda.backends.sharing import SharedGpus
 from hydro_rasda.data.tensors import from_bytes, to_bytes
 from hydro_rasda.run.files import load_checkpoint, open_to_read, refuse_open_to_others
 from hydro_rasda.run.state import Run
@@ -59,6 +58,8 @@ class LocalProcesses(DoublingPool):
 
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
         super().__init__(run, devices)
+        from hydro_rasda.backends.sharing import SharedGpus  # which the devices' processes do without
+
         self._where, self._memory = devices, memory
         self._gpus = SharedGpus()
         self._file = run.store.path / PROBLEM

@@ -1,19 +1,14 @@
 """Temporary folders for checkpoints on their way and for ranks that meet, each named for the process that removes it.
 
 What is killed removes nothing: whatever next uses such folders on the machine does so in its place.
-Pickled by value, for the reason that `hydro_rasda.backends.ray.elastic` gives.
+On Ray it is pickled by value, see `hydro_rasda.backends.ray.ranks`.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
-
-from ray import cloudpickle
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 _PREFIX = "hydro_rasda-of-"
 

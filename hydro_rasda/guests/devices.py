@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ray import cloudpickle
+import cloudpickle
 
 from hydro_rasda.backends.processes import loaded
 from hydro_rasda.contracts import Finished, GroupTask, TargetOutcome, TargetTask, Widths, group_key

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from peft import LoraConfig, get_peft_model
-from ray.tune.search.sample import Categorical, Integer
 from torch import nn
 
 from fusion import pad_lora, trim_lora
 from hydro_rasda.checks import check_int, check_is, require
+from hydro_rasda.domains import is_a, is_grid
 from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.space import check_space
 from hydro_rasda.tuner import tune
@@ -110,11 +110,11 @@ def tune_adapters(base: nn.Module, lora: LoraConfig, space: Mapping[str, Any], *
 
 def _most(ranks: Any) -> int:
     """The largest rank of a domain."""
-    if isinstance(ranks, Integer):
+    if is_a(ranks, "Integer"):
         ranks = [ranks.upper - 1]
-    elif isinstance(ranks, Categorical):
+    elif is_a(ranks, "Categorical"):
         ranks = ranks.categories
-    elif isinstance(ranks, Mapping) and set(ranks) == {"grid_search"}:
+    elif is_grid(ranks):
         ranks = ranks["grid_search"]
     listed = ranks if isinstance(ranks, list | tuple) else [ranks]
     holds = bool(listed) and all(isinstance(rank, int) and rank >= 1 for rank in listed)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
 from types import ModuleType
 from typing import Any
 
-# Ray's cloudpickle takes a second to import, which only who pickles waits for.
+import cloudpickle
 
 
 def pickle_config_modules() -> None:
@@ -30,8 +31,6 @@ class Portable:
     """What pickle takes to another process, with functions that plain pickle cannot take."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from ray import cloudpickle
-
         pickle_config_modules()
         return _restored, (type(self), cloudpickle.dumps(self._packed()))
 
@@ -43,10 +42,8 @@ class Portable:
 
 
 def _restored(cls: type[Portable], packed: bytes) -> Portable:
-    from ray import cloudpickle
-
     made = cls.__new__(cls)
-    made.__dict__.update(made._unpacked(cloudpickle.loads(packed)))
+    made.__dict__.update(made._unpacked(pickle.loads(packed)))
     return made
 
 
@@ -65,8 +62,6 @@ class Gone:
 
 def dumped(function: Any) -> bytes | None:
     """A function as bytes; None where it holds what cannot be pickled."""
-    from ray import cloudpickle
-
     try:
         packed: bytes = cloudpickle.dumps(function)
     except Exception:  # whatever a `__reduce__` raises: it holds an open file, say
@@ -76,9 +71,7 @@ def dumped(function: Any) -> bytes | None:
 
 def loaded(name: str, packed: bytes | None) -> Any:
     """A function from its bytes; where it cannot be had, one of this name that says so when it is called."""
-    from ray import cloudpickle
-
     try:
-        return Gone(name) if packed is None else cloudpickle.loads(packed)
+        return Gone(name) if packed is None else pickle.loads(packed)
     except (ImportError, AttributeError):  # its module is not there, or does not have it any more
         return Gone(name)

@@ -33,14 +33,14 @@ class _Unread(PrintableConsole):
 
 
 class Progress:
-    """The callback that shows a run on a console; a silent one prints nothing.
+    """The callback that shows a run on a console.
 
     On a terminal there is a bar. Elsewhere, as in the logs of batch systems, a line says how far the run is where none
     has been printed for a minute.
     """
 
-    def __init__(self, console: Console | None = None, silent: bool = False) -> None:
-        self.console = console or make_console(silent, _Unread)
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or make_console(cls=_Unread)
         # In 80 columns, times and the best score would be cut short.
         self._narrow = self.console.width < 110
         self._bars = rich.progress.Progress(
@@ -54,7 +54,7 @@ class Progress:
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,
-            disable=silent or not self.console.is_terminal,
+            disable=not self.console.is_terminal,
         )
         self._task: TaskID | None = None
         self._said: float | None = None

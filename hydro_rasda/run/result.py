@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Group
 from torch import Tensor, nn
 
 from fusion.streams import preserved_generators
@@ -23,7 +22,6 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.run.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.run.portable import Gone, dumped, loaded
 from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import as_html, one_line, render
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.study import make_study
 from hydro_rasda.run.summary import eligible, sum_up
@@ -32,6 +30,7 @@ from hydro_rasda.whole_metrics import Collected, measured
 
 if TYPE_CHECKING:
     from optuna import Study
+    from rich.console import Group
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +65,8 @@ class TuneResult(RunRecord):
     _problem: Problem
 
     def __repr__(self) -> str:
+        from hydro_rasda.run.report import one_line
+
         statuses = Counter(record.status for record in self.trials)
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         name = type(self).__name__
@@ -209,10 +210,14 @@ class TuneResult(RunRecord):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the best configuration, the best trials, and the cost."""
+        from hydro_rasda.run.report import as_html
+
         return as_html(self)
 
     def __rich__(self) -> Group:
         """The table of the best trials and the cost, for a rich console."""
+        from hydro_rasda.run.report import render
+
         return render(self)
 
 

@@ -25,6 +25,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
+import cloudpickle
 import torch
 
 from fusion.width.memory import peak_memory
@@ -92,7 +93,6 @@ def most_children(device: torch.device) -> int:
 
 def can_be_pickled(thing: Any) -> bool:
     """Whether a thing can be sent to another process; nothing of it is copied to find out."""
-    from ray import cloudpickle
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, part: Any) -> Any:

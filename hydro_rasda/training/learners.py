@@ -266,19 +266,24 @@ class SingleLearner:
     def _whole(self, state: Any) -> Any:
         return whole(state, self.shard.rank == 0) if self.sharded else state
 
+    def _split_like(self, values: Mapping[Any, Any], tensors: Mapping[Any, Tensor]) -> Mapping[Any, Any]:
+        return split_like(values, tensors) if self.sharded else values
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, under the hyperparameters that this learner was made with."""
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        self.model.load_state_dict(split_like(state["model"], named))
+        self.model.load_state_dict(self._split_like(state["model"], named))
         self._best = state.get("best")
         if self._average is not None and "average" in state:
             average = state["average"]
-            self._average.load({**average, "means": split_like(average["means"], named)})
+            self._average.load({**average, "means": self._split_like(average["means"], named)})
         if self._scale is not None:
             self._scale.load_state_dict(state["loss_scale"])
         own = self.optimizer.state_dict()["param_groups"]
         updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        moments = {i: split_like(of, dict.fromkeys(of, updated[i])) for i, of in state["optimizer"]["state"].items()}
+        moments = {
+            i: self._split_like(of, dict.fromkeys(of, updated[i])) for i, of in state["optimizer"]["state"].items()
+        }
         self.optimizer.load_state_dict({"state": moments, "param_groups": own})
         if self._graph is not None:
             self._graph.reset()

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
+
+# FSDP takes longer to import than the rest of this package, so that only those who split a model import it.
 
 
 def split(module: nn.Module, world: int, device: torch.device) -> None:
@@ -29,6 +28,9 @@ def split(module: nn.Module, world: int, device: torch.device) -> None:
         world: Number of ranks.
         device: Where it is.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(device.type, (world,))
     for lists in [part for part in reversed([*module.modules()]) if isinstance(part, nn.ModuleList)]:
         for block in lists:
@@ -40,6 +42,8 @@ def split(module: nn.Module, world: int, device: torch.device) -> None:
 @contextmanager
 def apart(module: nn.Module) -> Iterator[None]:
     """Within it, gradients of a split module add up on each rank, and are averaged later, as in DDP's `no_sync`."""
+    from torch.distributed.fsdp import FSDPModule
+
     assert isinstance(module, FSDPModule)
     module.set_requires_gradient_sync(False)
     try:
@@ -55,6 +59,7 @@ def whole(state: Any, keep: bool) -> Any:
         state: Tensors and plain values in any nesting, the same on all ranks.
         keep: Whether this rank is to have it; elsewhere None stands for each tensor. One at a time is put together.
     """
+    from torch.distributed.tensor import DTensor
 
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -67,6 +72,7 @@ def whole(state: Any, keep: bool) -> Any:
 
 def split_like(values: Mapping[Any, Any], tensors: Mapping[Any, Tensor]) -> dict[Any, Any]:
     """Whole tensors, split as those of the same names are; what has no such namesake, or another shape, stays whole."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     def of(name: Any, value: Any) -> Any:
         like = tensors.get(name)

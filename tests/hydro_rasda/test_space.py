@@ -15,7 +15,6 @@ import torch
 from ray import tune
 from torch import nn
 
-import hydro_rasda
 from fusion.keys import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
 from hydro_rasda.search import check_first
@@ -34,15 +33,6 @@ EVERY_DOMAIN: dict[str, Any] = {
     "conditional": choice([{"kind": "x", "value": uniform(4.0, 5.0)}]),
     "derived": sample_from(lambda config: 2 * config["lr"]),
 }
-
-
-def test_domains_are_ray_tunes_own() -> None:
-    for name in ("choice", "grid_search", "loguniform", "randint", "sample_from", "uniform"):
-        assert getattr(hydro_rasda, name) is getattr(tune, name)
-    for ours, theirs in ((quniform, tune.quniform), (qloguniform, tune.qloguniform)):
-        given = {"lower": 0.5, "upper": 1.0, "q": 0.25}
-        assert type(ours(**given)) is type(theirs(**given))
-        assert describe({"x": ours(**given)}) == describe({"x": theirs(**given)})
 
 
 def test_every_domain_is_sampled_within_its_bounds() -> None:

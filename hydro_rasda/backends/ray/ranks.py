@@ -21,6 +21,7 @@ from hydro_rasda.backends.ray.fork_client import fork_rank, receive
 from hydro_rasda.backends.temporary import make_folder, owner
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules[owner.__module__])
 
 _CHECKPOINT_FILE = "worker.pt"  # as in worker.py, which must not be imported here
 

@@ -19,6 +19,7 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
 from hydro_rasda.checks import require
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.domains import to_ray
 from hydro_rasda.schedulers.sweep_rule import CHANGEABLE
 
 _TIME = "training_iteration"
@@ -106,7 +107,7 @@ def _median(settings: TuneConfig, worker: Mapping[str, float], space: Mapping[st
 
 
 def _pbt(settings: TuneConfig, worker: Mapping[str, float], space: Mapping[str, Any]) -> TrialScheduler:
-    mutations = {key: mutation for key in CHANGEABLE if (mutation := _mutation(space.get(key))) is not None}
+    mutations = {key: mutation for key in CHANGEABLE if (mutation := _mutation(to_ray(space.get(key)))) is not None}
     require(bool(mutations), "scheduler", "pbt", f"another one, for `space` searches none of {CHANGEABLE}")
     return PopulationBasedTraining(
         time_attr=_TIME,

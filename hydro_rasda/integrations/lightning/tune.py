@@ -72,7 +72,7 @@ def tune_module(
     Args:
         module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made
             narrower by `surrogate.shrink`, or, where that fails, swept at its full width, which is said.
-        space: Ray Tune domains; all reach `module_fn`. `batch_size` is the loaders', which keep theirs without it.
+        space: Domains; all reach `module_fn`. `batch_size` is the loaders', which keep theirs without it.
         trainer: Its `max_epochs`, `gradient_clip_val` and `precision` hold; it trains nothing.
         train_dataloaders: A DataLoader.
         val_dataloaders: Likewise.

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ray.tune import choice
-from ray.tune.search.sample import Categorical, Domain
 from transformers import TrainingArguments
 
 from fusion.keys import KEYS as OF_THE_LIBRARY
+from hydro_rasda.domains import choice, is_a, is_grid
 from hydro_rasda.integrations.transformers.arguments import (
     KEYS,
     OPTIMIZERS,
@@ -68,16 +67,16 @@ def with_values(args: TrainingArguments, config: Mapping[str, Any]) -> dict[str,
 
 def _values(domain: Any) -> list[Any] | None:
     """All values that it can take; None where they are no list."""
-    if isinstance(domain, Categorical):
+    if is_a(domain, "Categorical"):
         return list(domain.categories)
-    if isinstance(domain, Mapping) and set(domain) == {"grid_search"}:
+    if is_grid(domain):
         return list(domain["grid_search"])
-    return None if isinstance(domain, Domain) else [domain]
+    return None if is_a(domain, "Domain") else [domain]
 
 
 def _mapped(domain: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(domain, Categorical):
+    if is_a(domain, "Categorical"):
         return choice([change(value) for value in domain.categories])
-    if isinstance(domain, Mapping) and set(domain) == {"grid_search"}:
+    if is_grid(domain):
         return {"grid_search": [change(value) for value in domain["grid_search"]]}
-    return domain if isinstance(domain, Domain) else change(domain)
+    return domain if is_a(domain, "Domain") else change(domain)

@@ -73,7 +73,7 @@ def tune_trainer(
             `space` that are no training arguments among them), such as `hydro_rasda.integrations.peft.adapters`; or a
             `PretrainedConfig`, some of whose attributes may be in `space`.
         args: The training arguments of all trials, but for those in `space`.
-        space: Ray Tune domains by the name of a training argument: `learning_rate`, `per_device_train_batch_size`,
+        space: Domains by the name of a training argument: `learning_rate`, `per_device_train_batch_size`,
             `weight_decay`, `adam_beta1`, `adam_beta2`, `adam_epsilon`, `max_grad_norm`, `optim`, `lr_scheduler_type`,
             `warmup_steps`; other names are the model's.
         train_dataset: A data set with a length.
