@@ -14,6 +14,8 @@ from fusion.schedules import SCHEDULES, lr_factor
 from fusion.structure import fusion_key
 from fusion.width import FusionPlan, keep_freed_memory, plan_fusion
 
+__distribution__ = "hydro-rasda"  # which tells it from other packages of this name
+
 __all__ = [
     "OPTIMIZERS",
     "SCHEDULES",

@@ -7,6 +7,8 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hydro_rasda.package_conflicts import refuse_other_packages
+
 if TYPE_CHECKING:
     from hydro_rasda.backends.local import LocalBackend
     from hydro_rasda.backends.ray.backend import RayBackend
@@ -125,6 +127,8 @@ _HOMES = {
     "training.worker": ["Worker"],
     "tuner": ["tune"],
 }
+
+refuse_other_packages("fusion", "surrogate")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,8 @@ from surrogate.shrink import shrink
 from surrogate.shrink_plan import ShrinkPlan, plan_shrink
 from surrogate.transfer import TransferCheck, plain_score_fn, transfer_check
 
+__distribution__ = "hydro-rasda"  # which tells it from other packages of this name
+
 __all__ = [
     "CoordinateCheck",
     "PlanMismatch",

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"checks", "config", "hidden", "seeds", "trial"},
+    {"checks", "config", "hidden", "package_conflicts", "seeds", "trial"},
     {"schedulers"},
     {
         *(

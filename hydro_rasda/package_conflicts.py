@@ -1,0 +1,51 @@
+"""Notices other packages that are named as those which come with this one: `fusion` and `surrogate`.
+
+Both names are taken on the package index, and a script may have a file of such a name beside it. Python then imports
+whichever it finds first, which would end in an error about a name that is missing.
+"""
+
+from __future__ import annotations
+
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+
+DISTRIBUTION = "hydro-rasda"
+"""Stands in the `__init__.py` of each of the packages."""
+
+
+def refuse_other_packages(*names: str) -> None:
+    """Refuse packages of these names that are others than ours; nothing of them runs.
+
+    Raises:
+        ImportError: naming the file that Python finds, the distribution that it is of where one is known, and what to
+            do.
+    """
+    for name in names:
+        try:
+            spec = find_spec(name)
+        except ValueError:  # a module that was put into `sys.modules` by hand
+            spec = None
+        if spec is None or not _is_ours(spec):
+            raise ImportError(_told(name, spec), name=name, path=None if spec is None else spec.origin)
+
+
+def _is_ours(spec: ModuleSpec) -> bool:
+    get_source = getattr(spec.loader, "get_source", lambda name: None)
+    source = get_source(spec.name)
+    # What is shipped without its sources cannot be asked.
+    return spec.submodule_search_locations is not None if source is None else DISTRIBUTION in source
+
+
+def _told(name: str, spec: ModuleSpec | None) -> str:
+    from importlib.metadata import packages_distributions, version
+
+    again = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+    if spec is None:
+        return f"hydro_rasda comes with a package `{name}`, which Python does not find: {again}"
+    where = spec.origin or ", ".join(spec.submodule_search_locations or ())
+    others = [found for found in packages_distributions().get(name, ()) if found != DISTRIBUTION]
+    told = f"hydro_rasda comes with a package `{name}`, but Python finds another one of this name: {where}"
+    if others:
+        told += f" (of {', '.join(f'{other} {version(other)}' for other in others)})"
+    uninstall = f"If you do not need that, run `pip uninstall {' '.join(others or [name])}`, then `{again}`"
+    return f"{told}. {uninstall}. If you do, use an environment of its own for each. If the file is yours, rename it."
