@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from typing import Any, Literal
 
 from hydro_rasda.checks import (
@@ -45,22 +45,19 @@ class RASDAConfig:
     """How the full-size trials of the last stage are halved (RASDA, Aach et al. 2024, Sec. 3).
 
     Attributes:
-        grace_period: Epochs that every full-size trial gets before any is stopped; None: a ninth of `max_t`, on Ray a
-            quarter, as schedulers there do not know what surrogates let expect.
+        grace_period: Epochs that every full-size trial gets before any is stopped; None: a ninth of `max_t`.
         reduction_factor: The paper's rf: one in this many goes on at each milestone.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.
         workers: Workers of a full-size trial before its first milestone; they share the configuration's batch. On this
             machine, its devices; where there are fewer, these share it.
-        max_workers: No trial gets more; None for as many as the cluster, or this machine, holds. On this machine, with
-            `workers=1`, None has each device train whole trials: they are then the same on any number of devices.
+        max_workers: No trial gets more, and with 1, each device trains whole trials, which are then the same on any
+            number of devices. None for as many as the cluster, or this machine, holds; but on this machine, with
+            `workers=1`, it is 1.
         lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
             (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" is linear, as was measured best
             (benchmarks/results/large_batch.md). "paper" is the paper's: linear for SGD, the root for Adam and its like.
             Each change is reached over the configuration's `rescale_warmup_epochs`, 1 by default.
-        wait: On Ray, how long a trial waits at a milestone for those that began with it, at most, over the time that it
-            took to come there; those that are there are then decided at once. 0: each is decided when it comes, by
-            those before it, as in the paper.
         grow: With how many workers a survivor goes on: "due", all that it is due, as in the paper;
             "efficient", the smaller of that and an even share of what is free, while more workers pay by the next two.
         least_efficiency: With "efficient", a survivor keeps its workers unless its measured parallel efficiency is
@@ -71,6 +68,9 @@ class RASDAConfig:
             gradient and optimizer state, for models that fit no single one (FSDP2). Entries of an `nn.ModuleList` are
             put together one at a time, as they compute; they must compute by their `forward`. Checkpoints are the
             same. With float16, or `accumulate` in a configuration, "ddp" alone.
+
+    Args:
+        wait: Not taken any more: all trials of a milestone wait for each other, and are compared together.
     """
 
     grace_period: int | None = None
@@ -79,13 +79,15 @@ class RASDAConfig:
     workers: int = 1
     max_workers: int | None = None
     lr_rule: Literal["auto", "paper", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
-    wait: float = 0.0
+    wait: InitVar[None] = None
     grow: Grow = "due"
     least_efficiency: float = 0.5
     batch_over_noise: float = 1.0
     strategy: Literal["ddp", "fsdp"] = "ddp"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, wait: None) -> None:
+        gone = "left out: all trials of a milestone are compared together (`RASDAScheduler`, for scripts, has `wait`)"
+        require(wait is None, "rasda.wait", wait, gone)
         check_int("rasda.grace_period", self.grace_period, at_least=1, optional=True)
         check_int("rasda.reduction_factor", self.reduction_factor, at_least=2)
         check_int("rasda.scaling_factor", self.scaling_factor, at_least=2)
@@ -97,7 +99,6 @@ class RASDAConfig:
             check_function("rasda.lr_rule", rule, 1, rule=told)
         else:
             check_choice("rasda.lr_rule", rule, LR_RULES)
-        require(is_number(self.wait) and 0 <= self.wait < math.inf, "rasda.wait", self.wait, "a finite number >= 0")
         check_choice("rasda.grow", self.grow, GROW)
         check_choice("rasda.strategy", self.strategy, STRATEGIES)
         least, most = self.least_efficiency, self.batch_over_noise
@@ -171,11 +172,6 @@ class TuneConfig:
         holds = budget is None or (is_number(budget) and 0 < budget < math.inf)
         require(holds, "time_budget_s", budget, "None or a finite number of seconds > 0")
         check_int("seed", self.seed, at_least=0, at_most=MOST_SEED)
-
-    @property
-    def full_grace_period(self) -> int:
-        """Epochs that Ray's schedulers give full-size trials: `rasda.grace_period`, or a quarter of `max_t`."""
-        return self.rasda.grace_period or max(1, self.max_t // 4)
 
     @property
     def first_look(self) -> int:

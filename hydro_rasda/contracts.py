@@ -258,20 +258,6 @@ class TargetTrainer(Protocol):
         """
         ...
 
-    def race(self, finalists: Sequence[int]) -> bool:
-        """Train the finalists at the same time by a scheduler of the backend's own, to the end of the full-size stage.
-
-        What it trains is recorded as `hydro_rasda.run.targets` says, so that another backend can go on with it.
-
-        Args:
-            finalists: Trials of the run, best first.
-
-        Returns:
-            Whether it did; False where the backend has no such scheduler: `train_each` then trains the finalists, and
-            `stages.race` decides who goes on.
-        """
-        ...
-
 
 @dataclass(frozen=True)
 class Finished:
@@ -325,15 +311,6 @@ class Devices(TargetTrainer, Protocol):
         """Groups that are done since the last call; waits for one."""
         ...
 
-    def on_progress(self, share: float, best: Sequence[int]) -> None:
-        """Called after each group of the sweep.
-
-        Args:
-            share: Of the sweep's epochs, those that are done, in [0, 1].
-            best: Its `top_k` best trials so far, best first.
-        """
-        ...
-
 
 @runtime_checkable
 class Backend(Protocol):
@@ -343,15 +320,10 @@ class Backend(Protocol):
 
     Attributes:
         device: Where models are that the tuner itself builds: before any training, and of what was trained.
-        scheduler: What decides in the full-size stage who goes on: "rasda", or what `Devices.race` decides by. A run
-            goes on under the one that it was begun with.
     """
 
     @property
     def device(self) -> torch.device: ...
-
-    @property
-    def scheduler(self) -> Any: ...
 
     def open(self, run: Run) -> AbstractContextManager[Devices]:
         """Start the devices for a run.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,15 @@ from torch.nn import functional as F
 
 from fusion.streams import preserved_generators
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.checks import check_choice, check_flag, check_folder, check_function, check_name, require
+from hydro_rasda.checks import (
+    check_choice,
+    check_flag,
+    check_folder,
+    check_function,
+    check_name,
+    refuse_gone,
+    require,
+)
 from hydro_rasda.config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig
 from hydro_rasda.contracts import Backend, SweepRule
 from hydro_rasda.data import Data, make_batches
@@ -42,7 +50,6 @@ from hydro_rasda.training.worker import Worker
 from hydro_rasda.whole_metrics import WholeMetrics
 
 if TYPE_CHECKING:
-    from ray.tune.schedulers import TrialScheduler
     from ray.tune.search import Searcher
 
     from hydro_rasda.run.progress import Progress
@@ -82,7 +89,6 @@ def tune(
     backend: Literal["local", "ray"] | Backend = "local",
     address: str | None = None,
     resources_per_worker: Mapping[str, float] | None = None,
-    scheduler: str | TrialScheduler = "rasda",
     storage_path: str | Path = "runs",
     name: str | None = None,
     resume: Literal["auto", "must", "never", "changed"] = "auto",
@@ -93,6 +99,7 @@ def tune(
     seed: int = 0,
     progress: bool = True,
     callbacks: Sequence[Listener] = (),
+    **gone: Never,
 ) -> TuneResult:
     """Find good hyperparameters for a model, and train the full-size model with them.
 
@@ -144,7 +151,7 @@ def tune(
         top_k: Configurations that move to the full-size model.
         full_trainings: What the full-size stage may take, in trainings of `max_t` epochs: at each milestone, at most as
             many finalists go on as can train to the end for it, or as RASDA's halving leaves, which takes less than 2
-            for four finalists. Schedulers on Ray have rules of their own.
+            for four finalists.
         surrogate: Width of the surrogates over that of the model, in (0, 1]; 1 sweeps the model itself, and full-size
             training goes on from there.
         fusion: Most trials in one fused model; "auto" measures what is fastest, once on a machine (the measurements are
@@ -188,16 +195,14 @@ def tune(
         backend: "local": everything on this machine; on a CPU (Linux), in as many processes forked of this one as torch
             has threads, on several GPUs in a process each (`rasda.workers` of them train a full-size model under DDP);
             what `model_fn` and `objective` change there is not seen here. HYDRO_RASDA_ONE_PROCESS=1 in the environment
-            keeps a CPU's work in this one; so does one `device` of several GPUs. "ray": groups of surrogates on all
-            devices of a Ray cluster, then full-size trials under DDP, on `rasda.workers` of them and more at each
-            milestone. Or an object, such as a `LocalBackend` or a `RayBackend`: then `device`, `address`,
-            `resources_per_worker` and `scheduler` are its own. On several devices of a cluster, who goes on depends on
-            the order in which trials come in: the same call may find another best loss than "local".
+            keeps a CPU's work in this one; so does one `device` of several GPUs. "ray": the same on all devices of a
+            Ray cluster, where full-size trials train under DDP, on `rasda.workers` devices and more at each milestone.
+            Or an object, such as a `LocalBackend` or a `RayBackend`: then `device`, `address` and
+            `resources_per_worker` are its own. The same rules decide on each. On several devices, of whichever backend,
+            who goes on in the sweep can depend on the order in which trials come in.
         address: Of a running Ray cluster; None starts Ray on this machine and stops it again.
         resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
             a GPU where the cluster has any, else all CPUs of a node. More: see `RayBackend`.
-        scheduler: Of the full-size trials on Ray: "rasda"; "asha", "hyperband", "median" or "pbt"; or one of Ray Tune's
-            schedulers. All but RASDA train on `rasda.workers` throughout.
         storage_path: Folder of runs.
         name: Folder of this run below it; None makes one from the time.
         resume: What to do where there is a run of this name. "auto" goes on with it, if it is this one: of the same
@@ -217,6 +222,7 @@ def tune(
         progress: Whether to print.
         callbacks: Told what happens, while it happens (`hydro_rasda.Event`): functions of an event, or objects with a
             method `on_event`. They are no part of what a run is. One that raises is named in a warning and left out.
+        gone: None are taken. What earlier versions took is refused with what to write in its place.
 
     Returns:
         The best configuration, its trained model, and every trial's record.
@@ -227,6 +233,7 @@ def tune(
         AllTrialsFailed: where no trial has a finite metric.
         KeyboardInterrupt: on Ctrl-C; the same call goes on from the last finished unit of work.
     """
+    refuse_gone("tune", gone)
     settings = TuneConfig(
         metric=metric,
         mode=mode,
@@ -251,7 +258,7 @@ def tune(
         time_budget_s=time_budget_s,
         seed=seed,
     )
-    trains_on = _backend(backend, device, address, resources_per_worker, scheduler)
+    trains_on = _backend(backend, device, address, resources_per_worker)
     if settings.graph is True and isinstance(trains_on, LocalBackend):
         rule = "'auto' or False where no device is a GPU of CUDA's"
         require(any(where.type == "cuda" for where in trains_on.devices), "graph", True, rule)
@@ -271,7 +278,7 @@ def tune(
     }
     more: dict[str, Callable[..., Any] | None] = {"metrics": metrics, "full_size": full_size}
     functions |= {name: function for name, function in more.items() if function is not None}
-    identity = Identity(space, searcher, sweep_rule, trains_on.scheduler, functions, first)
+    identity = Identity(space, searcher, sweep_rule, functions, first)
     searcher = _prepared(searcher, space, settings)
     given = as_objective(objective, loss_fn, collected=metrics is not None)
     with _never_ending_well(), preserved_generators():
@@ -357,7 +364,6 @@ def _backend(
     device: str | torch.device | None,
     address: str | None,
     resources_per_worker: Mapping[str, float] | None,
-    scheduler: str | TrialScheduler,
 ) -> Backend:
     """The backend of this name, made of the arguments that are for it; or the object that was given."""
     named = isinstance(backend, str)
@@ -368,11 +374,10 @@ def _backend(
         # What runs locally does not wait for it.
         from hydro_rasda.backends.ray.backend import RayBackend
 
-        return RayBackend(address, resources_per_worker, scheduler)
+        return RayBackend(address, resources_per_worker)
     needs_ray = "left out, unless `backend` is 'ray'"
     require(address is None, "address", address, needs_ray)
     require(resources_per_worker is None, "resources_per_worker", resources_per_worker, needs_ray)
-    require(isinstance(scheduler, str) and scheduler == "rasda", "scheduler", scheduler, needs_ray)
     if isinstance(backend, Backend):
         require(device is None, "device", device, "left out, unless `backend` is 'local'")
         return backend

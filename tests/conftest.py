@@ -11,6 +11,7 @@ import pytest
 RAY = (
     "tests/hydro_rasda/backends/ray/",
     "tests/hydro_rasda/backends/test_contract.py",
+    "tests/hydro_rasda/backends/test_doubling.py",
     "tests/hydro_rasda/backends/test_either_backend.py",
     "tests/benchmarks/vs_asha/test_cell.py",
     "tests/test_examples.py::test_digits_on_ray",

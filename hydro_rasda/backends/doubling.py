@@ -1,19 +1,15 @@
-"""Full-size trials on several devices of a pool, under DDP: RASDA's doubling in space (section 3.1), without Ray."""
+"""Full-size trials on several devices of a pool, under DDP or FSDP: RASDA's doubling in space (section 3.1)."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
-
-import torch
+from statistics import median
+from typing import Any, Literal
 
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
-from hydro_rasda.backends.temporary import make_folder, owner, remove_left
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import TargetOutcome, TargetTask
 from hydro_rasda.data import Shard
@@ -34,14 +30,16 @@ class _Ranks:
     Attributes:
         task: What of it.
         devices: Each rank's.
-        folder: Where they meet.
+        meeting: Where they find each other.
         endings: By rank, what it gave, or what ended its process.
+        lost: Whether a machine has ended, and with it one of them.
     """
 
     task: TargetTask
     devices: Sequence[int]
-    folder: Path
+    meeting: Any
     endings: dict[int, TargetOutcome | str] = field(default_factory=dict)
+    lost: bool = False
 
     @property
     def failed(self) -> bool:
@@ -58,38 +56,46 @@ class DoublingPool(DevicePool):
     A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices
     never gives more. The ranks of one of which a process dies, or raises, are ended and replaced together.
 
-    Where one worker is all that is asked for (`workers=1` and no `max_workers`), each device trains whole trials.
+    Where one worker is all that is asked for, or one device all that there is, each device trains whole trials.
 
     Args:
         run: Whose trials they train.
-        where: The devices.
+        count: Number of devices.
+        through: What carries the messages of ranks: NCCL wants a GPU for each.
+        grows: Whether trials grow where `rasda.workers` is 1 and `rasda.max_workers` says nothing.
     """
 
-    def __init__(self, run: Run, where: Sequence[torch.device]) -> None:
-        super().__init__(run, len(where))
+    def __init__(self, run: Run, count: int, through: Literal["gloo", "nccl"], grows: bool = False) -> None:
+        super().__init__(run, count)
         asked = run.settings.rasda
-        self._shared = max(asked.workers, asked.max_workers or 1) > 1
+        self._asked = asked.workers > 1 or (grows if asked.max_workers is None else asked.max_workers > 1)
         self._rule = _rule(run.settings)
-        each_its_own = len({*where}) == len(where) and all(device.type == "cuda" for device in where)
-        self._through: Literal["gloo", "nccl"] = "nccl" if each_its_own else "gloo"
+        self._through = through
         self._ranks: list[_Ranks] = []
-        remove_left()
+
+    def _meeting(self, devices: Sequence[int]) -> Any:
+        """Where the ranks on these devices are to find each other; see `Trainer.train_rank`."""
+        raise NotImplementedError
+
+    def _end_meeting(self, meeting: Any) -> None:
+        """Called once they need it no more."""
 
     def _free(self) -> list[int]:
         held = {number for ranks in self._ranks for number in ranks.devices}
         return [number for number in super()._free() if number not in held]
 
     def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
-        if not self._shared:
+        if not self._asked or self._capacity() == 1:
             yield from super().train_each(tasks)
             return
         tasks, task = iter(tasks), None
         while True:
             idle = list(self.idle())
             while idle and (task := task or self._next(tasks)) is not None and (size := self._size(task)) <= len(idle):
-                self._begin(task, idle[:size])
-                idle, task = idle[size:], None
-            if idle and task is None and not self._ranks:
+                chosen = nearest({number: self._devices[number].node for number in idle}, size)
+                self._begin(task, chosen)
+                idle, task = [number for number in idle if number not in chosen], None
+            if (idle and task is None and not self._ranks) or self._in_vain():
                 return
             self._begin_again()
             self._take_ready()
@@ -101,7 +107,7 @@ class DoublingPool(DevicePool):
 
     def _size(self, task: TargetTask) -> int:
         """On how many devices a trial trains."""
-        rule, start = self._rule, task.span.start
+        rule, start, capacity = self._rule, task.span.start, self._capacity()
         last = self._run.metrics["target", task.number][-1] if start else {}
         held = int(last.get("workers", rule.workers))
         growth = Growth(
@@ -109,22 +115,32 @@ class DoublingPool(DevicePool):
             due=rule.workers_at(start),
             base=rule.workers,
             alive=task.beside,
-            capacity=self._count,
+            capacity=capacity,
             seconds={},
-            free=self._count,
+            free=capacity,
             sharing=task.beside,
+            own=self._epoch_seconds(task.number),
             efficiency=last.get(SCALING_EFFICIENCY),
             noise_scale=noise_in_workers(last, held),
         )
         settled = rule.grow == "efficient" and start not in rule.milestones
-        return min(held if settled else rule.resize(growth), self._count)
+        return min(held if settled else rule.resize(growth), capacity)
+
+    def _epoch_seconds(self, number: int) -> dict[int, float]:
+        """What an epoch of a full-size trial has taken, by number of workers: as a function of the user's may report
+        nothing of it."""
+        taken = defaultdict[int, list[float]](list)
+        for key, unit in self._run.store.units().items():
+            if key.startswith(f"target/trial-{number}/to-") and unit.lines:
+                taken[int(unit.lines[-1].get("workers", 1))].append(unit.seconds / len(unit.lines))
+        return {workers: median(seconds) for workers, seconds in taken.items()}
 
     def _begin(self, task: TargetTask, devices: Sequence[int]) -> None:
         run, number, world = self._run, task.number, len(devices)
-        ranks = _Ranks(task, devices, Path(make_folder(owner(os.getpid()))))
+        ranks = _Ranks(task, devices, self._meeting(devices) if world > 1 else None)
         self._ranks.append(ranks)
         sources = [task.source] if task.source is not None else []
-        given = Given({number: run.trials[number]}, self._load(sources), run.seconds_left("target"), self._count)
+        given = Given({number: run.trials[number]}, self._load(sources), run.seconds_left("target"), self._capacity())
         before = run.store.units()[task.source].value if task.source is not None else {}
         carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
         if task.span.start and run.metrics["target", number][-1].get("workers", world) != world:
@@ -132,10 +148,11 @@ class DoublingPool(DevicePool):
         # Fewer than its first workers share the batch that was tuned, as these do.
         growth = max(1.0, world / self._rule.workers)
         for rank, at in enumerate(devices):
-            place = Place(Shard(rank, world), growth, ranks.folder / "meeting", self._through, carried)
+            place = Place(Shard(rank, world), growth, self._through, carried)
             device = self._devices[at]
             device.heard = time.monotonic()
-            device.work, device.answer = [task], device.process.ask("train_rank", task, given, place)
+            device.work = [task]
+            device.answer = device.process.ask("train_rank", task, given, place, ranks.meeting)
 
     def _ranks_of(self, number: int) -> _Ranks | None:
         return next((ranks for ranks in self._ranks if number in ranks.devices), None)
@@ -164,7 +181,7 @@ class DoublingPool(DevicePool):
         try:
             ending = answer.result()
         except DeviceDied as death:
-            ending = str(death)
+            ending, ranks.lost = str(death), ranks.lost or self._is_lost(number)
         ranks.endings[ranks.devices.index(number)] = ending
 
     def _take_ready(self) -> None:
@@ -178,17 +195,19 @@ class DoublingPool(DevicePool):
         if failed:
             self._hear_out(ranks)
         self._ranks.remove(ranks)
-        shutil.rmtree(ranks.folder, ignore_errors=True)
+        self._end_meeting(ranks.meeting)
+        raised_alone = len(ranks.devices) == 1 and not isinstance(ranks.endings[0], str)
         for number in ranks.devices:
-            if failed:  # the others wait for one that will not come
+            if failed and not raised_alone:  # the others wait for one that will not come
                 self._replace(number)
             else:
                 self._devices[number].work = None
         ending = _blamed(ranks.endings) if failed else ranks.endings[0]
-        if isinstance(ending, str):
+        if ranks.lost:
+            self._lose([ranks.task], "", lost=True)
+        elif isinstance(ending, str):
             self._lose([ranks.task], ending)
         else:
-            self._trained(len(ending.history))
             self._outcomes.append(replace(ending, device=ranks.devices[0]))
 
     def _hear_out(self, ranks: _Ranks) -> None:
@@ -202,8 +221,27 @@ class DoublingPool(DevicePool):
     def close(self) -> None:
         super().close()
         for ranks in self._ranks:
-            shutil.rmtree(ranks.folder, ignore_errors=True)
+            self._end_meeting(ranks.meeting)
         self._ranks.clear()
+
+
+def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
+    """So many devices, on as few nodes as may be, and of the nodes with as few idle ones as will do.
+
+    Args:
+        nodes: Of each idle device.
+        count: At most as many as there are.
+
+    >>> nodes = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
+    >>> nearest(nodes, 1), nearest(nodes, 2), nearest(nodes, 4)
+    ([5], [3, 4], [0, 1, 2, 3])
+    """
+    of_node = defaultdict[str, list[int]](list)
+    for device, node in nodes.items():
+        of_node[node].append(device)
+    smallest_first = sorted(of_node.values(), key=len)
+    whole = next((devices for devices in smallest_first if len(devices) >= count), None)
+    return (whole or [device for devices in reversed(smallest_first) for device in devices])[:count]
 
 
 def _rule(settings: TuneConfig) -> RASDA:

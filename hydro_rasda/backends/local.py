@@ -42,8 +42,6 @@ class LocalBackend:
             share.
     """
 
-    scheduler = "rasda"
-
     def __init__(self, devices: Sequence[str | torch.device] | None = None, memory: float | None = None) -> None:
         listed = devices is None or isinstance(devices, list | tuple)
         require(listed, "devices", devices, "None, or a list of one device or more")
@@ -125,16 +123,10 @@ class LocalDevice:
         self._task = None
         return [Finished(task, outcome, time.perf_counter() - started)]
 
-    def on_progress(self, share: float, best: Sequence[int]) -> None:
-        """The finalists wait until the sweep is done: there is no other device."""
-
     def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
         tasks = iter(tasks)
         while together := list(islice(tasks, self._device.cores)):
             yield from self._device.train_targets(together, self._work("target"))
-
-    def race(self, finalists: Sequence[int]) -> bool:
-        return False
 
     def _work(self, stage: Stage) -> Work:
         run = self._run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -57,6 +58,8 @@ class _Device:
     """What that is of; None where it is the description that a new process gives of itself."""
     machine: str = ""
     cores: int = 1
+    node: str = ""
+    """Equal for devices of one machine, where a backend has several."""
     heard: float = 0.0
     """When what is under way began, or was last heard of."""
 
@@ -75,9 +78,6 @@ class DevicePool:
         count: Number of devices.
     """
 
-    _by_epoch = False
-    """Whether processes report each epoch, and not tasks alone; see `Pace`."""
-
     def __init__(self, run: Run, count: int) -> None:
         self._run, self._count = run, count
         self._devices: dict[int, _Device] = {}
@@ -91,6 +91,7 @@ class DevicePool:
         self._paces: dict[str, Pace] = {}
         self._never_came = 0
         self._met = False
+        self._warned: dict[Any, Any] = {}
 
     def _process(self, device: int) -> DeviceProcess:
         """Start a device's process; returns at once."""
@@ -104,9 +105,13 @@ class DevicePool:
         """What gives these checkpoints in a device's process."""
         raise NotImplementedError
 
-    def _trained(self, epochs: int) -> None:
-        """Called with the epochs of what is done, for the progress that the user sees."""
-        self._run.advance(epochs)
+    def _capacity(self) -> int:
+        """How many devices there are, or will be again where a process has died."""
+        return self._count
+
+    def _is_lost(self, device: int) -> bool:
+        """Whether a device whose process has died went with its machine, and not for what it trained."""
+        return False
 
     def begin(self) -> None:
         """Start all processes, now instead of when they are first asked for; returns at once."""
@@ -123,7 +128,7 @@ class DevicePool:
         self._met = True
         if not self._devices:
             self.begin()
-        while any(device.arrives for device in self._devices.values()):
+        while sum(not device.arrives for device in self._devices.values()) < self._capacity():
             self._take_ready()
 
     def idle(self) -> Sequence[int]:
@@ -136,11 +141,13 @@ class DevicePool:
 
     def busy(self) -> bool:
         """Also where every device's process has died: work goes on once one of them is there again."""
-        devices = self._devices.values()
-        if self._again or self._done or any(device.work is not None for device in devices):
+        if self._again or self._done or any(device.work is not None for device in self._devices.values()):
             return True
-        none_there = self._met and bool(devices) and all(device.arrives for device in devices)
-        return none_there and not self._run.out_of_time("surrogate")
+        return self._none_is_there() and not self._run.out_of_time("surrogate")
+
+    def _none_is_there(self) -> bool:
+        devices = self._devices.values()
+        return self._met and bool(devices) and all(device.arrives for device in devices)
 
     def speed(self, device: int, kind: str) -> float | None:
         return self._speeds.get((device, kind))
@@ -190,7 +197,8 @@ class DevicePool:
         stage: Stage,
     ) -> None:
         run, device = self._run, self._devices[number]
-        given = Given({n: run.trials[n] for n in trials}, self._load(sources), run.seconds_left(stage), self._count)
+        load, seconds = self._load(sources), run.seconds_left(stage)
+        given = Given({n: run.trials[n] for n in trials}, load, seconds, self._capacity())
         device.heard = time.monotonic()
         device.work, device.answer = work, device.process.ask(method, work, given)
 
@@ -230,10 +238,20 @@ class DevicePool:
             return None
         name = "target" if isinstance(work, list) else " ".join(sorted({g.kind for g in work.groups}))
         if name not in self._paces:
-            epochs = 1 if self._by_epoch else self._run.settings.max_t
-            foreseen = epochs * self._run.problem.first_epoch_seconds(name)
-            self._paces[name] = Pace("no epoch was over" if self._by_epoch else "no task was over", foreseen=foreseen)
+            foreseen = self._run.problem.first_epoch_seconds(name)
+            self._paces[name] = Pace("no epoch was over", foreseen=foreseen)
         return self._paces[name]
+
+    def _hear(self, number: int, kind: str, content: Any) -> None:
+        """Take in what a device's process says while it trains: "notified" of epochs, or "warned"."""
+        if kind == "notified":
+            if number in self._devices:
+                self._heard(number)
+            epochs, metrics = content
+            self._run.advance(epochs, self._run.note(metrics))
+        else:
+            for warning in content:
+                warnings.warn_explicit(**warning, registry=self._warned)
 
     def _heard(self, number: int) -> None:
         """A device has said something of what it trains."""
@@ -248,21 +266,20 @@ class DevicePool:
         try:
             result = answer.result()
         except DeviceDied as death:
+            lost = self._is_lost(number)
             self._replace(number)
-            self._lose(work, str(death))
+            self._lose(work, str(death), lost)
             return
         self._heard(number)
         device.answer = device.work = None
         if work is None:
-            (device.machine, device.cores), self._never_came = result, 0
+            (device.machine, device.cores, device.node), self._never_came = result, 0
         elif isinstance(work, GroupTask):
             outcome, seconds = result
             epochs = len(work.members) * (work.span.stop - work.span.start)
             self._speeds |= {(number, group.kind): epochs / max(seconds, 1e-9) for group in work.groups}
-            self._trained(epochs)
             self._done.append(Finished(work, outcome, seconds, number))
         else:
-            self._trained(sum(len(outcome.history) for outcome in result))
             self._outcomes += [replace(outcome, device=number) for outcome in result]
 
     def _replace(self, number: int) -> None:
@@ -270,9 +287,20 @@ class DevicePool:
         self._devices[number].process.end()
         self._devices[number] = self._opened(number)
 
-    def _lose(self, work: GroupTask | list[TargetTask] | None, how: str) -> None:
-        """Say what follows where a process died of its work, or before it could begin any."""
-        if work is None:
+    def _lose(self, work: GroupTask | list[TargetTask] | None, how: str, lost: bool = False) -> None:
+        """Have work done again whose process died, or say that it died of it.
+
+        Args:
+            work: None where the process died before it could begin any.
+            how: What ended it.
+            lost: Whether that was its machine's end, which counts against no work.
+        """
+        if lost:
+            if isinstance(work, GroupTask):
+                self._again.append(work)
+            else:
+                self._targets_again += work or []
+        elif work is None:
             self._never_came += 1
             if self._never_came >= DEATHS * self._count:
                 raise RuntimeError(f"the process of a device did not start:\n{how}")
@@ -304,10 +332,16 @@ class DevicePool:
                 self._train(number, together, "train_targets", numbers, sources, "target")
             if all_begun and not any(isinstance(device.work, list) for device in self._devices.values()):
                 return
+            if self._in_vain():
+                return
             self._begin_again()
             self._take_ready()
             outcomes, self._outcomes = self._outcomes, []
             yield from outcomes
+
+    def _in_vain(self) -> bool:
+        """Whether no device is there that could train, and the time is over."""
+        return self._none_is_there() and self._run.out_of_time("target")
 
     def _next_targets(self, tasks: Iterator[TargetTask], cores: int) -> list[TargetTask]:
         """Those that a device trains at the same time: its share of all that are trained to their milestone."""
@@ -315,21 +349,12 @@ class DevicePool:
             return [self._targets_again.pop(0)]
         together = list(islice(tasks, 1))
         if together:
-            share = -(-together[0].beside // self._count)
+            share = -(-together[0].beside // self._capacity())
             together += islice(tasks, min(share, cores) - 1)
         return together
 
-    def race(self, finalists: Sequence[int]) -> bool:
-        return False
-
-    def on_progress(self, share: float, best: Sequence[int]) -> None:
-        """The finalists wait until the sweep is done."""
-
-    def retire(self, device: int) -> None:
-        """End an idle device's process."""
-        self._devices.pop(device).process.end()
-
     def close(self) -> None:
         """End all processes."""
-        for device in list(self._devices):
-            self.retire(device)
+        while self._devices:
+            _, device = self._devices.popitem()
+            device.process.end()

@@ -11,6 +11,7 @@ import io
 import mmap
 import os
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -29,6 +30,7 @@ import torch
 
 from hydro_rasda.backends.doubling import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
+from hydro_rasda.backends.temporary import make_folder, owner, remove_left
 from hydro_rasda.data.tensors import from_bytes, to_bytes
 from hydro_rasda.run.files import load_checkpoint, open_to_read, refuse_open_to_others
 from hydro_rasda.run.state import Run
@@ -54,17 +56,16 @@ class LocalProcesses(DoublingPool):
         memory: Bytes of the CPU's memory for all that train on it.
     """
 
-    _by_epoch = True
-
     def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
-        super().__init__(run, devices)
         from hydro_rasda.backends.sharing import SharedGpus  # which the devices' processes do without
 
+        each_its_own = len({*devices}) == len(devices) and all(device.type == "cuda" for device in devices)
+        super().__init__(run, len(devices), "nccl" if each_its_own else "gloo")
+        remove_left()
         self._where, self._memory = devices, memory
         self._gpus = SharedGpus()
         self._file = run.store.path / PROBLEM
         self._threads = max(1, torch.get_num_threads() // len(devices))
-        self._warned: dict[Any, Any] = {}
 
     def __enter__(self) -> LocalProcesses:
         refuse_open_to_others(self._file.parent)
@@ -93,18 +94,12 @@ class LocalProcesses(DoublingPool):
             where = torch.device("cuda", 0)
         return _Process(self._file, where, self._threads, share, shared, partial(self._hear, device))
 
-    def _hear(self, device: int, kind: str, content: Any) -> None:
-        """Take in what a process says while it trains."""
-        if kind == "notified":
-            self._heard(device)
-            epochs, metrics = content
-            self._run.advance(epochs, self._run.note(metrics))
-        else:
-            for warning in content:
-                warnings.warn_explicit(**warning, registry=self._warned)
+    def _meeting(self, devices: Sequence[int]) -> Path:
+        return Path(make_folder(owner(os.getpid())), "meeting")
 
-    def _trained(self, epochs: int) -> None:
-        """Each was reported when it was over."""
+    def _end_meeting(self, meeting: Path | None) -> None:
+        if meeting is not None:
+            shutil.rmtree(meeting.parent, ignore_errors=True)
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
         of = {answer.connection: answer for answer in answers if isinstance(answer, _Answer)}

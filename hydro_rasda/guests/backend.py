@@ -37,7 +37,6 @@ class BubbleBackend:
         ValueError: for an argument that cannot be.
     """
 
-    scheduler = "rasda"
     device = torch.device("cpu")
 
     def __init__(self, source: str | Path, groups: int = 2, checkpoint_s: float = 120.0) -> None:

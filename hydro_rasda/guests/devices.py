@@ -117,9 +117,6 @@ class BubbleDevices:
         """Measured on the tuner's machine: no clock tells how fast a guest would be that is stopped and continued."""
         return self._device.plan(kinds)
 
-    def on_progress(self, share: float, best: Sequence[int]) -> None:
-        """The finalists wait until the sweep is done."""
-
     def start(self, device: int, task: GroupTask) -> None:
         self._forget()
         parts = task.parts()
@@ -162,9 +159,6 @@ class BubbleDevices:
             under_way = [work for work in under_way if not work.done]
             self._over += [key for work in done for key in work.saved]
             yield from (work.outcome for work in done if work.outcome is not None)
-
-    def race(self, finalists: Sequence[int]) -> bool:
-        return False
 
     def close(self) -> None:
         """Send all guests away: what they train, nobody waits for any more."""

@@ -36,8 +36,6 @@ def call_of(asked: Mapping[str, Any]) -> str:
         arguments.append(f"rasda=RASDAConfig({', '.join(f'{name}={value!r}' for name, value in rasda.items())})")
     arguments += [f"{name}={asked[name]}(...)" for name in _FUNCTIONS if asked.get(name)]
     arguments += [f"{name}={name}" for name in ("first", "metrics", "full_size") if name in asked.get("digests", {})]
-    if asked.get("scheduler") not in (None, "rasda"):
-        arguments.append(f"scheduler={asked['scheduler']!r}")
     function = "objective" if "objective" in asked.get("digests", {}) else "loss_fn"
     space = _space(asked["space"], 1)
     lines = ["model_fn", space, "train_data=train_data", "val_data=val_data", f"{function}={function}", *arguments]

@@ -21,7 +21,7 @@ def timeline(result: RunRecord) -> Figure:
     """What trained when: a bar for each fused group and full-size model, a row for each place on a device.
 
     Bars above each other trained beside each other. Numbers are the width of a group: its trials. A row says how much
-    of the time it was busy. Where the journal does not name devices (full size on Ray), rows are what trained at once.
+    of the time it was busy. Where the journal does not name devices, rows are what trained at once.
     """
     found = trainings(journal_of(result))
     if not found:

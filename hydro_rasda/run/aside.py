@@ -14,7 +14,7 @@ ASIDE = "before-"
 """Name of such a run's folder, with a number from 1."""
 
 # The journal moves last: without it, a folder is of a process that was killed on the way.
-_MOVED = ("checkpoints", "ray", MESSAGES, JOURNAL)
+_MOVED = ("checkpoints", MESSAGES, JOURNAL)
 
 
 def set_aside(path: Path) -> str:

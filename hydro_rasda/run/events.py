@@ -154,7 +154,7 @@ class FinalistsChosen(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded(Event):
-    """A scheduler on Ray is done with a full-size trial.
+    """The training of a full-size trial has ended by itself, before its last epoch.
 
     Attributes:
         trial: Its number.

@@ -37,7 +37,6 @@ class Identity:
         space: The search space.
         searcher: A searcher of Ray Tune's, or None for random sampling.
         sweep_rule: The user's, or None for successive halving.
-        scheduler: What decides in the full-size stage: "rasda", or an object.
         functions: The user's, by argument: "model_fn", and "loss_fn" or "objective".
         first: Configurations that are tried first.
     """
@@ -47,7 +46,6 @@ class Identity:
         space: Mapping[str, Any],
         searcher: Any,
         sweep_rule: Any,
-        scheduler: Any,
         functions: Mapping[str, Callable[..., Any]],
         first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
@@ -55,9 +53,8 @@ class Identity:
             "space": describe(hide(space, secrets_of(space))),  # by their digest, they count
             "searcher": type(searcher).__name__ if searcher else None,
             "sweep_rule": type(sweep_rule).__name__ if sweep_rule else None,
-            "scheduler": scheduler if isinstance(scheduler, str) else type(scheduler).__name__,
         }
-        self._made = {"space": content(space), "searcher": parameters(searcher), "scheduler": parameters(scheduler)}
+        self._made = {"space": content(space), "searcher": parameters(searcher)}
         if sweep_rule is not None:
             self._made["sweep_rule"] = parameters(sweep_rule)
         if first:
@@ -140,7 +137,7 @@ def _seeded(read: Callable[[], Any]) -> Any:
 
 
 def parameters(made: object) -> Content:
-    """A searcher's or scheduler's class and what it was made with, as far as it remembers; not what it has learned."""
+    """A searcher's or rule's class and what it was made with, as far as it remembers; not what it has learned."""
     if made is None or isinstance(made, str):
         return content(made)
     cls = type(made)

@@ -16,7 +16,7 @@ from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.run.store import SPEC, Store, read_asked
 from hydro_rasda.run.summary import sum_up
-from hydro_rasda.run.targets import decided_targets, run_end, settle_configs, take_in_targets, tried_targets
+from hydro_rasda.run.targets import decided_targets, run_end, take_in_targets, tried_targets
 from hydro_rasda.run.transfer import recalled_transfer
 from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, move_of
 from hydro_rasda.trial import Trial
@@ -48,7 +48,6 @@ def read_record(path: str | Path) -> RunRecord:
     dropped = _take_in_sweep(run)
     run.transfer = recalled_transfer(run)
     take_in_targets(run)
-    settle_configs(run)
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
     return sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
 
@@ -92,9 +91,13 @@ def or_why(make: Callable[[], T]) -> T | Unreadable:
 def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
     """The settings of a run, as far as its `run.json` tells."""
     # `lr_rule` may be a function, and nothing that is read calls it.
-    rasda = RASDAConfig(**{**asked["rasda"], "lr_rule": "auto"})
-    names = {field.name for field in fields(TuneConfig)}
-    return TuneConfig(**{name: value for name, value in asked.items() if name in names} | {"rasda": rasda})
+    rasda = RASDAConfig(**_known(RASDAConfig, asked["rasda"]) | {"lr_rule": "auto"})
+    return TuneConfig(**_known(TuneConfig, asked) | {"rasda": rasda})
+
+
+def _known(kind: type[RASDAConfig | TuneConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a kind of settings has of values: earlier versions kept others, too."""
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
 
 
 def _take_in_sweep(run: Run) -> set[int]:

@@ -7,7 +7,6 @@ What is trained at full size is recorded alike on every backend, so that each go
   and whether it was "swept": trained by the sweep, whose metrics up to there are then the trial's own. Of several
   devices, the "device"; where trials shared it, how many trained "beside" each other, itself included.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
-- `target/trial-{n}/ended-after-{epoch}`: a scheduler of Ray's is done with it.
 - `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
 - `target/done`: the stage is over, for the finalists that it names.
 """
@@ -17,16 +16,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
 from hydro_rasda.schedulers import Outlook, Race
-from hydro_rasda.trial import Trial
-
-if TYPE_CHECKING:  # brings Ray along
-    from hydro_rasda.space import Config
 
 DONE = "target/done"
 _ENDED = "target/ended-by-"
@@ -34,7 +29,7 @@ _BY_SCORE = f"{_ENDED}score-"
 
 RunEnd = Literal["finished", "out of time", "open"]
 
-_UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|ended-after|done-after)-(?P<epoch>\d+)")
+_UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|done-after)-(?P<epoch>\d+)")
 _KEPT = re.compile(r"target/to-(\d+)/kept.*")
 
 
@@ -89,7 +84,7 @@ def take_in_targets(run: Run) -> list[str]:
 
 
 def decided_targets(run: Run) -> dict[int, bool]:
-    """Of full-size trials that stand where a decision was taken, here or by a scheduler on Ray, whether they go on."""
+    """Of full-size trials that stand where a decision was taken, whether they go on."""
     decided: dict[int, bool] = {}
     reached: dict[int, int] = {}
     for key, unit in run.store.units().items():
@@ -98,28 +93,12 @@ def decided_targets(run: Run) -> dict[int, bool]:
             if name["what"] == "to":
                 reached[number] = int(name["epoch"])
                 decided.pop(number, None)
-            elif name["what"] in ("ended-after", "done-after"):
+            elif name["what"] == "done-after":
                 decided[number] = False
         elif (decision := _KEPT.fullmatch(key)) is not None:
             there = (number for number, epoch in reached.items() if epoch == int(decision[1]))
             decided |= {number: number in unit.value for number in there}
     return decided
-
-
-def trained_config(run: Run, number: int) -> tuple[int, Config]:
-    """What a trial's last checkpoint was trained with, and whose sampled configuration that began as.
-
-    PBT has a trial go on with another one's model, and changes what the optimizer reads.
-    """
-    name = run.checkpoints.get(number)
-    value = run.store.units()[name].value if name is not None else {}
-    origin = value.get("origin", number)
-    return origin, {**run.trials[origin].config, **value.get("mutable", {})}
-
-
-def settle_configs(run: Run) -> None:
-    """Have the run's configurations say what the checkpoints were trained with."""
-    run.trials |= {n: Trial(n, trained_config(run, n)[1]) for n in run.checkpoints if n in run.trials}
 
 
 def tried_targets(run: Run, finalists: Sequence[int]) -> list[int]:
@@ -224,15 +203,6 @@ def record_done(run: Run, number: int) -> None:
 def done_early(run: Run, number: int) -> bool:
     """Whether the training of a full-size trial has ended by itself where it is, before the last epoch."""
     return run.store.done(f"target/trial-{number}/done-after-{run.epochs('target', number)}")
-
-
-def record_end(run: Run, number: int) -> None:
-    """Keep that a scheduler ended a full-size trial where it is."""
-    epoch = run.epochs("target", number)
-    key = f"target/trial-{number}/ended-after-{epoch}"
-    if not run.store.done(key):
-        run.store.record(key, Unit(None))
-        run.notify(TrialEnded, trial=number, epoch=epoch)
 
 
 def run_end(run: Run) -> RunEnd:

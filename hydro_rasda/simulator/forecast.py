@@ -134,8 +134,8 @@ def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, st
 def forecast_tune(run: PastRun, study: Study) -> list[Forecast]:
     """What `tune(backend="ray")` would take: the sweep on surrogates, then the finalists under the run's own RASDA.
 
-    Groups of surrogates take as long as they did, and go to whichever GPU is free. That full-size models start before
-    the sweep is over is left out.
+    Groups of surrogates take as long as they did, and go to whichever GPU is free. At each milestone, finalists wait
+    for each other, and are halved; that more go on where `full_trainings` allows it is left out.
 
     Returns:
         One forecast; none where the run had no surrogates, or has timed no full-size epoch.
@@ -165,7 +165,7 @@ def _full_size(run: PastRun, study: Study) -> AnyPlan:
     """RASDA as `tune(backend="ray")` has it after a sweep: the run's own settings, where the study does not differ."""
     before = run.settings["rasda"]
     max_t = study.max_t or int(run.settings["max_t"])
-    grace = study.grace_period or before.get("grace_period") or max(1, max_t // 4)
+    grace = study.grace_period or before.get("grace_period") or max(1, max_t // 9)
     return Plan(
         RASDA(
             max_t,
@@ -175,7 +175,7 @@ def _full_size(run: PastRun, study: Study) -> AnyPlan:
             study.workers,
             study.max_workers,
             run.workload.mode,
-            before.get("wait", 0.0),
+            math.inf,
             before.get("grow", "due"),
         )
     )

@@ -23,7 +23,6 @@ from hydro_rasda.run.targets import (
     record_done,
     record_epochs,
     record_failure,
-    settle_configs,
     source_of,
     targets_over,
     tried_targets,
@@ -33,21 +32,19 @@ from hydro_rasda.training.deaths import RETRIES
 
 
 def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> list[int]:
-    """Train the full-size models: as the devices race them, else stopped at RASDA's milestones by their expected ends.
+    """Train the full-size models, stopped at RASDA's milestones by their expected ends.
 
     What earlier processes trained counts, on whichever backend; a stage that is over trains nothing.
 
     Returns:
         All that were trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
     """
-    if not devices.race(finalists):
-        recall_targets(run)
-        settle_configs(run)
-        if another_chance(run, finalists) or not targets_over(run, finalists) or winner_is_lost(run, finalists):
-            forget_unsaved(run)
-            _race(run, finalists, devices)
-        else:  # of more samples, say, the same ones were chosen
-            end_targets(run, finalists)
+    recall_targets(run)
+    if another_chance(run, finalists) or not targets_over(run, finalists) or winner_is_lost(run, finalists):
+        forget_unsaved(run)
+        _race(run, finalists, devices)
+    else:  # of more samples, say, the same ones were chosen
+        end_targets(run, finalists)
     return tried_targets(run, finalists)
 
 
@@ -158,7 +155,7 @@ def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
 
 
 def _record(run: Run, outcome: TargetOutcome, raised: Counter[int]) -> None:
-    """Keep what a full-size training gave; one that raised is tried again before it fails, as on Ray."""
+    """Keep what a full-size training gave; one that raised is tried again before it fails."""
     number = outcome.task.number
     if outcome.error is None:
         assert outcome.state is not None

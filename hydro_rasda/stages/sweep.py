@@ -305,7 +305,6 @@ class _Sweep:
                 self._dispatcher.add(number, state.training[number].goal or 0)
             self._search.tell(number, run.epochs("surrogate", number), run.score("surrogate", number))
         self._done += sum(line["event"] == "metrics" for line in unit.lines)
-        self._devices.on_progress(min(1.0, self._done / max(1, self._expected())), state.best(run.settings.top_k))
 
     def _came(self, number: int) -> bool:
         """Whether a trial on its way is through with its milestone, perhaps in an earlier process; then it waits there.

@@ -60,12 +60,11 @@ def backend_checks() -> Sequence[Check]:
 def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
     """An idle device takes a group, is busy until it is finished, and finishes it once.
 
-    `plan` answers for each kind that it is asked about. `on_progress` may be called at any time.
+    `plan` answers for each kind that it is asked about.
     """
     configs = [{"lr": 0.01 * (n + 1)} for n in range(5)]
     with opened(make_backend(), folder, configs) as (run, devices):
         require(not devices.busy(), "devices are not `busy` before anything was begun")
-        devices.on_progress(0.0, [])
         first, kinds = devices.idle()[0], {"even": [run.trials[0], run.trials[2]], "odd": [run.trials[1]]}
         planned = devices.plan(first, kinds)
         require(planned.keys() == kinds.keys(), f"`plan` answers for each kind, not for {sorted(planned)}")
@@ -74,7 +73,6 @@ def check_groups(make_backend: Callable[[], Backend], folder: Path) -> None:
         require(isinstance(devices.machine(first), str), "`machine` is a string")
         tasks = [group(0, 2), group(1), group(3), group(4)]
         done = train(devices, tasks)
-        devices.on_progress(1.0, [0])
         require_each_once(done, range(5))
         require({finished.task.key for finished in done} == {task.key for task in tasks}, "`finished` names its task")
         for number, history in histories(done).items():

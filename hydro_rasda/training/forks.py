@@ -222,13 +222,13 @@ def send(connection: Connection, kind: str, content: Any) -> None:
 
 def _message(kind: str, content: Any) -> memoryview:
     if kind == "warned":
-        content = [_plain(warning) for warning in content]
+        content = [plain_warning(warning) for warning in content]
     buffer = io.BytesIO()
     torch.save((kind, content), buffer)
     return buffer.getbuffer()
 
 
-def _plain(warning: warnings.WarningMessage) -> dict[str, Any]:
+def plain_warning(warning: warnings.WarningMessage) -> dict[str, Any]:
     """A warning as text, of a class that is here: one of the user's own may not come out of a pickle as it went in."""
     known = next(kind for kind in warning.category.__mro__ if kind.__module__.split(".")[0] in ("builtins", "fusion"))
     text = str(warning.message) if known is warning.category else f"{warning.category.__name__}: {warning.message}"

@@ -1,16 +1,13 @@
-"""Full-size training by several processes of this machine, a rank each, which the tuner starts without Ray."""
+"""Full-size training on several devices of a pool: each device's process is a rank, on either backend."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -22,6 +19,7 @@ from hydro_rasda.training.best import epochs_since
 from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.measured import HISTORY
 from hydro_rasda.training.own_loop import train_own_on_rank
+from hydro_rasda.training.rendezvous import Store
 from hydro_rasda.training.span_worker import Over, SpanWorker
 from hydro_rasda.trial import Trial
 
@@ -36,20 +34,21 @@ class Place:
     Attributes:
         shard: Which rank it is.
         growth: Ranks over the workers of a new trial.
-        meeting: A file by which they find each other, in a folder that only their user can enter.
         through: What carries their messages: NCCL wants a GPU for each.
         carried: What `Worker.saved` gave besides the state that they go on from: "rescaled" and "measured".
     """
 
     shard: Shard
     growth: float
-    meeting: Path
     through: Literal["gloo", "nccl"]
     carried: Mapping[str, Any] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
+    def joined(self, open_store: Callable[[], Store]) -> Iterator[None]:
         """Within it, the default process group holds all of them.
+
+        Args:
+            open_store: Gives that by which they find each other; not called where there is one rank.
 
         What raises within leaves the group as it is, as taking it down could wait for the others for ever: the process
         is of no more use.
@@ -57,11 +56,8 @@ class Place:
         if self.shard.world == 1:
             yield
             return
-        # Else gloo listens where anyone who reaches the machine could write into it.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        store = dist.FileStore(str(self.meeting), self.shard.world)  # type: ignore[attr-defined]  # not exported
         rank, world = self.shard.rank, self.shard.world
-        dist.init_process_group(self.through, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+        dist.init_process_group(self.through, store=open_store(), rank=rank, world_size=world, timeout=TIMEOUT)
         yield
         dist.destroy_process_group()
 
@@ -108,12 +104,11 @@ def train_target_on_ranks(
     task: TargetTask,
     state: Mapping[str, Any] | None,
     place: Place,
+    open_store: Callable[[], Store],
     should_stop: Callable[[], bool],
     on_epoch: Callable[[int, EpochMetrics], None],
 ) -> TargetOutcome:
     """Train one full-size model for a span of epochs, as one of several ranks; each calls it.
-
-    What they train is what ranks on Ray do: shards, learning rates and checkpoints are the same.
 
     Args:
         problem: What is tuned, on this rank's device.
@@ -121,6 +116,7 @@ def train_target_on_ranks(
         task: What to do.
         state: What its source gave.
         place: Which rank this is.
+        open_store: See `Place.joined`.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Told of each, by rank 0.
 
@@ -132,7 +128,7 @@ def train_target_on_ranks(
     try:
         problem = problem.with_settings(seed=task.seed)
         worker = PlacedWorker(problem, trial, task, state, place, should_stop, on_epoch)
-        with place.joined():
+        with place.joined(open_store):
             with contextlib.suppress(Over):
                 if own_loop:
                     train_own_on_rank(worker)

@@ -8,17 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
-from hydro_rasda.data import move
+from hydro_rasda.data import Shard, move
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.device import WHOLE, Device, Share, Work
 from hydro_rasda.training.forks import Notify
 from hydro_rasda.training.fused import Load
 from hydro_rasda.training.places import Place, train_target_on_ranks
+from hydro_rasda.training.rendezvous import Store, file_store
 from hydro_rasda.trial import Trial
 
 
@@ -65,9 +67,9 @@ class Trainer:
         self._problem = problem.on(where)
         self._device = Device(self._problem, may_die=True, share=share)
 
-    def describe(self) -> tuple[str, int]:
-        """`Device.machine` and `Device.cores`."""
-        return self._device.machine, self._device.cores
+    def describe(self) -> tuple[str, int, str]:
+        """`Device.machine` and `Device.cores`, and the node that it is on, where a backend has several."""
+        return self._device.machine, self._device.cores, ""
 
     def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         """See `Device.plan`."""
@@ -84,17 +86,29 @@ class Trainer:
         outcomes = self._device.train_targets(tasks, self._work(given), given.devices)
         return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
 
-    def train_rank(self, task: TargetTask, given: Given, place: Place) -> TargetOutcome:
-        """Train a full-size trial as one of several ranks, each a trainer of its own."""
-        work = self._work(given)
+    def train_rank(self, task: TargetTask, given: Given, place: Place, meeting: Any) -> TargetOutcome:
+        """Train a full-size trial as one of several ranks, each a trainer of its own.
+
+        Args:
+            task: What to do.
+            given: What it needs besides.
+            place: Which rank this is.
+            meeting: Where the ranks find each other: here, a file.
+        """
+        work, open_store = self._work(given), partial(self._store, place.shard, meeting)
 
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             self._notify(1, metrics)
 
         # On the CPU: a rank of several may hold a part alone.
         trial, state = work.trials[task.number], given.load(task.source) if task.source is not None else None
-        outcome = train_target_on_ranks(self._problem, trial, task, state, place, work.should_stop, on_epoch)
+        told = work.should_stop, on_epoch
+        outcome = train_target_on_ranks(self._problem, trial, task, state, place, open_store, *told)
         return replace(outcome, state=move(outcome.state, _CPU, wait=True))
+
+    def _store(self, shard: Shard, meeting: Any) -> Store:
+        """What a rank finds the others by."""
+        return file_store(meeting, shard.world)
 
     def _work(self, given: Given) -> Work:
         deadline = time.monotonic() + given.seconds

@@ -38,9 +38,6 @@ class Scripted:
                 return
             yield self._train(task)
 
-    def race(self, finalists: Sequence[int]) -> bool:
-        return False
-
     def _train(self, task: TargetTask) -> TargetOutcome:
         history: History = []
         for epoch in range(task.span.start + 1, task.span.stop + 1):

@@ -85,11 +85,10 @@ def test_bounds_are_allowed() -> None:
     TuneConfig(time_budget_s=1e-3, checkpoint_every=1, rasda=RASDAConfig(grace_period=27))
 
 
-def test_full_size_stage_begins_with_a_ninth_and_on_ray_with_a_quarter() -> None:
-    assert (TuneConfig(max_t=27).first_look, TuneConfig(max_t=27).full_grace_period) == (3, 6)
-    assert (TuneConfig(max_t=3).first_look, TuneConfig(max_t=3).full_grace_period) == (1, 1)
-    given = TuneConfig(max_t=27, rasda=RASDAConfig(grace_period=9))
-    assert (given.first_look, given.full_grace_period) == (9, 9)
+def test_full_size_stage_begins_with_a_ninth() -> None:
+    assert TuneConfig(max_t=27).first_look == 3
+    assert TuneConfig(max_t=3).first_look == 1
+    assert TuneConfig(max_t=27, rasda=RASDAConfig(grace_period=9)).first_look == 9
 
 
 def test_limits_on_cost_do_not_make_another_run() -> None:

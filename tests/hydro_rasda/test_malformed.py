@@ -152,7 +152,6 @@ TUNE: dict[str, Right] = {
     "backend": nothing,
     "address": none_only,
     "resources_per_worker": none_only,
-    "scheduler": nothing,
     "storage_path": folder,
     "name": either(none_only, name),
     "resume": nothing,
@@ -173,7 +172,7 @@ RASDA: dict[str, Right] = {
     "workers": count,
     "max_workers": count_or_none,
     "lr_rule": nothing,
-    "wait": at_least_0,
+    "wait": none_only,
     "grow": nothing,
 }
 
@@ -206,6 +205,7 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
     (lambda v: RayBackend(address=v), "address", either(none_only, text)),
     (lambda v: RayBackend(resources_per_worker=v), "resources_per_worker", resources),
     (lambda v: RayBackend(scheduler=v), "scheduler", nothing),
+    (lambda v: tuned(scheduler=v), "scheduler", nothing),
     (lambda v: LocalBackend(v), "device", none_only),
     (lambda v: LocalBackend([v]), "device", nothing),
     (lambda v: elastic(v), "train", nothing),

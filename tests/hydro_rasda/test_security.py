@@ -19,12 +19,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from hydro_rasda import BubbleBackend, RayBackend, bubbles, load
+from hydro_rasda import BubbleBackend, bubbles, load
 from hydro_rasda.backends.ray import fork_client
-from hydro_rasda.backends.ray.event_log import EventLog
-from hydro_rasda.backends.ray.rank_worker import _join
 from hydro_rasda.cli import main
 from hydro_rasda.guests.meeting import Door
 from hydro_rasda.loggers import CSVLogger, TensorBoardLogger
@@ -39,6 +36,7 @@ from hydro_rasda.run.reading import read_record
 from hydro_rasda.run.report import PrintableConsole
 from hydro_rasda.run.store import DOING, Store, read_asked
 from hydro_rasda.simulator.journal import read_run
+from hydro_rasda.training.rendezvous import listening_store
 from tests.hydro_rasda.journals import write_run
 
 NOBODY = 65534
@@ -256,14 +254,6 @@ def test_jobs_write_through_no_link(planted: str, tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_nor_one_in_the_folder_of_rays(tmp_path: Path) -> None:
-    (tmp_path / "victim").write_text("precious")
-    (tmp_path / "events.jsonl").symlink_to(tmp_path / "victim")
-    with pytest.raises(Unsafe):
-        EventLog(tmp_path / "events.jsonl")
-    assert (tmp_path / "victim").read_text() == "precious"
-
-
 def test_a_folder_of_pickles_that_all_can_write_to_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path / "jobs", tmp_path / "run", tmp_path / "bubbles"):
         folder.mkdir()
@@ -271,9 +261,9 @@ def test_a_folder_of_pickles_that_all_can_write_to_is_refused(tmp_path: Path) ->
     with pytest.raises(Unsafe, match="`chmod o-w` it"):
         pack([["true"]], [Device("cpu", 1e9)], storage_path=tmp_path, name="jobs", verbose=False)
     run: Any = SimpleNamespace(store=SimpleNamespace(path=tmp_path / "run"))
-    for backend in (RayBackend(), BubbleBackend(tmp_path / "elsewhere")):
-        with pytest.raises(Unsafe, match="can have this run execute code"), backend.open(run):
-            pass
+    backend = BubbleBackend(tmp_path / "elsewhere")
+    with pytest.raises(Unsafe, match="can have this run execute code"), backend.open(run):
+        pass
     with pytest.raises(Unsafe), bubbles(SimpleNamespace(), tmp_path / "bubbles"):
         pass
     with pytest.raises(Unsafe):
@@ -281,16 +271,7 @@ def test_a_folder_of_pickles_that_all_can_write_to_is_refused(tmp_path: Path) ->
 
 
 def test_the_store_of_ranks_listens_at_its_own_address_alone() -> None:
-    told: list[Any] = []
-    connection: Any = SimpleNamespace(send=told.append)
-    job = {"store": ("127.0.0.1", 0), "rank": 0, "world_size": 1, "backend": "gloo", "gpus": 0, "timeout_s": 60.0}
-    _join(job, connection)
-    try:
-        ((kind, (host, port)),) = told
-        assert (kind, host) == ("store", "127.0.0.1")
-        assert listeners(port) == {"127.0.0.1"}
-    finally:
-        dist.destroy_process_group()
+    assert listeners(listening_store("127.0.0.1").port) == {"127.0.0.1"}
 
 
 def listeners(port: int) -> set[str]:

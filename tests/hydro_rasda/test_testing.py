@@ -83,13 +83,8 @@ class HasNoClock(Broken):
         super().__init__(run, device)
 
 
-class ClaimsToRace(Broken):
-    def race(self, finalists: Sequence[int]) -> bool:
-        return True
-
-
 class WithDevices:
-    scheduler, device = "rasda", torch.device("cpu")
+    device = torch.device("cpu")
 
     def __init__(self, kind: Callable[[Run, torch.device], Devices]) -> None:
         self._kind = kind
@@ -112,7 +107,6 @@ class WithDevices:
         (FailsAll, "failures"),
         (FailsAll, "deaths"),
         (HasNoClock, "time"),
-        (ClaimsToRace, "race"),
     ],
 )
 def test_a_broken_backend_is_found_out(one_process: None, tmp_path: Path, kind: type[Broken], check: str) -> None:

@@ -1,6 +1,7 @@
-"""The devices of a Ray cluster, each with one actor that trains groups of surrogates.
+"""The devices of a Ray cluster, each with one actor: it trains groups of surrogates, then full-size models.
 
-A device is what one worker of a full-size trial gets: a GPU, or a group of CPU slots.
+A device is what one worker of a full-size trial gets: a GPU, or a group of CPU slots. A full-size trial on several
+workers has as many actors, a rank each, which were there before: to grow costs no start of a process.
 """
 
 from __future__ import annotations
@@ -8,18 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
 import torch
 
-from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied, DevicePool
+from hydro_rasda.backends.doubling import DoublingPool
+from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
+from hydro_rasda.backends.ray.bulletin import Bulletin, Reporter
 from hydro_rasda.backends.ray.ranks import actor_options
+from hydro_rasda.backends.ray.slots import Slots
 from hydro_rasda.checks import require
+from hydro_rasda.data import Shard
 from hydro_rasda.run.state import Run
 from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.training.device import Share
 from hydro_rasda.training.fused import Load
+from hydro_rasda.training.rendezvous import Store, await_ranks, listening_store, reached_store
 from hydro_rasda.training.trainer import Trainer
 
 
@@ -88,28 +95,51 @@ def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
 class _Trainer(Trainer):
     """Trains on what Ray gave its actor."""
 
-    def __init__(self, problem: Any, worker: Mapping[str, float]) -> None:
-        here = ray.get_runtime_context().get_node_id()
-        node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
+    def __init__(self, problem: Any, worker: Mapping[str, float], board: Any, device: int) -> None:
+        self._node = ray.get_runtime_context().get_node_id()
+        node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == self._node)
         where = torch.device("cuda" if worker.get("GPU", 0) > 0 else "cpu")
-        super().__init__(problem, where, max(1, int(worker.get("CPU", 0))), share=share_on(node, worker))
+        self._reporter = Reporter(board, device)
+        threads = max(1, int(worker.get("CPU", 0)))
+        super().__init__(problem, where, threads, self._reporter.notify, share=share_on(node, worker))
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        """Call a method, and tell the tuner what happens meanwhile; of the arguments, futures are resolved."""
+        with self._reporter.telling():
+            return getattr(self, method)(*arguments)
+
+    def describe(self) -> tuple[str, int, str]:
+        machine, cores, _ = super().describe()
+        return machine, cores, self._node
+
+    def host_meeting(self) -> tuple[str, int]:
+        """Listen for the other ranks of what this one trains next as rank 0; returns where."""
+        host = ray.util.get_node_ip_address()
+        self._hosted = listening_store(host)
+        return host, self._hosted.port
+
+    def _store(self, shard: Shard, meeting: tuple[str, int]) -> Store:
+        store = reached_store(*meeting) if shard.rank else self._hosted
+        await_ranks(store, shard.rank, shard.world)
+        return store
 
 
 class _Actor:
     """A device's process on a cluster; see `pool.DeviceProcess`."""
 
-    def __init__(self, worker: Mapping[str, float], problem: Any) -> None:
-        self._actor = ray.remote(**actor_options(worker))(_Trainer).remote(problem, worker)
+    def __init__(self, worker: Mapping[str, float], *arguments: Any) -> None:
+        problem, *others = arguments
+        self._actor = ray.remote(**actor_options(worker))(_Trainer).remote(problem, worker, *others)
 
     def ask(self, method: str, *arguments: Any) -> _Answer:
-        return _Answer(getattr(self._actor, method).remote(*arguments))
+        return _Answer(self._actor.do.remote(method, *arguments))
 
     def end(self) -> None:
         ray.kill(self._actor)
 
 
-class RayDevices(DevicePool):
-    """Trains groups on all devices of a cluster.
+class RayDevices(DoublingPool):
+    """Trains on all devices of a cluster. Nodes may come and go: a full-size trial gets at most what the living hold.
 
     Args:
         run: Whose trials they train.
@@ -118,16 +148,48 @@ class RayDevices(DevicePool):
     """
 
     def __init__(self, run: Run, worker: Mapping[str, float], count: int) -> None:
-        super().__init__(run, count)
-        self._worker, self._problem = worker, ray.put(run.problem)
+        # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.
+        super().__init__(run, count, "nccl" if worker.get("GPU", 0) >= 1 else "gloo", grows=True)
+        self._worker, self._slots = worker, Slots(worker)
+        self._problem, self._bulletin = ray.put(run.problem), Bulletin()
 
     def _process(self, device: int) -> _Actor:
-        return _Actor(self._worker, self._problem)
+        return _Actor(self._worker, self._problem, self._bulletin.board, device)
+
+    def _capacity(self) -> int:
+        return max(1, min(len(self._devices) or self._count, self._slots.count()))
+
+    def _is_lost(self, device: int) -> bool:
+        node = self._devices[device].node
+        return bool(node) and node not in {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+    def _take_ready(self) -> None:
+        super()._take_ready()
+        for device in range(len(self._devices), self._slots.count()):  # on nodes that have come
+            self._devices[device] = self._opened(device)
 
     def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
         of = {answer.future: answer for answer in answers if isinstance(answer, _Answer)}
-        ready, _ = ray.wait(list(of), num_returns=1, timeout=LOOK_S) if of else ([], [])
+        news = self._bulletin.coming
+        ready, _ = ray.wait([news, *of], num_returns=1, timeout=LOOK_S)
+        if news in ready:
+            for message in self._bulletin.read():
+                self._hear(*message)
+            ready, _ = ray.wait([*of], num_returns=1, timeout=0) if of else ([], [])
         return [of[future] for future in ready]
 
     def _load(self, keys: Iterable[str]) -> Load:
-        return {key: self._run.store.load(key) for key in keys}.__getitem__
+        return partial(_fetched, {key: ray.put(self._run.store.load(key)) for key in keys})
+
+    def _meeting(self, devices: Sequence[int]) -> Any:
+        answer: Any = self._devices[devices[0]].process.ask("host_meeting")
+        return answer.future
+
+    def close(self) -> None:
+        super().close()
+        self._bulletin.close()
+
+
+def _fetched(states: Mapping[str, Any], key: str) -> Any:
+    """A checkpoint, of those that the tuner has put into Ray's store."""
+    return ray.get(states[key])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -16,11 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hydro_rasda.backends.temporary import make_folder
+from hydro_rasda.training.rendezvous import await_ranks, listening_store, reached_store
 from hydro_rasda.training.worker import Saving, State, Worker
 
 CHECKPOINT_FILE = "worker.pt"
-
-_ARRIVAL = timedelta(minutes=5)
 
 
 class RankWorker(Worker):
@@ -99,31 +97,16 @@ def run_rank(payload: Any, job: Mapping[str, Any], connection: Connection) -> No
 
 
 def _join(job: Mapping[str, Any], connection: Connection) -> None:
-    host, port = job["store"]
     rank, world_size = job["rank"], job["world_size"]
-    # A rank that starts late is no dead one: the short limit holds once all are there.
-    options: dict[str, Any] = {"timeout": _ARRIVAL, "wait_for_workers": False}
-    if rank == 0 and (listener := _listener(host)) is not None:
-        # It would listen on all interfaces: anyone who reaches the machine could write into it.
-        port = listener.getsockname()[1]
-        options["master_listen_fd"] = listener.detach()
-    store = dist.TCPStore(host, port, is_master=rank == 0, **options)  # type: ignore[attr-defined]  # not exported
+    host, port = job["store"]
+    store = reached_store(host, port) if rank else listening_store(host)
     if rank == 0:
         connection.send(("store", (host, store.port)))
-    store.set(f"here{rank}", "")
-    store.wait([f"here{other}" for other in range(world_size)], _ARRIVAL)
+    await_ranks(store, rank, world_size)
     # NCCL refuses two ranks on one GPU, where those with a part of one may come to lie.
     backend = job["backend"] or ("nccl" if job["gpus"] >= 1 else "gloo")
     timeout = timedelta(seconds=job["timeout_s"])
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-
-
-def _listener(host: str) -> socket.socket | None:
-    """A socket that listens at this address alone; None where it is none of this machine's own, as behind a NAT."""
-    try:
-        return socket.create_server((host, 0), backlog=1024)
-    except OSError:
-        return None
 
 
 def _load(folder: str | None) -> dict[str, Any] | None:

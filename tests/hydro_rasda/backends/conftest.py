@@ -1,4 +1,4 @@
-"""One Ray of 8 logical CPUs for the tests that ask for it, and a look whether it left anything behind."""
+"""One Ray of 8 or of 2 logical CPUs for the tests that ask for it, and a look whether it left anything behind."""
 
 import os
 import time
@@ -28,8 +28,18 @@ def processes_of(raylet: int) -> list[str]:
 @pytest.fixture(scope="module")
 def ray8() -> Iterator[None]:
     """A module's own: some tests make a cluster of their own, others assert that no Ray runs."""
+    yield from ray_of(8)
+
+
+@pytest.fixture(scope="module")
+def ray2() -> Iterator[None]:
+    """Likewise, where devices are to have one thread each, as those of this machine have in the tests."""
+    yield from ray_of(2)
+
+
+def ray_of(cpus: int) -> Iterator[None]:
     ray = pytest.importorskip("ray")
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
     raylet = ray.get(ray.remote(num_cpus=0)(lambda: os.getppid()).remote())
     yield
     ray.shutdown()
@@ -43,11 +53,11 @@ def ray8() -> Iterator[None]:
 def all_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test leaves held on a module's Ray would keep a later one waiting for ever."""
     yield
-    if "ray8" not in request.fixturenames:
+    if not {"ray8", "ray2"} & set(request.fixturenames):
         return
     ray = pytest.importorskip("ray")
-    until = time.monotonic() + 600
-    while ray.available_resources().get("CPU") != 8 and time.monotonic() < until:
+    until, cpus = time.monotonic() + 600, ray.cluster_resources()["CPU"]
+    while ray.available_resources().get("CPU") != cpus and time.monotonic() < until:
         time.sleep(0.1)
     held = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
-    assert ray.available_resources().get("CPU") == 8, held
+    assert ray.available_resources().get("CPU") == cpus, held

@@ -1,56 +1,135 @@
-"""A run that was begun on one backend goes on on the other, as if it had never left the first."""
+"""One engine: this machine and a Ray cluster decide alike, and each goes on with what the other began."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hydro_rasda import RASDAConfig, TuneResult, loguniform, read_journal
-from hydro_rasda.backends.local import LocalDevice
-from hydro_rasda.backends.ray.full_size import FullSize
-from hydro_rasda.contracts import Span, TargetOutcome, TargetTask
-from hydro_rasda.data import Batch
-from hydro_rasda.objective import supervised
+from hydro_rasda import Event, LocalBackend, RASDAConfig, RayBackend, TuneResult
+from hydro_rasda.contracts import Backend, Span, TargetOutcome, TargetTask
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.targets import recall_targets, targets_over
+from hydro_rasda.run.store import Store
+from hydro_rasda.run.targets import targets_over
 from hydro_rasda.simulator import read_past_run
 from hydro_rasda.stages.race import train_targets
-from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.full_size import train_target
-from tests.hydro_rasda.backends.ray import feeding
+from tests.hydro_rasda.backends import finalists
+from tests.hydro_rasda.conftest import SPACE
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray8", "one_process")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray2", "one_process")]
+
+Quick = Callable[..., TuneResult]
+HERE, THERE = LocalBackend(["cpu"] * 2), RayBackend(resources_per_worker={"CPU": 1})
+"""Two devices of one thread each: on more threads, the last digits may be others."""
+
+each_first = pytest.mark.parametrize("backends", [(HERE, THERE), (THERE, HERE)], ids=["here first", "ray first"])
+
+
+def weights(result: TuneResult) -> dict[str, Tensor]:
+    return dict(result.best_model().state_dict())
+
+
+def units(path: Path) -> dict[str, Unit]:
+    return dict(Store.read(path).units())
+
+
+def decisions(path: Path) -> dict[str, Any]:
+    """Who went on from where, and with how many workers."""
+    found = {key: unit.value for key, unit in units(path).items() if "kept" in key or "finalists" in key}
+    lines = [line for unit in units(path).values() for line in unit.lines if line.get("stage") == "target"]
+    return {**found, "workers": sorted((line["trial"], line["epoch"], line.get("workers", 1)) for line in lines)}
+
+
+# One rung, at which all trials come together before any goes on: else who goes on may depend on which device was first.
+RACE: dict[str, Any] = {
+    "space": SPACE | {"batch_size": 32},
+    "num_samples": 6,
+    "max_t": 8,
+    "grace_period": 4,
+    "top_k": 4,
+    "full_trainings": 2,
+    "fusion": 1,
+}
+
+
+@pytest.mark.parametrize("max_workers", [1, 2])
+def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp_path: Path, max_workers: int) -> None:
+    """To the last digit, where each trial has one worker."""
+    rasda = RASDAConfig(grace_period=1, max_workers=max_workers)
+    here, there = (quick(**RACE, rasda=rasda, name=type(of).__name__, backend=of) for of in (HERE, THERE))
+    decided = decisions(tmp_path / "LocalBackend")
+    assert decisions(tmp_path / "RayBackend") == decided
+    assert {workers for *_, workers in decided["workers"]} == {1, max_workers}
+    assert len([key for key in decided if key.startswith("target/to-")]) == 4
+    assert (there.best_trial, there.best_config) == (here.best_trial, here.best_config)
+    if max_workers > 1:
+        assert there.best_metric == pytest.approx(here.best_metric, rel=1e-4)
+        return
+    assert there.best_metric == here.best_metric
+    assert [(t.status, t.epochs, t.metric, t.chance) for t in there.trials] == [
+        (t.status, t.epochs, t.metric, t.chance) for t in here.trials
+    ]
+    assert all(torch.equal(weights(there)[name], value) for name, value in weights(here).items())
+
+
+class LeavesAfter:
+    """Interrupts a run once its journal has so many units of a stage."""
+
+    def __init__(self, path: Path, prefix: str, count: int) -> None:
+        self._path, self._prefix, self._count = path, prefix, count
+
+    def __call__(self, event: Event) -> None:
+        if self._path.exists() and sum(self._prefix in key for key in units(self._path)) >= self._count:
+            raise KeyboardInterrupt
+
+
+@each_first
+@pytest.mark.parametrize(("prefix", "count"), [("/group-", 2), ("target/trial-", 3), ("target/trial-", 6)])
+def test_a_run_goes_on_on_the_other_backend_in_either_stage(
+    quick: Quick, tmp_path: Path, backends: tuple[Backend, Backend], prefix: str, count: int
+) -> None:
+    """As if it had never left the first: nothing is trained twice, and all decisions are those of an unbroken run."""
+    rasda = RASDAConfig(grace_period=1, max_workers=1)
+    whole = quick(**RACE, rasda=rasda, name="whole", backend=HERE)
+    leaves = LeavesAfter(tmp_path / "run", prefix, count)
+    first, second = backends
+    with pytest.raises(KeyboardInterrupt):
+        quick(**RACE, rasda=rasda, backend=first, callbacks=[leaves])
+    before = units(tmp_path / "run")
+    found = quick(**RACE, rasda=rasda, backend=second)
+    after = units(tmp_path / "run")
+    assert [*after][: len(before)] == [*before]
+    assert decisions(tmp_path / "run") == decisions(tmp_path / "whole")
+    assert (found.best_trial, found.best_metric) == (whole.best_trial, whole.best_metric)
+    assert all(torch.equal(weights(found)[name], value) for name, value in weights(whole).items())
+    lines = [line for unit in after.values() for line in unit.lines if line["event"] == "metrics"]
+    told = [(line["stage"], line["trial"], line["epoch"]) for line in lines]
+    assert len(told) == len(set(told))
+
 
 MAX_T = 8
 CONFIGS = [{"lr": lr, "momentum": 0.9, "optimizer": "sgd", "batch_size": 64} for lr in (0.003, 0.1, 0.03, 0.01)]
 NUMBERS = list(range(len(CONFIGS)))
 
 
-def slowly(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    """So that a stage can be stopped halfway."""
-    time.sleep(0.02)
-    return supervised()(model, batch)
-
-
 @pytest.fixture
 def open_run(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     """Opens the run as the next process would; its trials race over milestones 1, 2, 4 and 8, on one worker each."""
-    what = replace(problem, objective=slowly)
     opened: list[Run] = []
 
     def call() -> Run:
         for run in opened:
             run.store.close()
         rasda = RASDAConfig(grace_period=1, max_workers=1)
-        opened.append(feeding.open_run(tmp_path / "run", what, CONFIGS, max_t=MAX_T, rasda=rasda))
+        settings = {"max_t": MAX_T, "rasda": rasda, "full_trainings": 0}
+        opened.append(finalists.open_run(tmp_path / "run", problem, CONFIGS, **settings))
         return opened[-1]
 
     yield call
@@ -58,95 +137,43 @@ def open_run(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
 
 
 class Interrupted:
-    """This machine, for so many tasks."""
+    """Devices, for so many tasks."""
 
-    def __init__(self, run: Run, tasks: int) -> None:
-        self._device, self._left = LocalDevice(run, run.problem.device), tasks
+    def __init__(self, devices: Any, tasks: int) -> None:
+        self._devices, self._left = devices, tasks
 
     def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
         for task in tasks:
             if not self._left:
                 return
             self._left -= 1
-            yield from self._device.train_each([task])
-
-    def race(self, finalists: Sequence[int]) -> bool:
-        return False
+            yield from self._devices.train_each([task])
 
 
-def on_ray(run: Run) -> FullSize:
-    return FullSize(run, {"CPU": 1}, space={"lr": loguniform(1e-3, 1.0)}, train=train_full_size)
-
-
-def assert_as_alone(run: Run) -> None:
+@each_first
+def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backends: tuple[Backend, Backend]) -> None:
     """Each trial's epochs stand in the journal once, and are those of an unbroken training, weights included."""
-    told = [
-        (line["trial"], line["epoch"], line["val_loss"])
-        for unit in run.store.units().values()
-        for line in unit.lines
-        if line["event"] == "metrics"
-    ]
+    first, second = backends
+    with first.open(run := open_run()) as devices:
+        train_targets(run, NUMBERS, Interrupted(devices, tasks=5))  # all to 1, one of the two that go on to 2
+    assert sorted(run.epochs("target", number) for number in NUMBERS) == [1, 1, 1, 2]
+    with second.open(run := open_run()) as devices:
+        train_targets(run, NUMBERS, devices)
+    assert targets_over(run, NUMBERS)
+    assert sorted(run.epochs("target", number) for number in NUMBERS) == [1, 1, 2, MAX_T]
     for number in NUMBERS:
         task = TargetTask("", number, Span(0, run.epochs("target", number)), None, run.settings.seed)
         alone = train_target(run.problem, run.trials[number], task, None)
-        history = [(number, epoch, metrics["val_loss"]) for epoch, metrics in alone.history]
-        assert [line for line in told if line[0] == number] == history
+        history = [(epoch, metrics["val_loss"]) for epoch, metrics in alone.history]
+        assert [(line["epoch"], line["val_loss"]) for line in run.metrics["target", number]] == history
         assert alone.state is not None
         saved = run.store.load(run.checkpoints[number])["model"]
         assert all(torch.equal(saved[name], value) for name, value in alone.state["model"].items())
-    assert max(run.epochs("target", number) for number in NUMBERS) == MAX_T
-
-
-def test_ray_goes_on_with_a_race_that_was_interrupted_here(open_run: Callable[[], Run]) -> None:
-    run = open_run()
-    train_targets(run, NUMBERS, Interrupted(run, tasks=5))  # all to 1, one of the two that go on to 2
-    before = {number: run.epochs("target", number) for number in NUMBERS}
-    assert sorted(before.values()) == [1, 1, 1, 2]
-    run = open_run()
-    full = on_ray(run)
-    full.offer(NUMBERS)
-    full.finish(NUMBERS)
-    assert_as_alone(run)
-    # The two that were halved away here stay so; the others start where they are.
-    entries = read_journal(str(run.store.path / "ray"))
-    starts = {int(entry.trial): entry.t for entry in reversed(entries)}
-    assert len(starts) == 2
-    assert starts == {number: before[number] + 1 for number in starts}
-    assert all(run.epochs("target", number) == 1 for number in set(NUMBERS) - set(starts))
-    assert targets_over(run, NUMBERS)
-
-
-def test_this_machine_goes_on_with_a_race_that_was_stopped_on_ray(open_run: Callable[[], Run]) -> None:
-    run = open_run()
-    full = on_ray(run)
-    full.offer(NUMBERS)
-    until = time.monotonic() + 1000
-    while not run.checkpoints:
-        assert time.monotonic() < until
-        full.poll()
-        time.sleep(0.02)
-    full.stop()
-    assert not targets_over(run, NUMBERS)
-    before = {number: run.epochs("target", number) for number in run.checkpoints}
-    recorded = list(run.store.units())
-    run = open_run()
-    recall_targets(run)
-    assert {number: run.epochs("target", number) for number in run.checkpoints} == before
-    assert set(train_targets(run, NUMBERS, LocalDevice(run, run.problem.device))) == set(NUMBERS)
-    assert list(run.store.units())[: len(recorded)] == recorded
-    assert_as_alone(run)
-    assert targets_over(run, NUMBERS)
-
-
-def weights(result: TuneResult) -> dict[str, Tensor]:
-    return dict(result.best_model().state_dict())
 
 
 @pytest.mark.parametrize("ray_first", [False, True])
-def test_what_one_backend_finished_the_other_returns(
-    quick: Callable[..., TuneResult], tmp_path: Path, ray_first: bool
-) -> None:
-    there: dict[str, Any] = {"backend": "ray", "resources_per_worker": {"CPU": 2}}
+def test_what_one_backend_finished_the_other_returns(quick: Quick, tmp_path: Path, ray_first: bool) -> None:
+    there: dict[str, Any] = {"backend": "ray", "resources_per_worker": {"CPU": 1}}
     calls = [there, {}] if ray_first else [{}, there]
     first = quick(**calls[0])
     assert any(record.epochs == 4 for record in first.trials)

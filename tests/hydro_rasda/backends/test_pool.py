@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hydro_rasda import RASDAConfig
 from hydro_rasda.backends.doubling import DoublingPool
@@ -52,14 +51,16 @@ class Scripted:
             return Said(DeviceDied(f"it died of {method}"))
         work: Any = arguments[0] if arguments else None
         if method == "describe":
-            return Said(("a machine", self.pool.cores_each))
+            return Said(("a machine", self.pool.cores_each, "a node"))
         if method == "plan":
             if self.pool.hanging_plans:
                 return Never(None)
             return Said({kind: Widths(8) for kind in work})
         if method == "train_rank":
             self.pool.trained.append((work.number,))
-            return Said(TargetOutcome(work, {}, [], None, 1.0))
+            if work.number in self.pool.deadly:
+                return Said(DeviceDied("SIGKILL"))
+            return Said(TargetOutcome(work, {}, [], "it raised" if work.number in self.pool.raising else None, 1.0))
         numbers = work.members if isinstance(work, GroupTask) else [task.number for task in work]
         self.pool.trained.append(tuple(numbers))
         if self.pool.hanging & set(numbers):
@@ -78,6 +79,9 @@ class ScriptedPool(DevicePool):
     """Devices whose answers arrive one at a time, the last one that was asked for first; or never."""
 
     hanging_plans = False
+    raising: frozenset[int] = frozenset()
+    machines_end = 0
+    """So many of the processes that die do so with their machines."""
 
     def __init__(
         self, run: Run, count: int, deadly: Iterable[object] = (), cores: int = 1, hanging: Iterable[int] = ()
@@ -96,6 +100,10 @@ class ScriptedPool(DevicePool):
 
     def _load(self, keys: Iterable[str]) -> Load:
         return lambda key: {}
+
+    def _is_lost(self, device: int) -> bool:
+        self.machines_end -= 1
+        return self.machines_end >= 0
 
 
 @pytest.fixture
@@ -143,7 +151,7 @@ def test_what_hangs_is_ended_once_it_is_known_how_long_others_take(run: Run, mon
         done += pool.finished()
     failures = {n: error for finished in done for n, error in finished.outcome.failures.items()}
     assert failures.keys() == {1}
-    assert "died 2 times: it was ended as it hung: no task was over for 0 s" in failures[1]
+    assert "died 2 times: it was ended as it hung: no epoch was over for 0 s" in failures[1]
     assert sorted(n for finished in done for n in finished.outcome.history) == [0, 1, 2]
     list(pool.train_each(targets(3)))
     (outcome,) = pool.train_each(targets(1))
@@ -166,7 +174,7 @@ def test_what_hangs_before_anything_was_heard_is_ended_by_the_dry_runs_times(
     done = [*pool.finished()]
     while pool.busy():
         done += pool.finished()
-    told = "no task was over for 0 s, by the dry run's times it takes 4e-06 s (100 times as long, and at least 0 s"
+    told = "no epoch was over for 0 s, by the dry run's times it takes 1e-06 s (100 times as long, and at least 0 s"
     assert told in done[-1].outcome.failures[0]
 
 
@@ -222,10 +230,13 @@ def test_full_size_models_wait_where_groups_occupy_all_devices(run: Run) -> None
 class ScriptedDoubling(ScriptedPool, DoublingPool):
     """The same with a device for each rank; what trains there never ends."""
 
-    def __init__(self, run: Run, deadly: Iterable[object]) -> None:
-        DoublingPool.__init__(self, run, [torch.device("cpu")] * 2)
+    def __init__(self, run: Run, deadly: Iterable[object] = ()) -> None:
+        DoublingPool.__init__(self, run, 2, "gloo", grows=True)
         self.deadly, self.cores_each, self.hanging = set(deadly), 1, set[int]()
         self.trained, self.processes = [], []
+
+    def _meeting(self, devices: Sequence[int]) -> str:
+        return "a meeting"
 
 
 def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_path: Path) -> None:
@@ -239,6 +250,38 @@ def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_
         assert pool.trained == [(0,), (0,), (1,), (1,)]
         assert outcomes == [1]
         assert [finished.task.members for finished in pool.finished()] == [(0,)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_ends_with_its_machine_is_not_to_blame(problem: Problem, tmp_path: Path, workers: int) -> None:
+    """Of a group, of a full-size model, and of one of several ranks."""
+    run = open_run(tmp_path / "run", problem.with_settings(rasda=RASDAConfig(workers=workers)), 8)
+    with run.store, closing(ScriptedDoubling(run, deadly=[0, 1])) as pool:
+        pool.idle()
+        pool.start(0, group(0))
+        pool.machines_end = 3
+        done = [*pool.finished()]
+        while pool.busy():
+            done += pool.finished()
+        assert pool.trained == [(0,)] * 5
+        assert done[0].outcome.failures == {0: "the process that trained it died 2 times: SIGKILL"}
+        pool.machines_end = 3
+        (died,) = pool.train_each(targets(1))
+        assert pool.trained.count((1,)) == 5 * workers
+        assert "died 2 times: SIGKILL" in str(died.error)
+
+
+def test_a_process_that_raised_is_kept_where_nobody_waits_for_it(run: Run) -> None:
+    with closing(ScriptedDoubling(run)) as pool:
+        pool.raising = frozenset([1])
+        (outcome,) = pool.train_each(targets(1))
+        assert outcome.error == "it raised"
+        assert len(pool.processes) == 2
+    run.problem = run.problem.with_settings(rasda=RASDAConfig(workers=2))
+    with closing(ScriptedDoubling(run)) as pool:
+        pool.raising = frozenset([1])
+        (outcome,) = pool.train_each(targets(1))
+        assert len(pool.processes) == 4
 
 
 def test_a_full_size_model_that_dies_beside_another_is_tried_again_alone(run: Run) -> None:

@@ -31,7 +31,7 @@ from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.run.targets import record_end
+from hydro_rasda.run.targets import record_done
 from tests.hydro_rasda.models import stumbles_in_some
 
 Quick = Callable[..., TuneResult]
@@ -192,12 +192,12 @@ def test_what_is_no_callback_is_refused_before_work_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_trial_that_a_scheduler_ended_is_told_of_once(problem: Problem, tmp_path: Path) -> None:
+def test_a_trial_that_ended_by_itself_is_told_of_once(problem: Problem, tmp_path: Path) -> None:
     events: list[Event] = []
     with Store.open(tmp_path / "run", {}, "auto") as store:
         run = Run(problem, store, Callbacks([events.append]))
         lines = [{"event": "metrics", "stage": "target", "trial": 3, "epoch": 2, "val_loss": 0.5}]
         run.record("target/trial-3/to-2", Unit({}, lines))
         for _ in range(2):
-            record_end(run, 3)
+            record_done(run, 3)
     assert [(event.trial, event.epoch) for event in of(TrialEnded, events)] == [(3, 2)]

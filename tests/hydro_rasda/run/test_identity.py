@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -220,8 +219,6 @@ def test_a_searcher_is_what_it_was_made_with() -> None:
     told = OptunaSearch(seed=0)
     told.set_search_properties("loss", "min", {})
     assert digest(parameters(told)) == digest(parameters(OptunaSearch(seed=0)))
-    assert digest(parameters(ASHAScheduler(max_t=3))) != digest(parameters(ASHAScheduler(max_t=4)))
-    assert digest(parameters("rasda")) != digest(parameters("asha"))
 
 
 SCRIPT = """

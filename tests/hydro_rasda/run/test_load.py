@@ -26,7 +26,7 @@ from hydro_rasda.run.report import state_of
 from hydro_rasda.run.result import make_result
 from hydro_rasda.run.state import FINALISTS, Run, Stage, metric_lines
 from hydro_rasda.run.store import Store
-from hydro_rasda.run.targets import end_targets, record_end, record_epochs, record_failure, settle_configs
+from hydro_rasda.run.targets import end_targets, record_epochs, record_failure
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
 from tests.hydro_rasda.stages.test_sweep_rules import Population
@@ -224,8 +224,8 @@ def test_one_whose_finalists_all_failed_at_full_size(problem: Problem, tmp_path:
     console.print(found)
 
 
-def test_one_that_ray_trained_with_changed_configurations(problem: Problem, tmp_path: Path) -> None:
-    """Full-size trials that began during the sweep, one of which PBT had go on with the other's model."""
+def test_one_whose_race_goes_on(problem: Problem, tmp_path: Path) -> None:
+    """Before the first decision, after it, and at the end."""
     trials = {n: Trial(n, {"lr": 0.1}) for n in range(3)}
     weights: dict[str, Any] = {"model": {}}
     with run_folder(tmp_path / "run", problem) as store:
@@ -234,21 +234,17 @@ def test_one_that_ray_trained_with_changed_configurations(problem: Problem, tmp_
         swept = [line for number in trials for line in epochs_of("surrogate", number, [number])]
         run.record("surrogate/to-1/from-0/group-0", Unit({}, swept))
         record_epochs(run, 0, epochs_of("target", 0, [0.5]), weights, 1.0)
-        run.record("surrogate/to-4/from-1/group-0", Unit({}, epochs_of("surrogate", 0, [0, 0, 0], first=2)))
         record_epochs(run, 1, epochs_of("target", 1, [0.8]), weights, 1.0)
         undecided = [record.status for record in load(store.path).trials]
         run.decide(FINALISTS, run.trials, lambda: [0, 1])
-        changed = {"origin": 0, "mutable": {"lr": 0.05}}
-        record_epochs(run, 1, epochs_of("target", 1, [0.4, 0.3, 0.2], first=2), weights, 3.0, **changed)
-        record_end(run, 1)
-        record_end(run, 0)
+        run.decide("target/to-1/kept", [0, 1], lambda: [1])
+        record_epochs(run, 1, epochs_of("target", 1, [0.4, 0.3, 0.2], first=2), weights, 3.0)
         before_end = load(store.path)
         end_targets(run, [0, 1])
-        settle_configs(run)
         made, found = make_result(run, [0, 1]), load(store.path)
     assert undecided == ["undecided"] * 3
     assert [record.status for record in before_end.trials] == ["stopped", "finished", "stopped"]
-    assert (found.best_config, found.best_metric, found.finished) == ({"lr": 0.05}, 0.2, True)
+    assert (found.best_config, found.best_metric, found.finished) == ({"lr": 0.1}, 0.2, True)
     assert told(found) == told(made)
 
 

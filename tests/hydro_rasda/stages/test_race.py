@@ -20,15 +20,13 @@ from hydro_rasda.run.targets import (
     decided_targets,
     forget_unsaved,
     recall_targets,
-    record_end,
+    record_done,
     record_epochs,
     record_failure,
     record_swept,
     saved_epochs,
-    settle_configs,
 )
 from hydro_rasda.stages.race import train_targets
-from hydro_rasda.trial import Trial
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.
@@ -331,21 +329,10 @@ def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..
     recall_targets(run := open_race())
     assert run.epochs("target", 3) == 2
     assert decided_targets(run) == {0: False, 1: False, 2: True}
-    record_end(run, 3)
+    record_done(run, 3)
     assert decided_targets(run) == {0: False, 1: False, 2: True, 3: False}
     record_epochs(run, 3, metric_lines("target", 3, [(3, {"train_loss": 0.4, "val_loss": 0.4})]), None)
     assert 3 not in decided_targets(run)
-
-
-def test_what_pbt_changed_on_ray_is_what_a_model_was_trained_with(open_race: Callable[..., Run]) -> None:
-    """Whose model it took over, and what it changed; those two may have taken over each other's."""
-    run = open_race(2)
-    run.trials |= {n: Trial(n, {"lr": 0.1 * (n + 1), "depth": n}) for n in (0, 1)}
-    line = metric_lines("target", 0, [(1, {"train_loss": 1.0, "val_loss": 1.0})])
-    record_epochs(run, 0, line, {"model": {}}, origin=1, mutable={"lr": 0.3})
-    record_epochs(run, 1, line, {"model": {}}, origin=0, mutable={"lr": 0.4})
-    settle_configs(run)
-    assert [run.trials[n].config for n in (0, 1)] == [{"lr": 0.3, "depth": 1}, {"lr": 0.4, "depth": 0}]
 
 
 def test_a_metric_counts_for_nothing_where_the_loss_was_not_finite(open_race: Callable[..., Run]) -> None:

@@ -48,7 +48,6 @@ class Curves:
         self.speeds = [1.0] * devices
         self.slow = False
         self.tasks: list[GroupTask] = []
-        self.shares: list[float] = []
         self._under_way: dict[int, GroupTask] = {}
 
     def idle(self) -> list[int]:
@@ -75,30 +74,27 @@ class Curves:
         self._under_way[device] = task
 
     def finished(self) -> list[Finished]:
+        self._require_what_is_needed()
         device = list(self._under_way)[-1 if self.last_first else 0]
         task = self._under_way.pop(device)
         reached = task.span.start
         while reached < task.span.stop and (reached == task.span.start or not self.run.out_of_time("surrogate")):
             reached += 1
             self.clock.now += 1.0
+        self.clock.now += 0.2 if self.slow else 0.0
         return [Finished(task, GroupOutcome([], {n: self._history(task, n, reached) for n in task.members}, {}), 0.0)]
 
-    def on_progress(self, share: float, best: Sequence[int]) -> None:
-        self.shares.append(share)
-        self.clock.now += 0.2 if self.tasks and self.slow else 0.0
-        # No more lie there than a trial goes on from, and each is recorded.
+    def _require_what_is_needed(self) -> None:
+        """No more checkpoints lie there than a trial goes on from, and each is recorded."""
         there = {p.name for p in (self.run.store.path / "checkpoints").iterdir()}
         needed = set(self.run.sources.values())
         assert needed <= self.run.store.units().keys()
         if not self.run.store.recorded:
             assert there == {self.run.store.file(key).name for key in needed}
-        elif self.tasks:
+        else:
             assert there <= {self.run.store.file(key).name for key in needed}
 
     def train_each(self, tasks: Any) -> Any:
-        raise NotImplementedError
-
-    def race(self, finalists: Any) -> Any:
         raise NotImplementedError
 
     def _history(self, task: GroupTask, number: int, stop: int) -> History:
@@ -379,8 +375,6 @@ def test_surrogates_of_targets_of_different_width_are_not_fused(run: Run) -> Non
 def test_several_devices_end_with_the_same_best(run: Run, last_first: bool) -> None:
     devices = Curves(run, devices=3, last_first=last_first)
     assert sweep(run, Given([configs(FINALS)]), devices) == [0]
-    assert devices.shares == sorted(devices.shares)
-    assert devices.shares[-1] == 1.0
 
 
 def test_a_device_goes_on_while_the_last_of_a_rung_are_under_way(run: Run) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,9 +114,9 @@ def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> No
     assert trained(patient, trial, Span(last - 1, 6), first.state).history == outcome.history[last - 1 :]
     again = trained(patient, trial, Span(last, 6), outcome.state)
     assert (again.ended, again.history) == (True, [])
-    place = Place(ALONE, 1.0, Path("meeting"), "gloo")
+    place = Place(ALONE, 1.0, "gloo")
     task = TargetTask("key", 5, Span(0, 6), None, patient.settings.seed)
-    of_ranks = train_target_on_ranks(patient, trial, task, None, place, lambda: False, lambda *epoch: None)
+    of_ranks = train_target_on_ranks(patient, trial, task, None, place, lambda: None, lambda: False, lambda *_: None)
     assert (of_ranks.ended, [metrics["val_loss"] for _, metrics in of_ranks.history]) == (True, scores[:last])
 
 

@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,8 +167,8 @@ def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder
 
 def test_ranks_whose_optimizer_has_hooks_are_not_recorded(problem: Problem, recorder: Recorder) -> None:
     """What times and rescales their steps, no replay would call."""
-    place, task = Place(ALONE, 1.0, Path("meeting"), "gloo"), TargetTask("key", 1, Span(0, 2), None, 0)
-    outcome = train_target_on_ranks(problem, TRIALS[1], task, None, place, lambda: False, lambda *epoch: None)
+    place, task = Place(ALONE, 1.0, "gloo"), TargetTask("key", 1, Span(0, 2), None, 0)
+    outcome = train_target_on_ranks(problem, TRIALS[1], task, None, place, lambda: None, lambda: False, lambda *_: None)
     assert outcome.error is None, outcome.error
     assert len(outcome.history) == 2
     assert recorder.recordings == 0

@@ -147,45 +147,6 @@ def test_a_finished_runs_winner_whose_weights_are_gone_or_damaged_trains_again(
             assert torch.equal(value, weights[name])
 
 
-class Straggler(nn.Module):
-    """An MLP that, after some steps, waits for a unit of the journal, but not for ever."""
-
-    def __init__(self, body: nn.Module, steps: int, path: Path, prefix: str) -> None:
-        super().__init__()
-        self.body, self.steps, self.path, self.prefix = body, steps, path, prefix
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.steps -= 1
-        until = time.monotonic() + 1000
-        while self.steps == 0 and time.monotonic() < until:
-            if any(key.startswith(self.prefix) for key in units(self.path)):
-                break
-            time.sleep(0.05)
-        y: Tensor = self.body(x)
-        return y
-
-
-@pytest.mark.slow
-def test_full_size_trials_begin_while_the_sweep_goes_on(ray8: None, quick: Quick, tmp_path: Path) -> None:
-    """The surrogates of the last rung wait for them."""
-
-    def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
-        steps = 50 if width_ratio < 1 else 0  # more than the 2 epochs to the rung before
-        return Straggler(mlp(config, width_ratio), steps, tmp_path / "run", "target/trial-")
-
-    space = SPACE | {"batch_size": 32, "optimizer": "adamw", "activation": "relu"}
-    settings = {"num_samples": 18, "max_t": 27, "reduction_factor": 3, "top_k": 1, "rasda": RASDAConfig(max_workers=1)}
-    result = quick(**on_devices(4), **settings, model_fn=model_fn, space=space)
-    keys = units(tmp_path / "run")
-    first_target = next(i for i, key in enumerate(keys) if key.startswith("target/trial-"))
-    last_surrogate = max(i for i, key in enumerate(keys) if "/group-" in key)
-    assert first_target < last_surrogate
-    finalists = "surrogate/finalists"
-    finalist = next(line["value"] for line in journal(tmp_path / "run") if line.get("key", "").startswith(finalists))
-    tried = [record.trial for record in result.trials if record.epochs]
-    assert set(finalist) <= set(tried)
-
-
 class _Deadly:
     """The small MLP's objective, which ends its process where a marker is missing, or whenever it meets a trial."""
 
@@ -283,7 +244,8 @@ def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
     [
         ({"backend": "slurm"}, "`backend` is 'slurm', but must be one of"),
         ({"address": "auto"}, "`address` is 'auto', but must be left out, unless `backend` is 'ray'"),
-        ({"scheduler": "asha"}, "`scheduler` is 'asha', but must be left out, unless `backend` is 'ray'"),
+        ({"scheduler": "asha"}, "`scheduler` is 'asha', but must be left out: full-size trials are raced by one rule"),
+        ({"backend": "ray", "scheduler": "rasda"}, "`scheduler` is 'rasda', but must be left out"),
         ({"backend": "ray", "device": "cpu"}, "`device` is 'cpu', but must be None on Ray"),
     ],
 )
@@ -301,7 +263,6 @@ def test_arguments_that_do_not_go_together(quick: Quick, arguments: dict[str, An
         ),
         ({"resources_per_worker": {"CPU": 9}}, "`resources_per_worker` is .*9"),
         ({"rasda": RASDAConfig(workers=3)}, "`rasda.workers` is 3, but must be <= 2"),
-        ({"scheduler": "fifo"}, "`scheduler` is 'fifo', but must be one of"),
         ({"address": "auto"}, "`address` is 'auto', but must be None: this process is connected to Ray already"),
     ],
 )

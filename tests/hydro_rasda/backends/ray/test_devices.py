@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import ray
 from ray import tune
 from torch import Tensor, nn
 
-from hydro_rasda import TuneResult
+from hydro_rasda import Event, TuneResult
+from hydro_rasda.backends.ray.bulletin import Bulletin
 from hydro_rasda.backends.ray.devices import _Actor, share_on
 from hydro_rasda.objective import supervised
+from hydro_rasda.run.events import EpochsTrained
 from hydro_rasda.training.device import Share
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import Config
@@ -77,13 +80,35 @@ def test_what_cannot_be_fused_trains_beside_each_other_on_each_device(
 
 
 def test_devices_of_a_node_share_its_memory(ray8: None, problem: Any) -> None:
-    known = ray.put(problem)
+    known, bulletin = ray.put(problem), Bulletin()
     for cpus, memory in ((4, None), (4, 3e8), (8, 3e8)):
-        device = _Actor({"CPU": cpus} | ({"memory": memory} if memory else {}), known)
+        device = _Actor({"CPU": cpus} | ({"memory": memory} if memory else {}), known, bulletin.board, 0)
         share, free = ray.get(device._actor.__ray_call__.remote(lambda of: (of._device._share, of._device.free)))
         device.end()
         assert share == Share(8 // cpus, memory and memory * 8 // cpus)
         assert free == memory or memory is None
+    bulletin.close()
+
+
+class Warns:
+    """An objective that warns in any process but the tuner's."""
+
+    def __init__(self) -> None:
+        self.tuner = os.getpid()
+
+    def __call__(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        if os.getpid() != self.tuner:
+            warnings.warn("the user's own", RuntimeWarning, stacklevel=1)
+        return supervised()(model, batch)
+
+
+@pytest.mark.slow
+def test_epochs_and_warnings_are_told_while_a_device_trains(ray8: None, quick: Quick) -> None:
+    events: list[Event] = []
+    with pytest.warns(RuntimeWarning, match="the user's own"):
+        result = quick(objective=Warns(), backend="ray", resources_per_worker={"CPU": 4}, callbacks=[events.append])
+    told = sum(event.epochs for event in events if isinstance(event, EpochsTrained))
+    assert 0 < told <= result.cost.surrogate_epochs + result.cost.target_epochs
 
 
 def test_workers_of_a_gpu_share_its_memory() -> None:

@@ -11,7 +11,7 @@ from benchmarks.scale_rows import StandInController
 from hydro_rasda import RASDAScheduler, read_journal
 from hydro_rasda.backends.ray import node_requests
 from hydro_rasda.backends.ray.node_requests import NodeRequests
-from hydro_rasda.backends.ray.sizes import Slots
+from hydro_rasda.backends.ray.slots import Slots
 
 Bundles = list[dict[str, float]]
 

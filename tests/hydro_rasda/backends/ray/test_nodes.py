@@ -1,4 +1,4 @@
-"""Two nodes of four logical CPUs each, on this machine: ranks on both, and one node lost."""
+"""Nodes that are stand-ins on this machine: ranks on two of them, of which one is lost."""
 
 import logging
 import time
@@ -12,7 +12,13 @@ import torch.distributed as dist
 from ray import tune
 from ray.cluster_utils import Cluster
 
-from hydro_rasda import RASDAScheduler, Worker, elastic, read_journal
+from hydro_rasda import Event, RASDAConfig, RASDAScheduler, RayBackend, Worker, elastic, read_journal
+from hydro_rasda.backends.ray.slots import Slots
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.events import MessageSaid
+from hydro_rasda.stages.race import train_targets
+from tests.hydro_rasda.backends import finalists
 
 
 def train(worker: Worker) -> None:
@@ -71,3 +77,33 @@ def test_a_trial_spans_nodes_and_shrinks_to_those_that_are_left(
     metrics = results[0].metrics
     assert metrics is not None
     assert metrics["total"] == 3.0 * sum(entry.workers for entry in entries.values())
+
+
+@pytest.mark.slow
+def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is lost when the trial is to get its workers; another one comes while it trains without."""
+    monkeypatch.setattr(Slots, "_fresh_for_s", -1.0)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    nodes = [cluster.add_node(num_cpus=2)]
+
+    def lose_and_add(event: Event) -> None:
+        if isinstance(event, MessageSaid) and "goes on with 4 workers from epoch 3" in event.text and nodes:
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+        elif isinstance(event, MessageSaid) and "goes on with 2 workers from epoch 3" in event.text:
+            cluster.add_node(num_cpus=2)
+
+    settings = {"max_t": 8, "rasda": RASDAConfig(grace_period=1)}
+    run = finalists.open_run(tmp_path / "run", problem, [{"lr": 0.01, "batch_size": 32}], **settings)
+    run.callbacks = Callbacks([lose_and_add])
+    try:
+        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        with run.store, RayBackend(resources_per_worker={"CPU": 1}).open(run) as devices:
+            train_targets(run, [0], devices)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert not run.failures
+    assert [line["epoch"] for line in run.metrics["target", 0]] == list(range(1, 9))
+    assert [line["workers"] for line in run.metrics["target", 0]] == [1, 2, 2, 2, 4, 4, 4, 4]

@@ -1,0 +1,105 @@
+"""How the actors of a pool tell the tuner, while they train, of epochs and warnings. Needs no torch.
+
+A call of an actor answers once, at its end. What comes before goes through a small actor beside the tuner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_EVERY_S = 0.1
+"""Epochs of less time are told of together."""
+
+
+class _Board:
+    """Messages that nobody has read yet."""
+
+    def __init__(self) -> None:
+        self._messages: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+
+    async def write(self, device: int, message: bytes) -> None:
+        await self._messages.put((device, message))
+
+    async def read(self) -> list[tuple[int, bytes]]:
+        """All there are; waits for one."""
+        found = [await self._messages.get()]
+        while not self._messages.empty():
+            found.append(self._messages.get_nowait())
+        return found
+
+
+class Bulletin:
+    """The tuner's side.
+
+    Attributes:
+        board: What actors are handed.
+        coming: Ray's future of the next messages.
+    """
+
+    def __init__(self) -> None:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
+        self.board = ray.remote(**options)(_Board).remote()
+        self.coming = self.board.read.remote()
+
+    def read(self) -> list[tuple[int, str, Any]]:
+        """The messages that have come: device, kind and content."""
+        found: list[tuple[int, bytes]] = []
+        try:
+            found = ray.get(self.coming)
+        except ray.exceptions.RayActorError:
+            time.sleep(_EVERY_S)  # it starts again, by itself
+        self.coming = self.board.read.remote()
+        return [(device, *cloudpickle.loads(message)) for device, message in found]
+
+    def close(self) -> None:
+        """End the actor."""
+        ray.kill(self.board)
+
+
+class Reporter:
+    """An actor's side.
+
+    Args:
+        board: The tuner's.
+        device: The actor's number.
+    """
+
+    def __init__(self, board: Any, device: int) -> None:
+        self._board, self._device = board, device
+        self._epochs, self._told = 0, 0.0
+        self._metrics: Mapping[str, list[float]] = {}
+
+    def notify(self, epochs: int, metrics: Mapping[str, list[float]]) -> None:
+        """Tell of epochs, with the metrics after them; soon, or with those that follow."""
+        self._epochs, self._metrics = self._epochs + epochs, metrics
+        if time.monotonic() - self._told >= _EVERY_S:
+            self._tell_epochs()
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Within it, something trains: at its end, all of its epochs and warnings are told."""
+        with warnings.catch_warnings(record=True) as caught:
+            yield
+        self._tell_epochs()
+        if caught:
+            from hydro_rasda.training.forks import plain_warning  # brings torch along, which is here by now
+
+            self._write("warned", [plain_warning(warning) for warning in caught])
+
+    def _tell_epochs(self) -> None:
+        if self._epochs:
+            self._write("notified", (self._epochs, self._metrics))
+            self._epochs, self._told = 0, time.monotonic()
+
+    def _write(self, kind: str, content: Any) -> None:
+        self._board.write.remote(self._device, cloudpickle.dumps((kind, content)))
