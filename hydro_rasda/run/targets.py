@@ -3,7 +3,7 @@
 What is trained at full size is recorded alike on every backend, so that each goes on with what another began:
 
 - `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` of what training
-  can go on from after this epoch, None where nothing was saved; beside it, which epoch's weights it keeps as "best",
+  can go on from after this epoch; beside it, which epoch's weights it keeps as "best",
   and whether it was "swept": trained by the sweep, whose metrics up to there are then the trial's own. Of several
   devices, the "device"; where trials shared it, how many trained "beside" each other, itself included.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
@@ -106,15 +106,6 @@ def tried_targets(run: Run, finalists: Sequence[int]) -> list[int]:
     return [*finalists, *sorted({n for stage, n in run.metrics if stage == "target"} - set(finalists))]
 
 
-def forget_unsaved(run: Run) -> None:
-    """Have trials that can still go on count as far as their last checkpoints: the rest will be trained again."""
-    for stage, number in list(run.metrics):
-        if stage == "target" and not ended_early(run, number):
-            saved = saved_epochs(run, number)
-            kept = [line for line in run.metrics.pop((stage, number)) if line["epoch"] <= saved]
-            run.metrics |= {(stage, number): kept} if kept else {}
-
-
 def source_of(run: Run, number: int) -> str | None:
     """The checkpoint that a full-size trial goes on from; None where it begins anew, as after damage, which is said."""
     name = run.checkpoints.get(number)
@@ -127,17 +118,11 @@ def source_of(run: Run, number: int) -> str | None:
     return name
 
 
-def saved_epochs(run: Run, number: int) -> int:
-    """Epochs after which a trial's last checkpoint was taken; 0 where it has none."""
-    name = _UNIT.fullmatch(run.checkpoints.get(number, ""))
-    return int(name["epoch"]) if name else 0
-
-
 def record_epochs(
     run: Run,
     number: int,
     lines: Sequence[JournalLine],
-    state: Mapping[str, Any] | None,
+    state: Mapping[str, Any],
     seconds: float = 0.0,
     **more: Any,
 ) -> None:
@@ -148,7 +133,7 @@ def record_epochs(
         number: The trial.
         lines: Its metrics since the last that was recorded, or from an earlier epoch on where it went back; the last
             line's epoch is the one that was reached.
-        state: To go on from there; None leaves the checkpoint before.
+        state: To go on from there.
         seconds: Wall time that they took.
         more: What else the unit's value says: plain values.
     """
@@ -171,16 +156,15 @@ def _keep(
     number: int,
     epoch: int,
     lines: Sequence[JournalLine],
-    state: Mapping[str, Any] | None,
+    state: Mapping[str, Any],
     seconds: float,
     more: dict[str, Any],
 ) -> None:
     key = f"target/trial-{number}/to-{epoch}"
-    if state is not None:
-        run.save(key, state, [number])
-        if "best" in state:
-            more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
-    value = {"checkpoint": key if state is not None else None, **more}
+    run.save(key, state, [number])
+    if "best" in state:
+        more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
+    value = {"checkpoint": key, **more}
     run.store.discard(_went_on(run, number, run.record(key, Unit(value, list(lines), seconds), again=True)))
 
 
@@ -260,15 +244,14 @@ def ended_early(run: Run, number: int) -> bool:
 
 
 def _went_on(run: Run, number: int, unit: Unit) -> list[str]:
-    """A trial has trained since it failed, if it did, and may have left a checkpoint; returns the one before that."""
+    """A trial has trained since it failed, if it did, and has left a checkpoint; returns the one before that."""
     run.failures.pop(number, None)
     before, name = run.checkpoints.get(number), unit.value["checkpoint"]
-    if name is None:
-        return []
     run.checkpoints[number] = name
     if (best := unit.value.get("best")) is not None:
         run.best[number] = best["epoch"], best["score"]
     if unit.value.get("swept"):
+        epoch = int(name.rpartition("-")[2])
         swept = run.metrics["surrogate", number]
-        run.metrics["target", number] = [line for line in swept if line["epoch"] <= saved_epochs(run, number)]
+        run.metrics["target", number] = [line for line in swept if line["epoch"] <= epoch]
     return [] if before in (None, name) else [before]

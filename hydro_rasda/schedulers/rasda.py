@@ -122,19 +122,6 @@ class RASDA:
         """The state before the first report."""
         return self.halving.init()
 
-    def recalled(self, curves: Mapping[str, Mapping[int, float]]) -> AshaState:
-        """The state after what trials scored earlier, each at the milestones that it passed.
-
-        Args:
-            curves: Trial -> training iteration -> metric.
-        """
-        state = self.init()
-        for trial, scores in curves.items():
-            for milestone in self.milestones:
-                if milestone in scores:
-                    state = self.complete(state, trial, milestone, scores[milestone])
-        return state
-
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:
         """Decides as `AsyncSuccessiveHalving.report` does, and adds the workers that are due."""
         state, decision = self.halving.report(state, trial, t, score)

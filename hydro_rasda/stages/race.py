@@ -15,7 +15,6 @@ from hydro_rasda.run.targets import (
     end_by_score,
     end_targets,
     ended_early,
-    forget_unsaved,
     found_enough,
     narrow_curves,
     race_of,
@@ -41,7 +40,6 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
     """
     recall_targets(run)
     if another_chance(run, finalists) or not targets_over(run, finalists) or winner_is_lost(run, finalists):
-        forget_unsaved(run)
         _race(run, finalists, devices)
     else:  # of more samples, say, the same ones were chosen
         end_targets(run, finalists)

@@ -183,6 +183,7 @@ def train_full_size(run: Run, devices: Devices, stop: int, room: int) -> list[Ta
 def record(run: Run, outcome: TargetOutcome) -> None:
     """Keep what a full-size training gave, as the race does."""
     number = outcome.task.number
+    assert outcome.state is not None
     record_epochs(run, number, metric_lines("target", number, outcome.history), outcome.state, outcome.seconds)
 
 

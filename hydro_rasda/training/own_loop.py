@@ -129,7 +129,7 @@ def train_own_on_rank(worker: Worker) -> None:
     kept = Kept(problem.settings, worker.checkpoint)
     _seed(problem, worker.config["trial"], worker)
     worker.config, worker.data, worker.checkpoint = worker.config["config"], problem.full_size.data, kept.own
-    worker.through, worker.last = kept.taken, problem.settings.max_t
+    worker.through = kept.taken
     problem.full_size.train(worker)
 
 

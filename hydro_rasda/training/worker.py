@@ -73,8 +73,6 @@ class Worker:
         """Makes of a report what `tune` keeps."""
         self.gathers = False
         """Whether what gives the state has to be called by all ranks together."""
-        self.last: int | None = None
-        """The iteration that is `tune`'s last."""
         self._times: StepTimes | None = None
 
     def __getitem__(self, key: object) -> NoReturn:
@@ -223,7 +221,7 @@ class Worker:
         results = self._with_history(metrics)
         if self.through is not None:
             results, state = self.through(self.iteration, results, state)
-        self._deliver(results, state, final or self.iteration == self.last)
+        self._deliver(results, state, final)
 
     def _attend(self, saving: Saving, final: bool) -> None:
         """On the other ranks, where what rank 0 saves is gathered from all."""

@@ -201,7 +201,6 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
     (lambda v: tuned(rasda=RASDAConfig(grace_period=v)), "rasda.grace_period", either(none_only, integer(1, 27))),
     *((lambda v, key=key: RASDAConfig(**{key: v}), key, right) for key, right in RASDA.items()),
     *((lambda v, key=key: rasda(**{key: v}), key, right) for key, right in SCHEDULER.items()),
-    (lambda v: RASDAScheduler().hold(v), "workers", integer(0)),
     (lambda v: RayBackend(address=v), "address", either(none_only, text)),
     (lambda v: RayBackend(resources_per_worker=v), "resources_per_worker", resources),
     (lambda v: RayBackend(scheduler=v), "scheduler", nothing),

@@ -70,7 +70,7 @@ class _Answer:
     def result(self) -> Any:
         try:
             return ray.get(self.future)
-        except ray.exceptions.RayActorError as death:
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as death:  # or with the answer's node
             raise DeviceDied(str(death)) from None
 
 

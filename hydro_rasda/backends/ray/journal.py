@@ -88,9 +88,9 @@ class Journal:
         return entries
 
 
-def replay(entries: Iterable[JournalEntry], trials: set[str], earlier: AshaState | None = None) -> AshaState:
-    """The rungs as `entries` left them, counting `trials` alone, on top of what came to them earlier."""
-    state = earlier or AshaState()
+def replay(entries: Iterable[JournalEntry], trials: set[str]) -> AshaState:
+    """The rungs as `entries` left them, counting `trials` alone."""
+    state = AshaState()
     for entry in entries:
         if entry.trial in trials and entry.milestone is not None:
             score = math.nan if entry.score is None else entry.score

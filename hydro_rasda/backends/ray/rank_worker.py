@@ -37,8 +37,6 @@ class RankWorker(Worker):
         self._job, self._connection = job, connection
         self._reported: dict[str, float] = dict(saved.get("reported", {}))
         """By name, when a metric was last reported."""
-        # A checkpoint that the driver made of a run does not tell.
-        self._began = 0 if "reported" in saved else self.iteration
         self._due = False
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
@@ -54,13 +52,13 @@ class RankWorker(Worker):
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
         flat, name = _flat(metrics), self._job["time_attr"]
         # `tune` reports this by itself.
-        t = flat.get(name, iteration if name == "training_iteration" or self.through is not None else None)
+        t = flat.get(name, iteration if name == "training_iteration" else None)
         safety = every is not None and iteration % every == 0
         if not at or t is None:
             return safety
         t = t.item() if isinstance(t, Tensor | np.generic) else t
         names = {*flat, name}
-        since = min(self._reported.get(each, self._began) for each in names)
+        since = min(self._reported.get(each, 0) for each in names)
         self._reported.update(dict.fromkeys(names, t))
         return safety or t >= at[-1] or any(since < milestone <= t for milestone in at)
 

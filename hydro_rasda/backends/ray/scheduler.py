@@ -29,7 +29,6 @@ from hydro_rasda.checks import check_int, check_mode, check_text, is_number, req
 from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
     RASDA,
-    AshaState,
     Decision,
     Held,
     Mode,
@@ -141,7 +140,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._patience = patience
         worker_slots((), {"CPU": 1.0} if resources_per_worker is None else resources_per_worker)
         self._worker = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
-        self._elsewhere = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -154,21 +152,6 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._queue = WaitingQueue(self._kind)
         self._fellows = Fellows(self._rule.wait)
         self._grants = Grants(self._rule)
-
-    def hold(self, workers: int) -> None:
-        """Counts so many of the cluster's workers as held by others than this scheduler's trials, until told otherwise.
-
-        Trials that find too few left wait; what they are due stays as it is.
-
-        Raises:
-            ValueError: where `workers` is negative.
-        """
-        check_int("workers", workers, at_least=0)
-        self._elsewhere = workers
-
-    def begin_with(self, rungs: AshaState) -> None:
-        """Measures trials by scores of before this experiment, too; those that go on here are named by their ids."""
-        self._standings.begin_with(rungs)
 
     @property
     def rule(self) -> RASDA:
@@ -268,7 +251,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stage.call_back(self._queue, self._sizes)
         waiting, holding = self._ready(), self._holding()
         held = {trial.trial_id: self._sizes.of(trial) for trial in holding}
-        free = max(0, self._sizes.slots.count() - sum(held.values()) - self._elsewhere)
+        free = max(0, self._sizes.slots.count() - sum(held.values()))
         placement = self._place(waiting, holding, held, free)
         chosen = None
         if placement.start is not None:
@@ -370,7 +353,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             return
         names, slots = {trial.trial_id for trial in decided}, self._sizes.slots.count()
         held = sum(self._sizes.of(trial) for trial in self._holding() if trial.trial_id not in names)
-        free, idle = max(0, slots - held - self._elsewhere), self._queue.idle()
+        free, idle = max(0, slots - held), self._queue.idle()
         self._grants.give([(trial, self._sizes.of(trial)) for trial in survivors], milestone, slots, free, idle)
 
     def _due(self, trial: Trial, t: int | None = None) -> int:
@@ -446,8 +429,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             return Placement()
         queue, now = Queue(map(self._waiting, waiting), self._queue.overtaken), time.monotonic()
         back = self._queue.expected_back(holding, self._rung_now, now)
-        elsewhere = ("elsewhere", self._elsewhere, math.inf)
-        placement = place(queue, Held([elsewhere, *zip(held, held.values(), back)]), free, self._patience, now)
+        placement = place(queue, Held(zip(held, held.values(), back)), free, self._patience, now)
         if placement.start is not None:
             queue.start(placement.start.trial)
         self._queue.overtaken = queue.overtaken

@@ -13,17 +13,12 @@ class Standings:
     """
 
     def __init__(self) -> None:
-        self._earlier = AshaState()
         self._journal: Journal | None = None
         self._rungs: AshaState | None = None
         self._known: set[str] = set()
         self._before: set[str] = set()
         self._stopped: dict[str, int] = {}
         self._undecided: dict[str, JournalEntry] = {}
-
-    def begin_with(self, rungs: AshaState) -> None:
-        """Measure trials by scores of before this experiment, too."""
-        self._earlier, self._rungs = rungs, None
 
     def open(self, journal: Journal) -> None:
         """Take in what earlier processes wrote, and write to the same journal from now on."""
@@ -47,7 +42,7 @@ class Standings:
         """The scores at each milestone, of the trials that are known."""
         if self._rungs is None:
             entries = self._journal.entries if self._journal else ()
-            self._rungs = replay(entries, self._known, self._earlier)
+            self._rungs = replay(entries, self._known)
         return self._rungs
 
     @rungs.setter

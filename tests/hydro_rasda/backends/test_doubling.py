@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ from tests.hydro_rasda.ranks import on_ranks
 from tests.hydro_rasda.training.test_own_loop import train as train_own
 
 SCHEDULED = {**CONFIGS["scheduled"], "rescale_warmup_epochs": 1}
+STRATEGIES: tuple[Literal["ddp", "fsdp"], ...] = ("ddp", "fsdp")
 Open = Callable[..., Run]
 
 pytestmark = pytest.mark.usefixtures("one_process_alone")
@@ -107,6 +108,19 @@ def test_ranks_train_what_those_of_a_script_do_bit_for_bit(two: Backend, open_ru
     assert all(torch.equal(value, saved["state"]["model"][name]) for name, value in outcome.state["model"].items())
     assert outcome.more["rescaled"] == saved["rescaled"]
     assert outcome.more["measured"]["noise"] == saved["measured"]["noise"]
+
+
+@pytest.mark.slow
+def test_ranks_that_split_a_model_train_as_those_that_hold_it_whole(two: Backend, open_run: Open) -> None:
+    """And leave the same checkpoint."""
+    whole, split = (train(open_run(RASDAConfig(workers=2, strategy=of)), two) for of in STRATEGIES)
+    assert split.error is None, split.error
+    for (_, metrics), (_, expected) in zip(split.history, whole.history, strict=True):
+        assert metrics["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-11)
+    assert whole.state is not None
+    assert split.state is not None
+    for name, value in whole.state["model"].items():
+        torch.testing.assert_close(split.state["model"][name], value, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.slow
@@ -223,6 +237,7 @@ def test_ranks_run_a_training_function_of_the_users_own(two: Backend, digits: An
     with two.open(run) as devices:
         (first,) = devices.train_each(tasks[:1])
         assert first.error is None, first.error
+        assert first.state is not None
         record_epochs(run, 0, metric_lines("target", 0, first.history), first.state, **first.more)
         (second,) = devices.train_each([replace(tasks[1], source=run.checkpoints[0])])
     assert not first.ended

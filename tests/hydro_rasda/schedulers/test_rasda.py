@@ -33,15 +33,6 @@ def test_the_last_score_of_a_trial_goes_to_a_rung_at_max_t_where_the_spacing_mee
     assert set(passes.complete(passes.init(), "a", 9, 0.5).rungs) == {4}
 
 
-def test_scores_of_before_stand_at_the_milestones_that_were_passed() -> None:
-    """And none is decided there again."""
-    rule = RASDA(max_t=8, grace_period=2)
-    state = rule.recalled({"a": {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6}, "b": {1: 0.5}, "c": {2: 0.1, 3: 0.1}})
-    assert {m: dict(rung) for m, rung in state.rungs.items()} == {2: {"a": 0.8, "c": 0.1}, 4: {"a": 0.6}}
-    assert rule.report(state, "c", 3, 9.9) == (state, (Decision.CONTINUE, 2))
-    assert rule.report(state, "b", 2, 0.9)[1].decision is Decision.STOP
-
-
 def test_cap() -> None:
     rule = RASDA(max_t=40, grace_period=5, workers=2, max_workers=6)
     assert [rule.workers_at(t) for t in (0, 5, 10, 20)] == [2, 4, 6, 6]

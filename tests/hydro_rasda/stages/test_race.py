@@ -18,13 +18,11 @@ from hydro_rasda.run.state import Run, failure_line, metric_lines
 from hydro_rasda.run.summary import sum_up
 from hydro_rasda.run.targets import (
     decided_targets,
-    forget_unsaved,
     recall_targets,
     record_done,
     record_epochs,
     record_failure,
     record_swept,
-    saved_epochs,
 )
 from hydro_rasda.stages.race import train_targets
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
@@ -219,43 +217,25 @@ def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[
     assert not run.failures
 
 
-def test_epochs_past_the_last_checkpoint_are_trained_again(open_race: Callable[..., Run]) -> None:
-    """A backend may record epochs before the checkpoint after them, and be killed in between."""
-    run = open_race(1)
-    lines = curves("target", {0: SCORES[0]}).lines
-    record_epochs(run, 0, lines[:1], None)
-    record_epochs(run, 0, lines[1:2], {"model": {}})
-    record_epochs(run, 0, lines[2:3], None)
-    assert epochs(run) == {0: [1, 2, 3]}
-    recall_targets(run := open_race(1))
-    assert epochs(run) == {0: [1, 2, 3]}
-    train_targets(run, [0], device := Scripted(SCORES, epochs=1))
-    assert device.trained == [(0, 3)]
-    train_targets(run := open_race(1), [0], device := Scripted(SCORES))
-    assert device.trained == [(0, 4)]
-    assert [line["val_loss"] for line in run.metrics["target", 0]] == SCORES[0]
-
-
 def test_epochs_that_were_trained_again_count_as_they_went_the_last_time(open_race: Callable[..., Run]) -> None:
     run = open_race(1)
-    record_epochs(run, 0, curves("target", {0: [0.5, 0.4]}).lines, None)
+    record_epochs(run, 0, curves("target", {0: [0.5, 0.4]}).lines, {"model": {}})
     record_epochs(run, 0, curves("target", {0: [0.3]}).lines, {"model": {}})
     assert run.curve("target", 0) == {1: 0.3}
     recall_targets(run := open_race(1))
     assert run.curve("target", 0) == {1: 0.3}
-    assert saved_epochs(run, 0) == 1
+    assert run.checkpoints == {0: "target/trial-0/to-1"}
 
 
 def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race: Callable[..., Run]) -> None:
     run = open_race(3)
     for number, score in ((0, 0.5), (1, math.nan), (2, 0.5)):
-        record_epochs(run, number, curves("target", {number: [score]}).lines, None)
+        record_epochs(run, number, curves("target", {number: [score]}).lines, {"model": {}})
     record_failure(run, 0, "it raised")
     record_failure(run, 2, "its machine died")
     record_epochs(run, 2, curves("target", {2: SCORES[2]}).lines, {"model": {}})
     for again in (run, open_race(3)):
         recall_targets(again)
-        forget_unsaved(again)
         assert again.failures == {0: "it raised"}
         assert epochs(again) == {0: [1], 1: [1], 2: [1, 2, 3, 4]}
     train_targets(again, [0, 1, 2], device := Scripted({}))
@@ -331,7 +311,7 @@ def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..
     assert decided_targets(run) == {0: False, 1: False, 2: True}
     record_done(run, 3)
     assert decided_targets(run) == {0: False, 1: False, 2: True, 3: False}
-    record_epochs(run, 3, metric_lines("target", 3, [(3, {"train_loss": 0.4, "val_loss": 0.4})]), None)
+    record_epochs(run, 3, metric_lines("target", 3, [(3, {"train_loss": 0.4, "val_loss": 0.4})]), {"model": {}})
     assert 3 not in decided_targets(run)
 
 
