@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -27,7 +26,7 @@ from hydro_rasda.schedulers import worker_slots
 from hydro_rasda.training.device import Share
 from hydro_rasda.training.fused import Load
 from hydro_rasda.training.rendezvous import Store, await_ranks, listening_store, reached_store
-from hydro_rasda.training.trainer import Trainer
+from hydro_rasda.training.trainer import Given, Trainer
 
 
 def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, float] | None) -> dict[str, float]:
@@ -106,7 +105,7 @@ class _Trainer(Trainer):
     def do(self, method: str, *arguments: Any) -> Any:
         """Call a method, and tell the tuner what happens meanwhile; of the arguments, futures are resolved."""
         with self._reporter.telling():
-            return getattr(self, method)(*arguments)
+            return getattr(self, method)(*map(_fetched, arguments))
 
     def describe(self) -> tuple[str, int, str]:
         machine, cores, _ = super().describe()
@@ -179,7 +178,7 @@ class RayDevices(DoublingPool):
         return [of[future] for future in ready]
 
     def _load(self, keys: Iterable[str]) -> Load:
-        return partial(_fetched, {key: ray.put(self._run.store.load(key)) for key in keys})
+        return _Stored({key: ray.put(self._run.store.load(key)) for key in keys})
 
     def _meeting(self, devices: Sequence[int]) -> Any:
         answer: Any = self._devices[devices[0]].process.ask("host_meeting")
@@ -190,6 +189,23 @@ class RayDevices(DoublingPool):
         self._bulletin.close()
 
 
-def _fetched(states: Mapping[str, Any], key: str) -> Any:
-    """A checkpoint, of those that the tuner has put into Ray's store."""
-    return ray.get(states[key])
+@dataclass(frozen=True)
+class _Stored:
+    """Checkpoints that the tuner has put into Ray's store once, for all ranks; see `Given.load`.
+
+    An actor fetches them before it trains: what it forks would talk to the store through the same socket, which ends
+    the node.
+    """
+
+    futures: Mapping[str, Any]
+
+    def __call__(self, key: str) -> Any:
+        return ray.get(self.futures[key])
+
+
+def _fetched(argument: Any) -> Any:
+    """What an actor is given, without anything that is still in Ray's store."""
+    if isinstance(argument, Given) and isinstance(argument.load, _Stored):
+        states = {key: argument.load(key) for key in argument.load.futures}
+        return replace(argument, load=states.__getitem__)
+    return argument

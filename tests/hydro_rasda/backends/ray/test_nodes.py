@@ -16,7 +16,7 @@ from hydro_rasda import Event, RASDAConfig, RASDAScheduler, RayBackend, Worker, 
 from hydro_rasda.backends.ray.slots import Slots
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
-from hydro_rasda.run.events import MessageSaid
+from hydro_rasda.run.events import EpochEnded, MessageSaid
 from hydro_rasda.stages.race import train_targets
 from tests.hydro_rasda.backends import finalists
 
@@ -83,7 +83,7 @@ def test_a_trial_spans_nodes_and_shrinks_to_those_that_are_left(
 def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node is lost when the trial is to get its workers; another one comes while it trains without."""
+    """A node is lost when the trial is to get its workers; another one has come by the next milestone."""
     monkeypatch.setattr(Slots, "_fresh_for_s", -1.0)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     nodes = [cluster.add_node(num_cpus=2)]
@@ -91,7 +91,7 @@ def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
     def lose_and_add(event: Event) -> None:
         if isinstance(event, MessageSaid) and "goes on with 4 workers from epoch 3" in event.text and nodes:
             cluster.remove_node(nodes.pop(), allow_graceful=False)
-        elif isinstance(event, MessageSaid) and "goes on with 2 workers from epoch 3" in event.text:
+        elif isinstance(event, EpochEnded) and event.epoch == 4:
             cluster.add_node(num_cpus=2)
 
     settings = {"max_t": 8, "rasda": RASDAConfig(grace_period=1)}
