@@ -45,7 +45,7 @@ class RASDAConfig:
     """How the full-size trials of the last stage are halved (RASDA, Aach et al. 2024, Sec. 3).
 
     Attributes:
-        grace_period: Epochs that every full-size trial gets before any is stopped; None: a ninth of `max_t`.
+        grace_period: Epochs that every full-size trial gets before any is stopped; None: half of `max_t`, rounded up.
         reduction_factor: The paper's rf: one in this many goes on at each milestone.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.
@@ -175,8 +175,8 @@ class TuneConfig:
 
     @property
     def first_look(self) -> int:
-        """Epochs before the race of the finalists may stop any: `rasda.grace_period`, or a ninth of `max_t`."""
-        return self.rasda.grace_period or max(1, self.max_t // 9)
+        """Epochs before the race of the finalists stops any: `rasda.grace_period`, or half of `max_t`, rounded up."""
+        return self.rasda.grace_period or math.ceil(self.max_t / 2)
 
     def good_enough(self, score: float) -> bool:
         """Whether a full-size model's score is as good as `stop_at`, so that nothing more has to be trained."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -31,17 +31,18 @@ def summed(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> Sums:
     return sums
 
 
-def add_over_ranks(parts: Sequence[Sums]) -> None:
+def add_over_ranks(sums: Sums) -> None:
     """Replace sums over a rank's examples by those over all ranks', in one exchange."""
-    names = [(sums, name) for sums in parts for name in sorted(sums.totals)]
-    totals = [sums.totals[name] for sums, name in names]
-    weights = [
-        torch.as_tensor(sums.weights[name]).to(total).expand_as(total) for (sums, name), total in zip(names, totals)
-    ]
+    names = sorted(sums.totals)
+    totals = [sums.totals[name] for name in names]
+    weights = [torch.as_tensor(sums.weights[name]).to(total).expand_as(total) for name, total in zip(names, totals)]
     joined = torch.cat([*totals, *weights])
     dist.all_reduce(joined)
     values = iter(joined.split([len(total) for total in totals * 2]))
-    for sums, name in names:
-        sums.totals[name] = next(values)
-    for sums, name in names:
-        sums.weights[name] = next(values)
+    for of_each in (sums.totals, sums.weights):
+        of_each |= {name: next(values) for name in names}
+
+
+def unaveraged(metric: str) -> str:
+    """Name of a metric as the weights have it that training left, where averaged ones are validated."""
+    return f"{metric}_unaveraged"

@@ -105,9 +105,8 @@ def tune(
 
     Many configurations are tried on narrow surrogates of the model (muP: Yang et al. 2022; Hydro: Hu et al. 2023),
     fused into few models and halved at each rung. The `top_k` best train at full size. At RASDA's milestones (Aach et
-    al. 2024, Sec. 3) those stop that are unlikely to be the best, and those that `full_trainings` is not enough for; at
-    least one trains for `max_t` epochs. How each will end is forecast from its score and its surrogate's curve; with
-    `keep="best"`, its best so far counts where that is better (see `schedulers.race`).
+    al. 2024, Sec. 3), the first of them at half of a training, the best go on: as many as `full_trainings` is enough
+    for, or half of them. The winner is the best of those that trained for `max_t` epochs (see `schedulers.race`).
 
     Args:
         model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
@@ -149,9 +148,9 @@ def tune(
             `grace_period * reduction_factor**k` epochs, the last one at `max_t / reduction_factor` at most, unless it
             is the first: from there on, full-size models tell more for their price than surrogates do.
         top_k: Configurations that move to the full-size model.
-        full_trainings: What the full-size stage may take, in trainings of `max_t` epochs: at each milestone, at most as
-            many finalists go on as can train to the end for it, or as RASDA's halving leaves, which takes less than 2
-            for four finalists.
+        full_trainings: What the full-size stage may take, in trainings of `max_t` epochs: at each milestone, as many
+            finalists go on as can train to the end for it, and at least half of them. While no finalist is better than
+            a constant prediction, none is stopped.
         surrogate: Width of the surrogates over that of the model, in (0, 1]; 1 sweeps the model itself, and full-size
             training goes on from there.
         fusion: Most trials in one fused model; "auto" measures what is fastest, once on a machine (the measurements are
@@ -167,16 +166,20 @@ def tune(
             `max_t`, the trial is over, and its best epoch counts. It begins anew also where `surrogate` is 1;
             `ema` and `precision` are its own matter. On Ray it runs on every rank, as for `elastic`.
         rasda: How the full-size trials are halved; None: as `RASDAConfig()` says.
-        keep: Of each full-size training, the weights that count: "best", after the epoch with the best metric, so that
-            overfitting is stopped in time; or "last", after its last epoch. "best" returns the best that was found, be
-            it of a trial that was stopped; with "last", the winner has trained to the end.
+        keep: Which weights a full-size training hands back: "best", those after the last epoch that is as good as the
+            best one, but for 1 % of what training has gained; or "last". Under either, trials are compared by their
+            last epochs, with the weights that training left there: the winner's configuration then holds when you
+            train it again, longer, elsewhere or on more data. Two exceptions: with `patience` the best epochs are
+            compared; and where no trial came to its end, as time ran out or all diverged, or `stop_at` was reached,
+            the best that was kept wins.
         patience: Epochs after which a full-size training that has not become better ends; None trains on. The sweep,
             where rungs decide, has none; a `full_size` function returns where it will.
         stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same
             call with a better one, or None, goes on.
         ema: Share of a full training's steps over which the full-size models' weights and running statistics are
-            averaged, exponentially, beside training. With `keep="best"`, the averaged weights are what is validated,
-            compared and kept, at the cost of another copy of them; with `keep="last"`, or 0, nothing is averaged.
+            averaged, exponentially, beside training. With `keep="best"`, the averaged weights are validated and kept,
+            at the cost of another copy of them. At milestones the others are validated, too, as
+            `METRIC_unaveraged`, by which trials are compared. With `keep="last"`, or 0, nothing is averaged.
         precision: What models compute in, in the sweep and at full size. "bf16": matrix products and convolutions in
             bfloat16 (`torch.autocast`), on a CPU, too; "fp16": those in float16, each trial with a loss scale of its
             own, which grows and shrinks as in `torch.amp.GradScaler`: where gradients overflow, that trial alone leaves

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.replay.guided import Guided
-from benchmarks.replay.policies import Policy, Search, Tables, asha, at_random, halved, one_epoch, swept, today
-from benchmarks.replay.study import LATER, MOST, RESAMPLES, comparable, draws
+from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, at_random, one_epoch, swept, today
 from benchmarks.replay.table import Table
-from benchmarks.replay.tpe import TPE
-from benchmarks.replay.truth import Floats, Ints, complete_seeds, seed_spread
+from benchmarks.replay.truth import Floats, Ints, complete_seeds, goodness, seed_spread
+from benchmarks.replay.yardsticks import RESAMPLES, draws, halves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GRID = np.geomspace(0.25, 14, 300)
 """Costs at which curves are drawn, in full trainings."""
+MOST = 10.0
+"""Standard deviations that a run counts as behind at most: what diverges is infinitely behind."""
 LEAST = 0.1
 """Regret below which curves are drawn as if they were there: what is less is noise, and zero has no logarithm."""
 
@@ -43,13 +43,11 @@ class Method:
 
 METHODS = {
     "today: tune's defaults": Method(today, "#000000"),
-    "today, halved to one": Method(halved, "#56B4E9"),
+    "first look after a ninth": Method(Tune(first_look=1 / 9, by="best epochs"), "#56B4E9"),
     "Hydro: the best surrogate's alone": Method(swept(1), "#0072B2", "--"),
-    "guided sweep, two to the end": Method(Guided(1 / 8, 1 / 8, (4,), LATER, 2), "#009E73"),
     "one epoch each, two to the end": Method(one_epoch(2), "#CC79A7"),
     "two at random": Method(at_random(2), "#7F7F7F", "--"),
     "ASHA": Method(asha, "#D55E00"),
-    "Optuna's TPE, halved": Method(TPE(7.5), "#E69F00", "--"),
 }
 
 
@@ -58,7 +56,8 @@ def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
 
     Where best epochs are kept. Of equal scores the lower number's counts, as in `tune`.
     """
-    curves, price = search.tables.curves[1.0, False][search.seed], search.tables.costs[1.0]
+    curves = goodness(search.tables.table, 1.0, keep="best")[search.seed]
+    price = search.tables.costs[1.0]
     reached, best, rows = dict[int, int](), (-np.inf, -len(curves)), list[tuple[float, int, int]]()
     for spent, number, last in search.trained:
         for epoch in range(reached.get(number, 0) + 1, last + 1):
@@ -71,14 +70,14 @@ def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
 
 def regrets(table: Table, policy: Policy, resamples: int = RESAMPLES) -> tuple[Floats, float]:
     """Of a method on one task, where best epochs are kept: mean regret at each of `GRID`, and median cost."""
-    tables = Tables(table, "best")
+    tables, kept = Tables(table), goodness(table, 1.0, keep="best")
     spread = seed_spread(table, complete_seeds(table, 1.0), keep="best")
     costs, found = list[float](), list[Floats]()
     for draw in draws(table, resamples, "best"):
         search = Search(tables, draw.seed, draw.subset.tolist())
         policy(search)
         spent, numbers, epochs = incumbents(search)
-        ends = tables.curves[1.0, False][draw.others][:, numbers, epochs - 1].mean(0)
+        ends = kept[draw.others][:, numbers, epochs - 1].mean(0)
         known = np.concatenate([[MOST], np.minimum((draw.best - ends) / spread, MOST)])
         # What is paid is a sum of floats: a training that ends at 2 may end a digit later.
         found.append(known[np.searchsorted(spent, GRID * (1 + 1e-9), side="right")])
@@ -100,24 +99,34 @@ class Curve:
 
 
 def page(tables: Mapping[str, Table], path: Path, resamples: int = RESAMPLES) -> str:
-    """Draw the means over tasks to a PNG file, and show it; nothing where no task can be judged."""
-    ready = comparable(tables)
-    if not ready:
+    """Draw the means over either half of the tasks to a PNG file, and show it; nothing where no task can be judged."""
+    panels: dict[str, dict[str, Curve]] = {}
+    for which, half in zip(("tasks that chose earlier rules", "tasks that chose none"), halves(tables)):
+        if half:
+            panels[f"mean over {len(half)} {which}"] = means = {}
+            for name, method in METHODS.items():
+                found, costs = zip(*(regrets(table, method.policy, resamples) for table in half.values()))
+                means[name] = Curve(np.mean(found, 0), costs)
+    if not panels:
         return ""
-    means = {}
-    for name, method in METHODS.items():
-        found, costs = zip(*(regrets(table, method.policy, resamples) for table in ready.values()))
-        means[name] = Curve(np.mean(found, 0), costs)
-    plot(means, f"mean over {len(ready)} tasks", path)
-    return f"Means over {len(ready)} tasks: {', '.join(ready)}.\n\n![Regret by cost of each method]({path.name})"
+    plot(panels, path)
+    return f"![Regret by cost of each method]({path.name})"
 
 
-def plot(curves: Mapping[str, Curve], title: str, path: Path) -> None:
-    """One line for each of `METHODS`, named at its right end: a dot where its searches are over, faint beyond."""
+def plot(panels: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
+    """A panel for each title, with one line for each of `METHODS`, named at its right end.
+
+    A dot is where a method's searches are over; beyond it, lines are faint.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5.2), layout="constrained")
-    axis = figure.subplots()
+    figure = Figure(figsize=(10, 5 * len(panels)), layout="constrained")
+    for axis, (title, curves) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items()):
+        _panel(axis, title, curves)
+    figure.savefig(path, dpi=110)
+
+
+def _panel(axis: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     shown = {name: Curve(np.maximum(curve.regret, LEAST), curve.costs) for name, curve in curves.items()}
     for name, curve in shown.items():
         _draw(axis, METHODS[name], curve)
@@ -134,7 +143,6 @@ def plot(curves: Mapping[str, Curve], title: str, path: Path) -> None:
     _name(axis, shown)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
 
 
 def _draw(axis: Axes, method: Method, curve: Curve) -> None:

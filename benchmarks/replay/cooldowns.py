@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.replay.policies import TOP_K
-from benchmarks.replay.recall import spearman
 from benchmarks.replay.table import SHARES, Table
-from benchmarks.replay.truth import Floats, best_first, complete_seeds, goodness, seed_spread, truth
+from benchmarks.replay.truth import Floats, after_cooldown, best_first, complete_seeds, goodness, seed_spread, truth
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,17 @@ def ranking(table: Table, scores: Floats) -> Ranking:
     return Ranking(float(np.mean(rhos)), float(np.mean(lost) / spread))
 
 
+def spearman(one: Floats, other: Floats) -> float:
+    """Rank correlation; equal values, what diverged among them, share their mean rank."""
+    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
+
+
 def rankings(table: Table, width: float, epoch: int) -> dict[str, Ranking]:
     """By what is compared after an epoch at a width: the last step's weights, averaged ones, those after a cooldown."""
     seeds = complete_seeds(table, width)
@@ -48,9 +58,7 @@ def rankings(table: Table, width: float, epoch: int) -> dict[str, Ranking]:
     }
     for share in SHARES:
         if (epoch, share) in table.about.branches:
-            cooled = table.after_cooldown(width, epoch, share)[seeds].astype(np.float64)
-            values = cooled if table.about.mode == "max" else -cooled
-            found[f"after {share:.0%}"] = ranking(table, np.where(np.isnan(values), -np.inf, values))
+            found[f"after {share:.0%}"] = ranking(table, after_cooldown(table, width, epoch, share)[seeds])
     return found
 
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.replay.bring_back import BringBack
-from benchmarks.replay.policies import TOP_K, Policy, Search, Tables, Tune, asha, first_look, sweep, swept, today
+from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, swept, today
 from benchmarks.replay.table import FOLDER, Table, recorded, sample_folder
 from benchmarks.replay.truth import goodness
 from benchmarks.vs_asha.report import Cells, read
@@ -26,17 +25,8 @@ EQUAL = 1e-4
 """Relative difference up to which scores count as equal: tables are rounded, and last digits differ by group."""
 POLICIES: dict[str, Policy] = {
     "today: tune's defaults": today,
-    "six finalists (`top_k=6`)": Tune(finalists=6),
-    "`full_trainings=4`": Tune(full_trainings=4),
-    "first look after a quarter, 2.5 trainings": Tune(first_look=1 / 4, full_trainings=2.5),
-    "swept to the end, first look after a quarter, 2.5 trainings": Tune(
-        swept_to_end=True, first_look=1 / 4, full_trainings=2.5
-    ),
-    "each schedule keeps its share at the sweep's rungs": Tune(by_schedule=True),
+    "first look after a ninth, best epochs decide": Tune(first_look=1 / 9, by="best epochs"),
     "the sweep at full width (`surrogate=1`)": Tune(width=1.0),
-    "two more join after the first look, by a regression over learning rates": BringBack(2, "rate"),
-    "... over all that is sampled and the train-validation gap": BringBack(2, "all"),
-    "... over learning rates, where widths rank finalists the other way": BringBack(2, "rate", below=0.0),
     "four to the end": swept(4),
     "ASHA, one after another": asha,
 }
@@ -103,7 +93,7 @@ def _setups(seed: int, tables: Mapping[str, Table], cells: Cells) -> Iterator[Se
             sign = 1 if maximizes(at[0]) else -1
             scores = sign * ended(at[0]), sign * at[0]["winner"]["test"]
             live = next((as_good(cell, base) for cell, base in paired(methods.get("tune", ()), at)), None)
-            yield Setup(task, seed, Tables(table, "best"), *scores, seed_spread(baselines), live)
+            yield Setup(task, seed, Tables(table), *scores, seed_spread(baselines), live)
 
 
 def replayed(setup: Setup, policy: Policy) -> Replayed:
@@ -111,8 +101,7 @@ def replayed(setup: Setup, policy: Policy) -> Replayed:
     table, search = setup.tables.table, _search(setup)
     winner = policy(search)
     at = search.seed, winner, search.reached(winner) - 1
-    validation = setup.tables.curves[1.0, False][at]
-    test = goodness(table, 1.0, "test", keep="best")[at]
+    validation, test = (goodness(table, 1.0, split, keep="best")[at] for split in ("validation", "test"))
     reached = validation >= setup.validation - EQUAL * abs(setup.validation)
     return Replayed(winner, search.spent, bool(reached), float(test - setup.test) / setup.margin)
 
@@ -149,8 +138,8 @@ def agreements(setups: Sequence[Setup]) -> str:
     told = Counter[str]()
     for setup in setups:
         search = _search(setup)
-        stop, finalists = first_look(search), sweep(search, 1 / 8, TOP_K)
-        narrow, full = ({n: search.look(width, n, stop, latest=True) for n in finalists} for width in (1 / 8, 1.0))
+        stop, finalists = today.first_look_of(search), today.sweep(search)
+        narrow, full = ({n: search.look(width, n, stop) for n in finalists} for width in (1 / 8, 1.0))
         both = {n: (narrow[n], full[n]) for n in finalists}
         told[agreement(stop, both, "max").verdict] += 1
     return (

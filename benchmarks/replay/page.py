@@ -9,69 +9,37 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.replay import ablations, anytime, calibration, family, few, live, recall, study
+from benchmarks.replay import anytime, calibration, cooldowns, live, yardsticks
 from benchmarks.replay.table import FOLDER, Table, recorded
-from benchmarks.replay.truth import Keep
 
 NOTES = "replay_notes.md"
-ENDS: dict[Keep, str] = {
-    "last": "The last epoch's weights count",
-    "best": "The best epoch's weights count, at full width averaged ones",
-}
-ANYTIME = (
-    'If a search were stopped: regret, as under "Policies", of the configuration that validated best of those in '
-    "training at full width, as far as each has come; every method keeps its best epoch. As long as nothing has been "
-    "trained at full width, a run counts as 10 behind, the most that any does. Optuna's TPE has 7.5 trainings to "
-    "spend; where configurations are few, it has tried them all before that."
+YARDSTICKS = (
+    "Each rule in 50 searches of random three quarters of a task's configurations, with each seed, against ASHA on the "
+    "same configurations. `handed back`: how often the test score of the model that a search hands back is worse by no "
+    "more than a standard deviation between seeds (averaged weights of the epoch that `tune` keeps; of ASHA, the last "
+    "epoch's). `trained again`: the same of the winner's configuration, trained again with the other seeds to its last "
+    "epoch, without averages. `cost`: median, in full trainings, by CPU seconds of one thread; mean over tasks."
 )
-ABLATIONS = (
-    "Today's rule with one thing changed: its cost, its regret, how often its test score is no more than a standard "
-    "deviation behind ASHA's, and how often it reaches the validation score of ASHA's winner, where the best epoch's "
-    "weights count and where the last one's do."
+CALIBRATION = (
+    "The probability that `TuneResult` states of its winner, and how often that was the best of the finalists, had all "
+    "of them gone on."
+)
+COOLDOWNS = (
+    "Spearman's correlation of all configurations with the end at full width, the mean over seeds, in brackets by how "
+    "much the best of the first 4 is behind, in standard deviations between seeds: of scores as they are, of averaged "
+    "weights, and after a cooldown, which is a branch of the training whose learning rate falls in a line to 0 over a "
+    "share of the epochs before it."
+)
+ANYTIME = (
+    "If a search were stopped: the regret of the configuration that validated best of those in training at full width, "
+    "as far as each has come, by averaged weights of its best epoch. As long as nothing has been trained at full "
+    "width, a run counts as 10 behind, the most that any does."
 )
 LIVE = (
     "Of the searches that [were run live](vs_asha.md), those whose configurations are recorded, each with its own "
     "weights and orders of examples: how often a policy comes to a validation score as good as the one that Ray's ASHA "
     "came to in that run, and how often to a test score no more than a standard deviation between seeds behind. "
-    "`cost`: mean over tasks, in full trainings, by CPU seconds of one thread. Best epochs are kept, of averaged "
-    "weights."
-)
-FEW = (
-    "Each on 50 random subsets of so many configurations and each seed: mean cost, in full trainings, and regret "
-    'behind the best of the subset, as under "Policies". Best epochs are kept, of averaged weights.'
-)
-SECTIONS = (
-    (
-        "Where the best configuration is lost",
-        recall,
-        "The true best has the best validation score in the end at full width, as the mean over seeds. `rho`: "
-        "Spearman's correlation with that, over all configurations. `best in k`: how often the true best of a "
-        "random half of the configurations is among the k best there. `its place`: of the best of all, the median"
-        " over seeds. `regret of 4`: by how much the best of the first 4 is behind, in standard deviations "
-        "between seeds. The right half ranks by averaged weights.",
-    ),
-    (
-        "What is foreseen",
-        calibration,
-        "Standard deviations, in those between seeds, of how the eight best surrogates' configurations end at "
-        "full size: `ends`: without any forecast; `by surrogate`: less the surrogate's last score; then after a "
-        "part of the full-size training, less the score there, that `and change` of the surrogate from there on, "
-        "and with the best share of that change.",
-    ),
-    (
-        "Policies",
-        study,
-        "Each on 100 random three quarters of the configurations and each seed. `cost`: median, in full "
-        "trainings, by CPU seconds of one thread. `regret`: by how much the winner's validation score with the "
-        "other seeds is behind the best configuration's; `test against ASHA`: their test scores compared; both in"
-        " standard deviations between seeds, 10 at most. `not worse by 1`: how often it is not behind ASHA by "
-        "more than one. Optuna's TPE begins no further configuration once its trainings are spent or all are tried.",
-    ),
-    (
-        "What a budget buys",
-        family,
-        "The best four of about 1,000 policies for a budget. They were chosen on the tables that they are shown on.",
-    ),
+    "`cost`: mean over tasks, in full trainings, by CPU seconds of one thread."
 )
 
 
@@ -89,18 +57,19 @@ def overview(tables: Mapping[str, Table]) -> str:
 
 def write(folder: Path = FOLDER) -> Path:
     """Draw the page and its figure beside the folder of the tables."""
-    tables = recorded(folder)
+    tables, path = recorded(folder), folder.parent / "replay.md"
     environments = {json.dumps(e, sort_keys=True) for table in tables.values() for e in table.about.environments}
     parts = ["# Replay", "", f"Drawn by `python -m benchmarks.replay write`; [what to read from it]({NOTES}).", ""]
     parts += [f"Recorded with: {', '.join(sorted(environments))}.", "", overview(tables), ""]
-    path = folder.parent / "replay.md"
-    parts += ["## Anytime", "", ANYTIME, "", anytime.page(tables, path.with_suffix(".png")), ""]
     searches = live.setups(folder)
-    parts += ["## The live searches, replayed", "", LIVE, "", live.page(searches), "", live.agreements(searches), ""]
-    parts += ["## Few configurations", "", FEW, "", few.page(tables), ""]
-    parts += ["## Ablations", "", ABLATIONS, "", ablations.page(tables), ""]
-    for keep, told in ENDS.items():
-        for title, module, meaning in SECTIONS:
-            parts += [f"## {title}", "", f"{told}. {meaning}", "", module.page(tables, keep), ""]
+    sections = (
+        ("Both yardsticks", YARDSTICKS, yardsticks.page(tables)),
+        ("Stated probabilities", CALIBRATION, calibration.page(tables)),
+        ("Anytime", ANYTIME, anytime.page(tables, path.with_suffix(".png"))),
+        ("The live searches, replayed", LIVE, "\n\n".join([live.page(searches), live.agreements(searches)])),
+        ("Cooldowns before comparisons", COOLDOWNS, cooldowns.page(tables)),
+    )
+    for title, told, found in sections:
+        parts += [f"## {title}", "", told, "", found.strip(), ""]
     path.write_text("\n".join(parts).rstrip() + "\n")
     return path

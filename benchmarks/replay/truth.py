@@ -14,67 +14,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.replay.table import Split, Table
+from hydro_rasda.training.best import TOLERANCE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Keep = Literal["last", "best", "own", "better"]
-"""Which weights count, as `tune` has it: "last", those after the last epoch; "best", at full width, the averaged ones
-after the epoch that validated best; "own", likewise but never averaged (`tune(ema=0)`); "better", of each epoch
-whichever of the two validated better, as `tune` once had it."""
+Keep = Literal["last", "best"]
+"""Which weights are handed back: those after the last epoch, or averaged ones after the epoch that `tune` keeps."""
 
 
 def goodness(
-    table: Table,
-    width: float,
-    split: Split = "validation",
-    *,
-    ema: bool = False,
-    loss: bool = False,
-    keep: Keep = "last",
+    table: Table, width: float, split: Split = "validation", *, ema: bool = False, keep: Keep = "last"
 ) -> Floats:
     """Learning curves [S, C, E]: higher is better, -inf where diverged.
 
-    With another `keep` than "last", at each epoch those of the epoch up to there whose weights validated best.
+    Args:
+        table: Where to look.
+        width: As a share of the full one.
+        split: Examples that are scored.
+        ema: Whether weights are averaged.
+        keep: With "best", at each epoch the score of the averaged weights that are kept up to there.
     """
-    curves = after_each_epoch(table, width, split, ema=ema, loss=loss, keep=keep)
     if keep == "last":
-        return curves
-    validated = curves
-    if split != "validation":
-        validated = after_each_epoch(table, width, ema=ema, loss=loss, keep=keep)
-    return np.take_along_axis(curves, _best_so_far(validated), -1)
+        return better_is_higher(table, table.curves(width, split, ema=ema))
+    validated = goodness(table, width, ema=True)
+    return np.take_along_axis(goodness(table, width, split, ema=True), _kept_so_far(validated), -1)
 
 
-def after_each_epoch(
-    table: Table,
-    width: float,
-    split: Split = "validation",
-    *,
-    ema: bool = False,
-    loss: bool = False,
-    keep: Keep = "last",
-) -> Floats:
-    """The same of each epoch for itself, whichever is kept: at full width, of the weights that count."""
-
-    def curves(of: Split, averaged: bool) -> Floats:
-        found = table.curves(width, of, ema=averaged, loss=loss).astype(np.float64)
-        return np.where(np.isnan(found), -np.inf, found if table.about.mode == "max" and not loss else -found)
-
-    if keep == "best" and width == 1:
-        return curves(split, True)
-    own = curves(split, ema)
-    if keep != "better" or width < 1 or ema:
-        return own
-    better = curves("validation", True) > curves("validation", False)
-    return np.where(better, curves(split, True), own)
+def after_cooldown(table: Table, width: float, epoch: int, share: float) -> Floats:
+    """Validation after a cooldown, likewise: [S, C]."""
+    return better_is_higher(table, table.after_cooldown(width, epoch, share))
 
 
-def _best_so_far(curves: Floats) -> Ints:
-    """For each epoch the place of the best one up to there, the first where several are."""
-    highest = np.maximum.accumulate(curves, -1)
-    rises = np.zeros(curves.shape, bool)
-    rises[..., 1:] = highest[..., 1:] > highest[..., :-1]
-    return np.maximum.accumulate(np.where(rises, np.arange(curves.shape[-1]), 0), -1)
+def better_is_higher(table: Table, scores: NDArray[np.float32]) -> Floats:
+    """Scores of a table: negated where less is better, -inf where training diverged."""
+    values = scores.astype(np.float64)
+    return np.where(np.isnan(values), -np.inf, values if table.about.mode == "max" else -values)
+
+
+def _kept_so_far(curves: Floats) -> Ints:
+    """For each epoch the place of the one that `tune` keeps up to there, see `hydro_rasda.training.best`."""
+    first, top, kept = curves[..., 0], curves[..., 0], np.zeros(curves.shape, int)
+    for epoch in range(1, curves.shape[-1]):
+        score = curves[..., epoch]
+        first = np.where(np.isfinite(first), first, score)
+        top = np.maximum(top, score)
+        with np.errstate(invalid="ignore"):  # of one that has diverged throughout
+            keeps = np.isfinite(score) & (top - score <= TOLERANCE * (top - first))
+        kept[..., epoch] = np.where(keeps, epoch, kept[..., epoch - 1])
+    return kept
 
 
 def complete_seeds(table: Table, *widths: float) -> list[int]:

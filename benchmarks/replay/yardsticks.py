@@ -1,24 +1,93 @@
 """Both yardsticks on every table: the model that a search hands back, and its configuration trained again plainly.
 
 A configuration that is trained again has its last epoch's own weights, with seeds that the search has not seen. Each
-policy is compared with ASHA on the same configurations, and so is ASHA itself with another seed and another sample.
-Scores are test scores; they count as no worse up to a standard deviation between seeds.
+policy is compared with ASHA on the same configurations, and so is ASHA itself with another sample of them. Scores are
+test scores; they count as no worse up to a standard deviation of plain trainings between seeds.
+
+Tasks fall into two halves, those of `FIRST` and the others. Each half chooses a rule, which the other half judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.replay.policies import Policy, Search, Tables, asha
-from benchmarks.replay.study import SHARE, Draw, draws
+from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, swept, today
 from benchmarks.replay.table import Table
-from benchmarks.replay.truth import Keep, complete_seeds, goodness, seed_spread
+from benchmarks.replay.truth import Ints, Keep, complete_seeds, goodness, seed_spread, subsets, truth
 
-RESAMPLES = 50
-AGAIN = "ASHA, another seed"
+SHARE, RESAMPLES = 0.75, 50
+AGAIN = "ASHA, another sample"
+TODAY = "today's rule"
+FIRST = ("breast_cancer", "diabetes", "digits", "recurrent", "residual", "warm_up")
+"""The tasks that all rules before were chosen on."""
+NOT_TO_CHOOSE = ("spoken_digits",)
+"""Tasks that judge only."""
+MOST_TRAININGS = 4.0
+"""What a rule that is chosen may cost in the mean over a half's tasks, some of which have a sweep as dear as a race."""
+RULES: dict[str, Policy] = {
+    TODAY: today,
+    "cooldowns of 10 % in the sweep": Tune(cooldown=0.1),
+    "cooldowns of 25 % in the sweep": Tune(cooldown=0.25),
+    "cooldowns of 50 % in the sweep": Tune(cooldown=0.5),
+    "cooldowns of 25 % in the race": Tune(race_cooldown=0.25),
+    "averaged weights rank the sweep": Tune(sweep_by="averaged"),
+    "surrogates of 1/4 of the width": Tune(width=1 / 4),
+    "the sweep at full width": Tune(width=1.0),
+    "first look after a ninth": Tune(first_look=1 / 9),
+    "first look after a third": Tune(first_look=1 / 3),
+    "first look after two thirds": Tune(first_look=2 / 3, full_trainings=10 / 3),
+    "best epochs decide": Tune(by="best epochs"),
+    "best epochs decide, first look after a ninth": Tune(first_look=1 / 9, by="best epochs"),
+    "three finalists, all to the end": swept(3),
+    "four finalists, all to the end": swept(4),
+    "six finalists": Tune(finalists=6),
+    "the best surrogate's alone (Hydro)": swept(1),
+}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a search may try, and how its winner is judged.
+
+    Attributes:
+        seed: Place of the search's seed in the table.
+        others: Of those that judge.
+        subset: Numbers of the configurations, in order.
+        best: The best mean of their last validation scores with the seeds that judge.
+    """
+
+    seed: int
+    others: list[int]
+    subset: Ints
+    best: float
+
+
+def draws(table: Table, resamples: int = RESAMPLES, keep: Keep = "last") -> Iterator[Draw]:
+    """The same subsets with each seed, in every call."""
+    full = complete_seeds(table, 1.0)
+    for seed in complete_seeds(table, 1 / 8, 1.0):
+        others = [s for s in full if s != seed]
+        known = truth(table, others, keep=keep)
+        for subset in subsets(len(table.about.configs), SHARE, resamples):
+            yield Draw(seed, others, subset, float(known[subset].max()))
+
+
+def comparable(tables: Mapping[str, Table]) -> dict[str, Table]:
+    """Those with surrogates, and at full width with a seed to judge what another one chose."""
+    return {
+        name: table
+        for name, table in tables.items()
+        if len(complete_seeds(table, 1.0)) > 1 and complete_seeds(table, 1 / 8, 1.0)
+    }
+
+
+def halves(tables: Mapping[str, Table]) -> list[dict[str, Table]]:
+    """The tasks of `FIRST`, and the others."""
+    ready = comparable(tables)
+    return [{name: table for name, table in ready.items() if (name in FIRST) == first} for first in (True, False)]
 
 
 @dataclass(frozen=True)
@@ -38,6 +107,33 @@ class Judged:
     retrained: np.ndarray
 
 
+@dataclass(frozen=True)
+class Row:
+    """Shares of searches in which a policy is no worse than ASHA.
+
+    Attributes:
+        cost: Median, in full trainings.
+        reaches: By the validation score of the model handed back.
+        handed: By its test score, up to a seed's spread.
+        retrained: By the test score of its configuration trained again, likewise.
+    """
+
+    cost: float
+    reaches: float
+    handed: float
+    retrained: float
+
+    @property
+    def quality(self) -> float:
+        """By both yardsticks."""
+        return (self.handed + self.retrained) / 2
+
+
+def mean(rows: Iterable[Row]) -> Row:
+    """The mean over tasks."""
+    return Row(*np.mean([[row.cost, row.reaches, row.handed, row.retrained] for row in rows], 0).tolist())
+
+
 class Judge:
     """A table's searches.
 
@@ -47,69 +143,128 @@ class Judge:
     """
 
     def __init__(self, table: Table, resamples: int = RESAMPLES) -> None:
-        self.table = table
-        self._draws: list[Draw] = list(draws(table, resamples, share=SHARE))
-        self._tables = {keep: Tables(table, keep) for keep in _KEEPS}
-        self._tests = {keep: goodness(table, 1.0, "test", keep=keep) for keep in _KEEPS}
-        seeds = complete_seeds(table, 1.0)
-        self._spreads = {keep: seed_spread(table, seeds, "test", keep) for keep in _KEEPS}
-        self._own = {keep: seed_spread(table, seeds, keep=keep) for keep in _KEEPS}
-        self.baseline = self.judged(asha, "last")
+        self._tables, self._draws = Tables(table), list(draws(table, resamples))
+        keeps: tuple[Keep, ...] = ("last", "best")
+        self._tests = {keep: goodness(table, 1.0, "test", keep=keep) for keep in keeps}
+        self._validation = {keep: goodness(table, 1.0, keep=keep) for keep in keeps}
+        self._spread = seed_spread(table, complete_seeds(table, 1.0), "test")
+        self._baseline = self.judged(asha, "last")
 
-    def judged(self, policy: Policy, keep: Keep = "best") -> Judged:
-        """A policy's winners in all searches."""
-        tables, rows = self._tables[keep], []
+    def judged(self, policy: Policy, keep: Keep) -> Judged:
+        """A policy's winners in all searches, which hand back the best epoch or the last."""
+        rows = []
         for draw in self._draws:
-            search = Search(tables, draw.seed, draw.subset.tolist())
+            search = Search(self._tables, draw.seed, draw.subset.tolist())
             winner = policy(search)
             at = np.s_[draw.seed, winner, search.reached(winner) - 1]
             again = self._tests["last"][draw.others, winner, -1].mean()
-            rows.append((search.spent, tables.curves[1.0, False][at], self._tests[keep][at], again))
+            rows.append((search.spent, self._validation[keep][at], self._tests[keep][at], again))
         return Judged(*np.array(rows).T)
 
-    def again(self) -> Judged:
-        """ASHA's own winners of other searches: of another seed and another sample."""
-        count = len(self._draws)
-        other = np.roll(np.arange(count), count // len(complete_seeds(self.table, 1 / 8, 1.0)) + 1)
-        return Judged(*(getattr(self.baseline, name)[other] for name in Judged.__dataclass_fields__))
+    def row(self, policy: Policy, keep: Keep = "best") -> Row:
+        """A policy against ASHA."""
+        return self._against(self.judged(policy, keep))
 
-    def row(self, found: Judged, keep: Keep) -> dict[str, float]:
-        """Shares of searches in which a policy is no worse than ASHA, and its median cost."""
-        base = self.baseline
-        return {
-            "cost": float(np.median(found.cost)),
-            "reaches": float((found.validation >= base.validation).mean()),
-            "near": float((found.validation >= base.validation - self._own[keep]).mean()),
-            "handed": float((found.handed >= base.handed - self._spreads[keep]).mean()),
-            "retrained": float((found.retrained >= base.retrained - self._spreads["last"]).mean()),
-        }
+    def again(self) -> Row:
+        """ASHA's own winners with another sample of configurations.
 
+        Of the same seed, as a policy has ASHA's: what all trainings with one seed have in common makes none better.
+        """
+        found, others = self._baseline, np.arange(len(self._draws))
+        for seed in {draw.seed for draw in self._draws}:
+            places = np.flatnonzero([draw.seed == seed for draw in self._draws])
+            others[places] = np.roll(places, 1)
+        return self._against(
+            Judged(*(values[others] for values in (found.cost, found.validation, found.handed, found.retrained)))
+        )
 
-_KEEPS: tuple[Keep, ...] = ("last", "best")
-
-
-def rows(table: Table, policies: Mapping[str, Policy], resamples: int = RESAMPLES) -> dict[str, dict[str, float]]:
-    """By policy, what `Judge.row` gives; ASHA with another seed besides."""
-    judge = Judge(table, resamples)
-    found = {AGAIN: judge.row(judge.again(), "last")}
-    for keep in _KEEPS:
-        found |= {f"{name}, {keep}": judge.row(judge.judged(policy, keep), keep) for name, policy in policies.items()}
-    return found
+    def _against(self, found: Judged) -> Row:
+        base = self._baseline
+        return Row(
+            cost=float(np.median(found.cost)),
+            reaches=float((found.validation >= base.validation).mean()),
+            handed=float((found.handed >= base.handed - self._spread).mean()),
+            retrained=float((found.retrained >= base.retrained - self._spread).mean()),
+        )
 
 
-def page(tables: Mapping[str, Table], policies: Mapping[str, Policy], resamples: int = RESAMPLES) -> str:
-    """A table for each policy's shares, task by task, and in the mean."""
-    of_all = {name: rows(table, policies, resamples) for name, table in tables.items()}
-    return "\n".join(_lines(of_all))
+Rows = dict[str, dict[str, Row]]
+"""By rule, then by task."""
 
 
-def _lines(of_all: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[str]:
-    head = ["policy", "task", "cost", "reaches ASHA's validation score", "... but for a seed's spread"]
-    head += ["handed back: test no worse", "retrained: test no worse"]
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for policy in next(iter(of_all.values()), {}):
-        values = {task: list(found[policy].values()) for task, found in of_all.items()}
-        for task, (cost, *shares) in {"**mean**": np.mean(list(values.values()), 0).tolist(), **values}.items():
-            cells = [policy, task, f"{cost:.1f}", *(f"{share:.0%}" for share in shares)]
-            yield f"| {' | '.join(cells)} |"
+def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resamples: int = RESAMPLES) -> Rows:
+    """Each rule on each task that has what it looks at; ASHA with another sample besides."""
+    found: Rows = {AGAIN: {}, **{name: {} for name in rules}, f'{TODAY}, `keep="last"`': {}}
+    for task, table in tables.items():
+        judge = Judge(table, resamples)
+        found[AGAIN][task] = judge.again()
+        for name, rule in rules.items():
+            if isinstance(rule, Tune) and not _applies(rule, table):
+                continue
+            found[name][task] = judge.row(rule)
+        found[f'{TODAY}, `keep="last"`'][task] = judge.row(today, "last")
+    return {name: of_task for name, of_task in found.items() if of_task}
+
+
+def _applies(rule: Tune, table: Table) -> bool:
+    has_cooldowns = bool(table.about.branches) or not (rule.cooldown or rule.race_cooldown)
+    return has_cooldowns and complete_seeds(table, rule.width, 1.0) == complete_seeds(table, 1 / 8, 1.0)
+
+
+def chosen(found: Rows, names: Iterable[str] = RULES) -> str:
+    """The rule that some tasks choose: the best by both yardsticks that costs no more than `MOST_TRAININGS`.
+
+    Only rules that could be replayed on all of them are compared.
+    """
+    tasks = {task for task in found[AGAIN] if task not in NOT_TO_CHOOSE}
+    means = {name: mean(found[name][task] for task in tasks) for name in names if tasks <= found.get(name, {}).keys()}
+    affordable = {name: row for name, row in means.items() if row.cost <= MOST_TRAININGS}
+    return max(affordable, key=lambda name: affordable[name].quality)
+
+
+def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
+    """What each half chooses, and all rules on either half, in the mean and task by task; empty without tables."""
+    named = dict(zip(("first", "second"), (rows(half, resamples=resamples) for half in halves(tables) if half)))
+    if not named:
+        return ""
+    parts = []
+    if len(named) == 2:
+        for half, other in (("first", "second"), ("second", "first")):
+            rule, judge = chosen(named[half]), named[other]
+            row = mean(judge[rule].values()) if rule in judge else None
+            told = f"The {half} half chooses *{rule}*"
+            again = mean(judge[AGAIN].values())
+            told += "" if row is None else f"; on the {other} half it is {_words(row)} ({AGAIN}: {_words(again)})"
+            parts += [f"- {told}."]
+        parts.append("")
+    for half, found in named.items():
+        parts += [f"**The {half} half**: {', '.join(found[AGAIN])}.", "", *_means(found), ""]
+        parts += [*_by_task(found), ""]
+    return "\n".join(parts).rstrip()
+
+
+def _words(row: Row) -> str:
+    return f"no worse than ASHA in {row.handed:.0%} (handed back) and {row.retrained:.0%} (trained again)"
+
+
+def _means(found: Rows) -> Iterator[str]:
+    yield "| rule | tasks | cost | reaches ASHA's validation score | handed back: no worse | trained again: no worse |"
+    yield f"|{'---|' * 6}"
+    for name, of_task in found.items():
+        row = mean(of_task.values())
+        cells = [name, f"{len(of_task)}", f"{row.cost:.2f}", *map(_share, (row.reaches, row.handed, row.retrained))]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _by_task(found: Rows) -> Iterator[str]:
+    shown = [AGAIN, TODAY, "best epochs decide, first look after a ninth"]
+    yield f"| task | {' | '.join(f'{name}: cost, handed back, trained again' for name in shown if name in found)} |"
+    yield f"|{'---|' * (1 + sum(name in found for name in shown))}"
+    for task in found[AGAIN]:
+        each = [found[name][task] for name in shown if name in found]
+        cells = [f"{row.cost:.1f}, {_share(row.handed)}, {_share(row.retrained)}" for row in each]
+        yield f"| {task} | {' | '.join(cells)} |"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"

@@ -40,11 +40,11 @@ class TuneResult(RunRecord):
     `load` opens it again from the run's folder, also before the run is over; then it tells what there is so far.
 
     Attributes:
-        best_config: The configuration whose full-size model has the best metric. With `keep="last"`, of those that
-            trained to the end: to `max_t`, unless the time budget ended all before. Where no full-size model has a
-            metric yet, that of the surrogate that trained longest, and is best there.
-        best_metric: That metric: its best, or with `keep="last"` that after the last epoch (`TrialRecord.kept_epoch`).
-            NaN where no full-size model has a metric yet.
+        best_config: The winner's configuration: of the full-size models that trained to the end, the best there (see
+            `tune(keep=...)`). Where no full-size model has a metric yet, that of the surrogate that trained longest,
+            and is best there.
+        best_metric: The metric of the weights that the winner hands back, those of `TrialRecord.kept_epoch`; another
+            trial, which is worse in the end, may have a better one. NaN where no full-size model has a metric yet.
         best_trial: Number of the trial with that configuration.
         trials: A record for each configuration, in the order of sampling.
         metric: Name of the metric.

@@ -227,11 +227,12 @@ class Run:
         """The metric after an epoch; NaN where the trial had diverged, or has none there."""
         for line in self.metrics.get((stage, number), ()):
             if line["epoch"] == epoch:
-                return self._score_of(line)
+                return self.score_of(line)
         return math.nan
 
-    def _score_of(self, line: JournalLine) -> float:
-        value = None if line.get("train_loss", 0.0) is None else line[self.settings.metric]
+    def score_of(self, line: JournalLine, metric: str | None = None) -> float:
+        """The metric, or another one, in a line of the journal; NaN where the trial had diverged."""
+        value = None if line.get("train_loss", 0.0) is None else line[metric or self.settings.metric]
         return math.nan if value is None else float(value)
 
     def passed(self, stage: Stage, number: int, epoch: int) -> bool:
@@ -243,7 +244,7 @@ class Run:
     def curve(self, stage: Stage, number: int) -> dict[int, float]:
         """The metric by epoch; NaN where the trial had diverged, or has none there."""
         lines = self.metrics.get((stage, number), ())
-        return {line["epoch"]: self._score_of(line) for line in lines}
+        return {line["epoch"]: self.score_of(line) for line in lines}
 
     def out_of_time(self, stage: Stage) -> bool:
         """Whether a stage may begin no more work: the time budget is spent, or the sweep's share of it."""

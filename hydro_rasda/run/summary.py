@@ -9,7 +9,15 @@ from statistics import median
 
 from hydro_rasda.run.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.run.targets import outlooks, run_end, source_of, tried_targets
+from hydro_rasda.run.targets import (
+    at_the_end,
+    deciding_curve,
+    found_enough,
+    outlooks,
+    run_end,
+    source_of,
+    tried_targets,
+)
 from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain, rank
 
 
@@ -62,11 +70,17 @@ def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
 
 
 def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
-    """The best trial and its metric at full size; where none has one, that of the best surrogate, and NaN."""
+    """The winner and its metric at full size; where none has one, the best surrogate, and NaN.
+
+    The winner is the best at its end (`deciding_curve`). Where no training came to an end, or a score was as good as
+    `stop_at` asks, it is the best that is kept.
+    """
     if able := eligible(run, finalists):
-        metrics = [_kept(run, number)[1] for number in able]
-        best = rank(metrics, run.settings.mode)[0]
-        return able[best], metrics[best]
+        ended = [] if found_enough(run) else [n for n in able if at_the_end(run, n)]
+        ends = {n: [*deciding_curve(run, n).values()][-1] for n in ended}
+        scores = [ends[n] for n in ended] or [_kept(run, n)[1] for n in able]
+        winner = (ended or able)[rank(scores, run.settings.mode)[0]]
+        return winner, _kept(run, winner)[1]
     swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
     return swept[rank([run.score("surrogate", n) for n in swept], run.settings.mode)[0]], math.nan
 

@@ -18,10 +18,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from hydro_rasda.config import Mode
+from hydro_rasda.metrics import unaveraged
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
-from hydro_rasda.schedulers import Outlook, Race
+from hydro_rasda.schedulers import Outlook, Race, rank
 
 DONE = "target/done"
 _ENDED = "target/ended-by-"
@@ -36,31 +38,48 @@ _KEPT = re.compile(r"target/to-(\d+)/kept.*")
 def race_of(run: Run) -> Race:
     """The rule that the settings of a run ask for."""
     asked = run.settings
-    return Race(asked.max_t, asked.mode, asked.keep, asked.rasda.reduction_factor, asked.full_trainings)
+    return Race(asked.max_t, asked.mode, asked.rasda.reduction_factor, asked.full_trainings)
+
+
+def deciding_curve(run: Run, number: int) -> dict[int, float]:
+    """What a full-size trial is compared by, by epoch.
+
+    With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs: who trains the
+    winner's configuration again, elsewhere or on more data, gets that. Where weights are averaged, the curve has the
+    epochs at which those that training left were validated as well. Where early stopping (`patience`, or a function of
+    the user's own that returns before the end) says when to end, the best epoch so far counts.
+    """
+    settings, curve = run.settings, run.curve("target", number)
+    if settings.keep == "best" and (settings.patience is not None or done_early(run, number)):
+        return {epoch: _best_until(curve, epoch, settings.mode) for epoch in curve}
+    name = unaveraged(settings.metric)
+    lines = run.metrics.get(("target", number), ())
+    return {line["epoch"]: run.score_of(line, name) for line in lines if name in line} or curve
+
+
+def _best_until(curve: Mapping[int, float], epoch: int, mode: Mode) -> float:
+    scores = [score for at, score in curve.items() if at <= epoch]
+    return scores[rank(scores, mode)[0]]
 
 
 def outlooks(run: Run, numbers: Iterable[int]) -> dict[int, Outlook]:
-    """What trials that began at full size may still come to, those that failed included."""
-    epochs = {n: run.epochs("target", n) for n in numbers if run.epochs("target", n)}
-    full = {n: {} if n in run.failures else run.curve("target", n) for n in epochs}
-    over = [n for n in epochs if done_early(run, n)]
-    found = race_of(run).outlooks(epochs, full, narrow_curves(run, epochs), over)
-    for n in epochs if run.settings.keep == "best" else ():
+    """How trials that began at full size will probably end, those that failed included."""
+    began = [n for n in numbers if run.epochs("target", n)]
+    full = {n: {} if n in run.failures else deciding_curve(run, n) for n in began}
+    found = race_of(run).outlooks(full, [n for n in began if done_early(run, n)])
+    none_ended = not any(at_the_end(run, n) for n in began)
+    for n in began if run.settings.keep == "best" and none_ended else ():
         if ended_early(run, n) and n in run.best:
             _, best = run.best[n]
-            found[n] = Outlook(best, best, 0.0)
+            found[n] = Outlook(best, 0.0)
     return found
 
 
-def narrow_curves(run: Run, numbers: Iterable[int]) -> dict[int, dict[int, float]]:
-    """The surrogates' curves, as the race takes them: none of a trial that went on as a copy of another.
-
-    Part of it is that of another configuration, and all of it that of changing ones, as under PBT: it foretells nothing
-    of a training by the last of them.
-    """
-    groups = [unit.value for key, unit in run.store.units().items() if "/group-" in key]
-    copied = {int(n) for value in groups if isinstance(value, Mapping) for n in value.get("copies", ())}
-    return {n: {} if n in copied else run.curve("surrogate", n) for n in numbers}
+def at_the_end(run: Run, number: int) -> bool:
+    """Whether a full-size training came to its end with a finite score: its last epoch, or where it ended by itself."""
+    if number in run.failures or not math.isfinite(run.score("target", number)):
+        return False
+    return run.epochs("target", number) >= run.settings.max_t or done_early(run, number)
 
 
 def recall_targets(run: Run) -> None:

@@ -23,7 +23,7 @@ from hydro_rasda.schedulers.packing import (
     worst_fit_decreasing,
 )
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
-from hydro_rasda.schedulers.race import Outlook, Race, chances, expected_gain
+from hydro_rasda.schedulers.race import Outlook, Race, chances, expected_gain, race_milestones
 from hydro_rasda.schedulers.ranking import rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
 from hydro_rasda.schedulers.sharing import FastestTogether, Interference
@@ -71,6 +71,7 @@ __all__ = [
     "one_a_device",
     "parallel_efficiency",
     "place",
+    "race_milestones",
     "rank",
     "worker_slots",
     "worst_fit",

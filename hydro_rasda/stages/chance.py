@@ -16,7 +16,7 @@ from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
 from hydro_rasda.objective import Supervised, scalars
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.state import Run
+from hydro_rasda.run.state import Run, Stage
 
 EXAMPLES = 10_000
 """Of the training data, from which the constant is taken: a frequency is then known to a hundredth."""
@@ -51,21 +51,14 @@ class Chance:
 def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
     """Warn, and tell the user, where no trial differs from chance at the first rung, so that noise decides it.
 
-    Chance is known of the objective that `loss_fn` makes; of one by hand it is not.
-
     Args:
         run: Its surrogates are at the first milestone.
         scores: Each trial's metric there.
         epoch: That milestone.
     """
+    if (chance := unbeaten_chance(run, "surrogate", scores)) is None:
+        return
     finite = [score for score in scores.values() if math.isfinite(score)]
-    if not finite or not isinstance(as_given(run.problem.objective), Supervised):
-        return
-    batch_size = next(iter(run.trials.values())).batch_size
-    classes = any("val_accuracy" in line for n in scores for line in run.metrics.get(("surrogate", n), ()))
-    chance = chance_of(run.problem, batch_size, classes)
-    if chance is None or chance.beaten(finite, run.settings.mode):
-        return
     best = min(finite) if run.settings.mode == "min" else max(finite)
     told = (
         f"no trial's {run.settings.metric} differs from chance at the first rung (epoch {epoch}): the best is "
@@ -74,6 +67,23 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
     )
     run.say(told)
     warnings.warn(told, stacklevel=8)
+
+
+def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chance | None:
+    """What a constant prediction scores, where no trial of a stage does better.
+
+    Chance is known of the objective that `loss_fn` makes; of one by hand it is not.
+
+    Returns:
+        None where a trial does better, none has a finite score, or chance is not known.
+    """
+    finite = [score for score in scores.values() if math.isfinite(score)]
+    if not finite or not isinstance(as_given(run.problem.objective), Supervised):
+        return None
+    batch_size = next(iter(run.trials.values())).batch_size
+    classes = any("val_accuracy" in line for n in scores for line in run.metrics.get((stage, n), ()))
+    chance = chance_of(run.problem, batch_size, classes)
+    return None if chance is None or chance.beaten(finite, run.settings.mode) else chance
 
 
 def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:

@@ -8,7 +8,7 @@ from functools import partial
 
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.run.targets import record_swept, recorded_epochs
-from hydro_rasda.schedulers import rank
+from hydro_rasda.training.best import bettered, kept_epoch
 from hydro_rasda.training.fused import State, state_of
 
 
@@ -33,15 +33,15 @@ def _goes_on(run: Run, number: int) -> bool:
     curve = run.curve("surrogate", number)
     if number not in run.sources or not run.can_load(run.sources[number]) or recorded_epochs(run, number) >= max(curve):
         return False
-    # The sweep kept the last weights alone: where earlier ones are the best, and wanted, they are trained once more.
-    best = list(curve)[rank(list(curve.values()), run.settings.mode)[0]]
-    return math.isfinite(run.score("surrogate", number)) and (run.settings.keep == "last" or best == max(curve))
+    # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
+    kept = max(curve) if run.settings.keep == "last" else kept_epoch(curve, run.settings.mode)
+    return math.isfinite(run.score("surrogate", number)) and kept == max(curve)
 
 
 def _state(run: Run, number: int) -> State:
     load = partial(run.store.load, device=run.problem.device)
     state = state_of(run.problem, run.trials, number, run.sources[number], load)
     if run.settings.keep == "best":
-        epoch, score = run.epochs("surrogate", number), run.score("surrogate", number)
-        state["best"] = {"epoch": epoch, "score": score, "model": state["model"]}
+        for epoch, score in run.curve("surrogate", number).items():
+            state["best"] = bettered(state.get("best"), epoch, score, run.settings.mode, lambda: state["model"])
     return state

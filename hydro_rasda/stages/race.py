@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from hydro_rasda.contracts import Span, TargetOutcome, TargetTask, TargetTrainer
 from hydro_rasda.run.events import RungDecided
@@ -11,12 +13,12 @@ from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.summary import winner_is_lost
 from hydro_rasda.run.targets import (
     another_chance,
+    deciding_curve,
     done_early,
     end_by_score,
     end_targets,
     ended_early,
     found_enough,
-    narrow_curves,
     race_of,
     recall_targets,
     record_done,
@@ -26,7 +28,8 @@ from hydro_rasda.run.targets import (
     targets_over,
     tried_targets,
 )
-from hydro_rasda.schedulers import milestones
+from hydro_rasda.schedulers import race_milestones
+from hydro_rasda.stages.chance import unbeaten_chance
 from hydro_rasda.training.deaths import RETRIES
 
 
@@ -48,7 +51,7 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
 
 def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
     settings = run.settings
-    stops = milestones(settings.first_look, settings.max_t, settings.rasda.scaling_factor)
+    stops = race_milestones(settings)
     left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
         while left:
@@ -105,14 +108,22 @@ def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
 
 
 def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> list[int]:
-    """Who goes on from a milestone, the likeliest to be the best first."""
-    full, narrow = {n: run.curve("target", n) for n in candidates}, narrow_curves(run, candidates)
+    """Who goes on from a milestone, best first."""
+    scores = {n: deciding_curve(run, n).get(stop, math.nan) for n in candidates}
     key = f"target/to-{stop}/kept"
     recalled = run.decided(key, candidates)
-    kept = run.decide(key, candidates, lambda: race_of(run).promote(stop, full, narrow, trained))
+    kept = run.decide(key, candidates, lambda: _going_on(run, stop, scores, trained))
     among = tuple(sorted(candidates))
     run.notify(RungDecided, stage="target", epoch=stop, candidates=among, kept=tuple(kept), recalled=recalled)
     return kept
+
+
+def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
+    rule = race_of(run)
+    if stop == run.settings.max_t or len(scores) < 2 or unbeaten_chance(run, "target", scores) is None:
+        return rule.promote(stop, scores, trained)
+    run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
+    return replace(rule, reduction_factor=1).promote(stop, scores, trained)
 
 
 def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: TargetTrainer, raised: Counter[int]) -> None:

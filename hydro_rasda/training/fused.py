@@ -86,8 +86,12 @@ class FusedLearner:
     def train_mode(self, training: bool) -> None:
         self.fused.train(training)
 
+    @property
+    def averages(self) -> bool:
+        return False
+
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self, averaged: bool = True) -> Iterator[None]:
         self.train_mode(False)
         yield
 

@@ -42,8 +42,13 @@ class Learner(Protocol):
         """Switch dropout, batch statistics and the like."""
         ...
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """A while in which `evaluate` is asked: without dropout, and with averaged weights where there are any."""
+    @property
+    def averages(self) -> bool:
+        """Whether it has averaged weights, too."""
+        ...
+
+    def evaluating(self, averaged: bool = True) -> AbstractContextManager[None]:
+        """A while in which `evaluate` is asked: without dropout, and with averaged weights if asked and there."""
         ...
 
     def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
@@ -217,11 +222,15 @@ class SingleLearner:
     def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
         return scalars(self._objective(self.model, batch))
 
+    @property
+    def averages(self) -> bool:
+        return self._average is not None
+
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self, averaged: bool = True) -> Iterator[None]:
         """See `Learner`; on all ranks alike."""
         self.train_mode(False)
-        if self._average is None or not self._average.differs:
+        if not averaged or self._average is None or not self._average.differs:
             yield
             return
         with self._average.in_place():
@@ -233,11 +242,11 @@ class SingleLearner:
         return epochs_since(self._best, epoch)
 
     def remember(self, epoch: int, score: float, mode: Mode) -> None:
-        """Have `state` hold, as "best", a copy of what was evaluated, until an epoch scores better; on all ranks alike.
+        """Have `state` hold, as "best", a copy of what was evaluated, if it is to be kept; on all ranks alike.
 
         Args:
             epoch: How many are trained.
-            score: The metric after them; one that is not finite is never the best.
+            score: The metric after them; see `bettered`.
             mode: Whether less or more of it is better.
         """
 

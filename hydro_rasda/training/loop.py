@@ -14,9 +14,10 @@ from torch import Tensor
 from fusion.width.microbatch import Sums
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import ALONE, Shard, Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed, unaveraged
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
+from hydro_rasda.schedulers import race_milestones
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.learners import Learner, SingleLearner
 from hydro_rasda.whole_metrics import Collected, of_members
@@ -102,11 +103,13 @@ def _epochs(
                 (step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)
                 for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
             )
-        with learner.evaluating():
-            validation, collected = _validation(learner, problem, batch_size, shard)
+        values = _validated(learner, problem, batch_size, shard)
         if shard.world > 1:
-            add_over_ranks([train, validation])
-        values = {**_named("train", train), **_validated(problem, validation, collected, shard)}
+            add_over_ranks(train)
+        values = {**_named("train", train), **values}
+        if learner.averages and epoch + 1 in race_milestones(problem.settings):
+            own = _validated(learner, problem, batch_size, shard, averaged=False)
+            values |= {unaveraged(name): own[name] for name in own if name == problem.settings.metric}
         yield epoch + 1, values
         if diverged(values):
             return
@@ -136,20 +139,20 @@ def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> boo
     return problem.settings.out_of_patience(learner.epochs_since_best(epoch))
 
 
-def _validation(learner: Learner, problem: Problem, batch_size: int, shard: Shard) -> tuple[Sums, Collected]:
-    """Of a rank's share of the validation examples; outputs are collected where `metrics` looks at them all."""
+def _validated(
+    learner: Learner, problem: Problem, batch_size: int, shard: Shard, averaged: bool = True
+) -> EpochMetrics:
+    """Metrics of the validation examples, over all ranks: of averaged weights, or of those that training left."""
     shares, collected = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard), Collected()
 
     def evaluated(share: Share) -> Mapping[str, Tensor]:
         metrics = learner.evaluate(share.batch)
         return metrics if problem.metrics is None else collected.take(metrics, share.examples)
 
-    with matrix_products(problem.settings.precision):
-        return summed((evaluated(share), share.examples) for share in shares), collected
-
-
-def _validated(problem: Problem, sums: Sums, collected: Collected, shard: Shard) -> EpochMetrics:
-    """What a validation came to, over all ranks."""
+    with learner.evaluating(averaged), matrix_products(problem.settings.precision):
+        sums = summed((evaluated(share), share.examples) for share in shares)
+    if shard.world > 1:
+        add_over_ranks(sums)
     values = _named("val", sums)
     if problem.metrics is None:
         return values

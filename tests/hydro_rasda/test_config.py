@@ -85,9 +85,9 @@ def test_bounds_are_allowed() -> None:
     TuneConfig(time_budget_s=1e-3, checkpoint_every=1, rasda=RASDAConfig(grace_period=27))
 
 
-def test_full_size_stage_begins_with_a_ninth() -> None:
-    assert TuneConfig(max_t=27).first_look == 3
-    assert TuneConfig(max_t=3).first_look == 1
+def test_full_size_stage_compares_first_at_half() -> None:
+    assert TuneConfig(max_t=27).first_look == 14
+    assert TuneConfig(max_t=3).first_look == 2
     assert TuneConfig(max_t=27, rasda=RASDAConfig(grace_period=9)).first_look == 9
 
 

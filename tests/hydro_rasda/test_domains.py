@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydro_rasda.backends.ray.schedulers_by_name import make_scheduler
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.variant_generator import generate_variants
@@ -22,7 +23,6 @@ from ray.tune.search.variant_generator import generate_variants
 import hydro_rasda
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda import choice, domains, loguniform, qloguniform, quniform, randint, sample_from, uniform
-from hydro_rasda.backends.ray.schedulers_by_name import make_scheduler
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import Domain, is_a, to_ray
 from hydro_rasda.search import prepare

@@ -6,13 +6,14 @@ import numpy as np
 
 from benchmarks.replay.policies import Search, Tables
 from benchmarks.replay.table import About, Table, empty
-from benchmarks.replay.truth import Keep
 
 
-def table_of(curves: np.ndarray, max_t: int = 9, seeds: int = 2) -> Table:
+def table_of(curves: np.ndarray, max_t: int = 9, seeds: int = 2, branches: tuple[tuple[int, float], ...] = ()) -> Table:
     """Full-width curves [config, epoch], lower is better; those at 1/8 are the same, and cost a tenth."""
     config = {"lr": 0.1, "schedule": "cosine", "batch_size": 32}
-    about = About("digits", "min", max_t, [config] * len(curves), [1 / 8, 1.0], list(range(seeds)))
+    about = About(
+        "digits", "min", max_t, [config] * len(curves), [1 / 8, 1.0], list(range(seeds)), branches=[*branches]
+    )
     table = empty(about)
     table.scores[...] = curves[:, :, None]
     table.seconds[0], table.seconds[1] = 1.0, 10.0
@@ -24,5 +25,5 @@ def parallel(configs: int, max_t: int = 9) -> np.ndarray:
     return np.arange(configs, 0, -1)[:, None] + np.linspace(1, 0, max_t)[None]
 
 
-def search(table: Table, keep: Keep = "last") -> Search:
-    return Search(Tables(table, keep), 0, range(len(table.about.configs)))
+def search(table: Table) -> Search:
+    return Search(Tables(table), 0, range(len(table.about.configs)))

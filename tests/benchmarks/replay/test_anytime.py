@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from benchmarks.replay.anytime import GRID, apart, incumbents, regrets
-from benchmarks.replay.policies import Tune, asha, swept, today
-from benchmarks.replay.study import MOST, replay
+from benchmarks.replay.anytime import GRID, MOST, apart, incumbents, regrets
+from benchmarks.replay.policies import Search, Tables, Tune, asha, swept
 from benchmarks.replay.table import Table
-from benchmarks.replay.truth import seed_spread
+from benchmarks.replay.truth import goodness, seed_spread
+from benchmarks.replay.yardsticks import draws
 from tests.benchmarks.replay.tables import parallel, search, table_of
 
 
@@ -21,7 +21,7 @@ def noisy() -> Table:
 
 def test_the_best_so_far_is_followed_through_every_epoch() -> None:
     """What a surrogate trains is paid, and nothing to hand over; a training counts as far as it has come."""
-    run = search(table_of(np.array([[5.0, 4.0, 3.0], [4.5, 3.5, 9.0], [9.0, 9.0, 9.0]]), max_t=3), "best")
+    run = search(table_of(np.array([[5.0, 4.0, 3.0], [4.5, 3.5, 9.0], [9.0, 9.0, 9.0]]), max_t=3))
     run.look(1 / 8, 2, 3)
     run.look(1.0, 0, 2)
     run.look(1.0, 1, 3)
@@ -43,14 +43,19 @@ def test_of_equal_scores_the_lower_number_counts() -> None:
 def test_a_curve_ends_where_the_search_does() -> None:
     """At the regret of its winner, where that is the best of all that it trained at full width."""
     table = noisy()
-    for policy in (today, Tune(ema=True), swept(2)):
+    kept = goodness(table, 1.0, keep="best")
+    for policy in (Tune(by="best epochs"), Tune(by="best epochs", width=1.0), swept(1)):
         found, cost = regrets(table, policy, resamples=5)
-        replayed = replay(table, {"it": policy}, 5, "best")["it"]
-        behind = np.minimum(replayed.regret / seed_spread(table, [0, 1], keep="best"), MOST)
-        assert found[-1] == pytest.approx(behind.mean())
-        assert cost == pytest.approx(np.median(replayed.cost))
-        after = replayed.cost.max() < GRID
-        assert (found[after] == found[-1]).all()
+        behind, costs = [], []
+        for draw in draws(table, 5, "best"):
+            run = Search(Tables(table), draw.seed, draw.subset.tolist())
+            winner = policy(run)
+            behind.append(draw.best - kept[draw.others, winner, run.reached(winner) - 1].mean())
+            costs.append(run.spent)
+        spread = seed_spread(table, [0, 1], keep="best")
+        assert found[-1] == pytest.approx(np.minimum(np.array(behind) / spread, MOST).mean())
+        assert cost == pytest.approx(np.median(costs))
+        assert (found[max(costs) < GRID] == found[-1]).all()
 
 
 def test_before_anything_is_trained_at_full_width_there_is_nothing_in_hand() -> None:

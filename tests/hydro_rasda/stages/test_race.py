@@ -24,6 +24,7 @@ from hydro_rasda.run.targets import (
     record_failure,
     record_swept,
 )
+from hydro_rasda.stages.chance import chance_of
 from hydro_rasda.stages.race import train_targets
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
@@ -53,31 +54,6 @@ def epochs(run: Run) -> dict[int, list[int]]:
 SCORES = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.8, 0.7, 0.6, 0.5], 2: [0.7, 0.6, 0.5, 0.4], 3: [0.6, 0.5, 0.4, 0.3]}
 LOST = {**SCORES, 2: [0.7, math.nan], 3: [0.6, math.nan]}
 ALL_BUT_THE_LAST_LOST = {**LOST, 1: [0.8, 0.7, math.nan]}
-CLOSE = {n: [value - n / 1000 for value in (0.9, 0.8, 0.7, 0.6)] for n in range(4)}
-"""Each epoch changes a hundred times as much as trials differ by: all of them may be the best."""
-
-
-@pytest.mark.parametrize(("copies", "expected"), [({}, [0, 1]), ({"0": 3}, [2, 3])])
-def test_the_surrogates_curve_of_a_copy_foretells_nothing(
-    open_race: Callable[..., Run], copies: dict[str, int], expected: list[int]
-) -> None:
-    """By their surrogates' curves 0 and 1 would go on; without them, those that are ahead."""
-    run = open_race()
-    narrow = {0: [0.9, 0.9, 0.9, 0.1], 1: [0.9, 0.9, 0.9, 0.2], 2: [0.9] * 4, 3: [0.9] * 4}
-    run.record("surrogate/to-4/group-0", curves("surrogate", narrow))
-    run.record("surrogate/to-4/group-1", Unit({"members": [0], "copies": copies}))
-    train_targets(run, [0, 1, 2, 3], Scripted(SCORES))
-    assert sorted(n for n, seen in epochs(run).items() if len(seen) > 1) == expected
-    chance = {record.trial: record.chance for record in sum_up(run, [0, 1, 2, 3]).trials}
-    assert max(chance, key=chance.__getitem__) in expected
-
-
-def test_who_is_behind_but_foreseen_to_win_is_kept(open_race: Callable[..., Run]) -> None:
-    run = open_race(2)
-    run.record("surrogate/to-4/group-0", curves("surrogate", {0: [0.9, 0.9, 0.9, 0.8], 1: [0.9, 0.8, 0.6, 0.2]}))
-    device = Scripted({0: [0.5, 0.5, 0.5, 0.5], 1: [0.6, 0.5, 0.4, 0.1]})
-    train_targets(run, [0, 1], device)
-    assert epochs(run) == {0: [1], 1: [1, 2, 3, 4]}
 
 
 def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race: Callable[..., Run]) -> None:
@@ -111,14 +87,14 @@ def test_as_many_go_on_as_can_train_to_the_end(
     open_race: Callable[..., Run], full_trainings: float, trained: list[int]
 ) -> None:
     run = open_race(full_trainings=full_trainings)
-    train_targets(run, [0, 1, 2, 3], Scripted(CLOSE))
+    train_targets(run, [0, 1, 2, 3], Scripted(SCORES))
     assert [len(found) for found in epochs(run).values()] == trained
 
 
 def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., Run]) -> None:
     """At epoch 2, to which all were swept, there is a whole training left: two times 2 epochs."""
     run = open_race(3, full_trainings=1, surrogate=1, rasda=RASDAConfig(grace_period=2))
-    scores = {n: values for n, values in CLOSE.items() if n < 3}
+    scores = {n: values for n, values in SCORES.items() if n < 3}
     run.record("surrogate/to-2/group-0", curves("surrogate", {n: values[:2] for n, values in scores.items()}))
     for number in scores:
         record_swept(run, number, {"model": {}, "epoch": 2})
@@ -126,21 +102,55 @@ def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., 
     assert [len(found) for found in epochs(run).values()] == [2, 4, 4]
 
 
-@pytest.mark.parametrize(("keep", "goes_on"), [("last", 1), ("best", 0)])
-def test_where_the_best_epoch_is_kept_it_counts(open_race: Callable[..., Run], keep: str, goes_on: int) -> None:
-    """Trial 0 was better than the other one is, and no longer is."""
-    run = open_race(2, keep=keep, rasda=RASDAConfig(grace_period=2))
-    train_targets(run, [0, 1], Scripted({0: [0.2, 0.9, 0.9, 0.9], 1: [0.8, 0.6, 0.6, 0.6]}))
-    assert epochs(run)[goes_on] == [1, 2, 3, 4]
-    assert epochs(run)[1 - goes_on] == [1, 2]
+@pytest.mark.parametrize("unaveraged", [True, False])
+def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
+    open_race: Callable[..., Run], unaveraged: bool
+) -> None:
+    """Trial 0 was better than trial 1 ever is; in the end, of the weights that training leaves, it is worse."""
+    own = {0: [0.9, 0.9, 0.9, 0.9], 1: [0.8, 0.7, 0.6, 0.5]}
+    averaged = {0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.55]}
+    run = open_race(2, rasda=RASDAConfig(grace_period=4))
+    best = {0: (2, 0.2), 1: (4, 0.55)}
+    for number, scores in (averaged if unaveraged else own).items():
+        lines = curves("target", {number: scores}).lines
+        if unaveraged:
+            lines[-1]["val_loss_unaveraged"] = own[number][-1]
+        epoch, score = best[number]
+        record_epochs(run, number, lines, {"model": {}, "best": {"epoch": epoch, "score": score, "model": {}}})
+    train_targets(run, [0, 1], Scripted({}))
+    found = sum_up(run, [0, 1])
+    assert (found.best_trial, found.best_metric, found.trials[1].kept_epoch) == (1, 0.55, 4)
+    assert [record.chance for record in found.trials] == [0.0, 1.0]
 
 
-def test_who_has_no_chance_left_is_stopped_though_there_is_budget(open_race: Callable[..., Run]) -> None:
-    """Surrogates change by a tenth each epoch: trial 0 is five times as far behind, trial 2 hardly is."""
-    run = open_race(3, full_trainings=3)
-    run.record("surrogate/to-4/group-0", curves("surrogate", {n: [0.9, 0.8, 0.7, 0.6] for n in range(3)}))
-    train_targets(run, [0, 1, 2], Scripted({0: [0.9] * 4, 1: [0.4] * 4, 2: [0.42] * 4}))
-    assert [len(found) for found in epochs(run).values()] == [1, 4, 4]
+def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run]) -> None:
+    run = open_race(2, patience=2, rasda=RASDAConfig(grace_period=4))
+    train_targets(run, [0, 1], Scripted({0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.35]}))
+    assert sum_up(run, [0, 1]).best_trial == 0
+
+
+def test_a_diverged_trials_best_epoch_wins_only_where_no_other_came_to_its_end(open_race: Callable[..., Run]) -> None:
+    run = open_race(2, rasda=RASDAConfig(grace_period=4))
+    lines = curves("target", {0: [0.9, 0.2, math.nan]}).lines
+    record_epochs(run, 0, lines, {"model": {}, "best": {"epoch": 2, "score": 0.2, "model": {}}})
+    assert sum_up(run, [0, 1]).best_trial == 0
+    train_targets(run, [0, 1], Scripted({0: [], 1: [0.8, 0.7, 0.6, 0.5]}))
+    assert sum_up(run, [0, 1]).best_trial == 1
+
+
+def test_at_chance_level_none_is_stopped(open_race: Callable[..., Run]) -> None:
+    told: list[str] = []
+    run = open_race(4, full_trainings=0)
+    chance = chance_of(run.problem, 8, classes=True)
+    assert chance is not None
+    flat = {n: [chance.score - n * chance.margin / 9] * 4 for n in range(4)}
+    for number, (loss, *_) in flat.items():
+        first = [(1, {"train_loss": loss, "val_loss": loss, "val_accuracy": 0.1})]
+        record_epochs(run, number, metric_lines("target", number, first), {"model": {}})
+    run.callbacks = Callbacks([lambda event: told.append(getattr(event, "text", ""))])
+    train_targets(run, [*flat], Scripted(flat))
+    assert [len(found) for found in epochs(run).values()] == [4] * 4
+    assert any("differs from chance at epoch 1: none is stopped" in text for text in told)
 
 
 def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[..., Run]) -> None:
