@@ -9,7 +9,7 @@ from typing import Any
 
 from hydro_rasda.plots.look import score_of
 from hydro_rasda.run.records import RunRecord, flat
-from hydro_rasda.run.report import agreement_line, doubt_line, duration, show, state_of
+from hydro_rasda.run.report import agreement_line, chosen_by, doubt_line, duration, show, state_of
 from hydro_rasda.run.store import jsonable
 
 Facts = dict[str, str]
@@ -24,8 +24,8 @@ def answer(record: RunRecord) -> list[str]:
         return ["No trial has begun."]
     best = record.trials[record.best_trial]
     if math.isfinite(best.metric):
-        at = f"after epoch {best.kept_epoch} of {best.epochs} at full size"
-        told = [f"Trial {best.trial} has the best {record.metric}: {show(best.metric, 4)}, {at}."]
+        score = f"{show(best.metric, 4)} at full size, {chosen_by(record)}"
+        told = [f"Trial {best.trial} has the best {record.metric}: {score}."]
     elif math.isfinite(best.surrogate_metric):
         told = [
             f"Trial {best.trial} has the best {record.metric} on a surrogate: {show(best.surrogate_metric, 4)} after "

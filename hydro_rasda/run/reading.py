@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +26,11 @@ _SWEEP_DECISION = re.compile(r"surrogate/(begin|to-\d+/kept)/of-.*")
 
 @dataclass(frozen=True)
 class _Asked:
-    """In a problem's place: who only reads a run asks it for the settings alone."""
+    """In a problem's place: who only reads a run asks it for the settings, and whether a function of the user's trained
+    the full-size models."""
 
     settings: TuneConfig
+    full_size: object = None
 
 
 def read_record(path: str | Path) -> RunRecord:
@@ -43,13 +45,16 @@ def read_record(path: str | Path) -> RunRecord:
     check_path("path", path)
     folder = Path(path).expanduser().absolute()
     asked = read_asked(folder)
-    problem: Any = _Asked(settings_of(asked))
+    problem: Any = _Asked(settings_of(asked), asked.get("digests", {}).get("full_size"))
     run = Run(problem, Store.read(folder), hidden=described_secrets(asked.get("space", {})))
     dropped = _take_in_sweep(run)
     run.transfer = recalled_transfer(run)
     take_in_targets(run)
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
-    return sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
+    record = sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
+    # Of what an earlier version did not write down, today's defaults tell nothing.
+    known = {"keep", "ema"} <= asked.keys()
+    return replace(record, keep=asked.get("keep"), averaged=record.averaged if known else None)
 
 
 T = TypeVar("T")

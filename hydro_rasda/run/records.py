@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hydro_rasda.config import Mode
+from hydro_rasda.config import Keep, Mode
 from hydro_rasda.hidden import Place, hide
 from hydro_rasda.run.messages import Message, read_messages
 from hydro_rasda.run.portable import Portable
@@ -118,6 +118,8 @@ class RunRecord(Portable):
     finished: bool
     ended: bool
     _checkpoints: Mapping[int, Path]
+    keep: Keep | None = field(default=None, kw_only=True)
+    averaged: bool | None = field(default=None, kw_only=True)
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
 
     def shown(self) -> Self:

@@ -75,7 +75,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     for record in records:
         settings = " ".join(f"{name}={show(record.config[name])}" for name in names if name in record.config)
         table.add_row(*_row(record), Text(settings))
-    lines = [cost_line(result), *doubt_line(result), *agreement_line(result)]
+    lines = [cost_line(result), *chosen_line(result), *doubt_line(result), *agreement_line(result)]
     return Group(table, *map(Text, lines))
 
 
@@ -88,7 +88,7 @@ def as_html(result: RunRecord, shown: int = SHOWN) -> str:
     best = ", ".join(f"{name}={show(value)}" for name, value in result.best_config.items())
     lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
     lines += [f"best configuration (trial {result.best_trial}): {best}"] if best else []
-    lines += [cost_line(result), *doubt_line(result), *agreement_line(result)]
+    lines += [cost_line(result), *chosen_line(result), *doubt_line(result), *agreement_line(result)]
     table = "".join(f"<tr>{_cells('td', cells)}</tr>" for cells in rows)
     told = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
     return f"<div>{told}<table><thead><tr>{_cells('th', heads)}</tr></thead><tbody>{table}</tbody></table></div>"
@@ -132,6 +132,25 @@ def cost_line(result: RunRecord) -> str:
     if cost.spared_seconds >= 1:
         line += f"; the fused surrogates spared about {cost.spared_seconds:.0f} s of full-size training"
     return line
+
+
+def chosen_by(result: RunRecord) -> str:
+    """Which weights of the winner its metric is of: after which epoch, and whether they are averages.
+
+    It says what the run's folder says, and no more. Empty where no full-size model has a metric.
+    """
+    winner = next((trial for trial in result.trials if trial.trial == result.best_trial), None)
+    if winner is None or not math.isfinite(result.best_metric):
+        return ""
+    which = {None: "epoch", "best": "its best epoch,", "last": "its last epoch,"}[result.keep]
+    weights = {None: "", True: ", with averaged weights", False: ", with plain weights"}[result.averaged]
+    return f"after {which} {winner.kept_epoch} of {winner.epochs}{weights}"
+
+
+def chosen_line(result: RunRecord) -> list[str]:
+    """By which measure the winner was chosen; nothing where no full-size model has a metric."""
+    by = chosen_by(result)
+    return [f"trial {result.best_trial} is chosen by {result.metric} ({result.mode}) {by}"] if by else []
 
 
 def doubt_line(result: RunRecord) -> list[str]:

@@ -60,21 +60,27 @@ class TuneResult(RunRecord):
         finished: Whether the run came to its end, also where a score was as good as `stop_at` asks. False where the
             time budget ended it before, and where `load` opened a run that still goes on, or that was interrupted.
         ended: Whether nothing trains any more: it is finished, or its time budget is spent.
+        keep: Which epoch of a full-size training counts: its "best", or its "last". None where an earlier version made
+            the run, and did not write it down.
+        averaged: Whether the weights that `best_metric` is of, and that `best_model` gives, are averages over steps
+            (`ema`). None where no full-size model was trained, where `full_size` trained it, or as for `keep`.
     """
 
     _problem: Problem
 
     def __repr__(self) -> str:
-        from hydro_rasda.run.report import one_line
+        from hydro_rasda.run.report import chosen_by, one_line
 
         statuses = Counter(record.status for record in self.trials)
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         name = type(self).__name__
         indent = " " * (len(name) + 1)
+        chosen = f"{indent}chosen={by!r},\n" if (by := chosen_by(self)) else ""
         return (
             f"{name}(best_config={self.shown().best_config!r},\n"
             f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
             f"{len(self.trials)} trials: {counts},\n"
+            f"{chosen}"
             f"{indent}path={str(self.path)!r})"
         )
 

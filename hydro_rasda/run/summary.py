@@ -36,12 +36,11 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
     best, metric = best_of(run, finalists)
     found = outlooks(run, finalists)
     chance = chances(found, run.settings.mode)
+    records = {n: _record(run, n, at_end, undecided or (), chance.get(n, math.nan)) for n in sorted(run.trials)}
     return RunRecord(
         best_config=copy.deepcopy(dict(run.trials[best].config)) if best in run.trials else {},
         best_metric=metric,
-        trials=tuple(
-            _record(run, number, at_end, undecided or (), chance.get(number, math.nan)) for number in sorted(run.trials)
-        ),
+        trials=tuple(records.values()),
         metric=run.settings.metric,
         mode=run.settings.mode,
         expected_gain=expected_gain([*found.values()], run.settings.mode),
@@ -52,6 +51,8 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         best_trial=best,
         finished=run_end(run) == "finished",
         ended=over,
+        keep=run.settings.keep,
+        averaged=_averaged(run, records[best]) if best in records else None,
         _hidden=frozenset(run.hidden),
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
     )
@@ -83,6 +84,21 @@ def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
         return winner, _kept(run, winner)[1]
     swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
     return swept[rank([run.score("surrogate", n) for n in swept], run.settings.mode)[0]], math.nan
+
+
+def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
+    """The first epochs of a full-size training that the sweep trained, at full width and without averages."""
+    if surrogate != 1:
+        return 0
+    return min((line["epoch"] - 1 for line in trial.history if line["stage"] == "target"), default=trial.epochs)
+
+
+def _averaged(run: Run, trial: TrialRecord) -> bool | None:
+    """Whether the weights that count are averages over steps; None where no loop of the library trained them."""
+    if not trial.epochs or run.problem.full_size is not None:
+        return None
+    averages = run.settings.keep == "best" and run.settings.ema > 0
+    return averages and trial.kept_epoch > swept_epochs(trial, run.settings.surrogate)
 
 
 def winner_is_lost(run: Run, finalists: Sequence[int]) -> bool:

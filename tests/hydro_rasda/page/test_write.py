@@ -70,7 +70,8 @@ def test_a_page_of_every_sort_of_run(sorts: Sorts, sort: str) -> None:
 def test_it_says_what_the_run_found(sorts: Sorts) -> None:
     record = sorts["over"]
     text = Elements(page(record)).text
-    assert f"Trial {record.best_trial} has the best val_loss: {record.best_metric:.4g}, after epoch" in text
+    best = f"Trial {record.best_trial} has the best val_loss: {record.best_metric:.4g} at full size"
+    assert f"{best}, after its best epoch, " in text
     assert "finished" in text
     assert f"ValueError: {SCRIPT} in trial 5" in text  # as text
     assert SCRIPT not in page(record)

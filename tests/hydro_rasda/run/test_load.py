@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import pickle
@@ -292,3 +293,17 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(ValueError, match=rf"`path` is '{tmp_path}', .*: its run.json is not one of a run's"):
             load(tmp_path)
+
+
+def test_what_an_earlier_version_did_not_write_down_is_not_guessed(quick: Quick, one_process: None) -> None:
+    """Today's defaults tell nothing of it."""
+    made = quick(num_samples=2, max_t=2)
+    assert (made.keep, made.averaged) == ("best", True)
+    spec = made.path / "run.json"
+    asked = json.loads(spec.read_text())
+    spec.write_text(json.dumps({name: value for name, value in asked.items() if name != "ema"}))
+    assert (load(made.path).keep, load(made.path).averaged) == ("best", None)
+    spec.write_text(json.dumps({name: value for name, value in asked.items() if name not in ("ema", "keep")}))
+    assert (load(made.path).keep, load(made.path).averaged) == (None, None)
+    last = quick(num_samples=2, max_t=2, keep="last", name="last")
+    assert (last.keep, last.averaged) == ("last", False)

@@ -109,11 +109,13 @@ def test_records_tell_each_trials_story(result: TuneResult) -> None:
 
 def test_its_repr_is_a_few_lines(result: TuneResult) -> None:
     lines = repr(result).splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert repr(result.best_config) in lines[0]
     assert f"val_loss={result.best_metric:.6g} (min), 8 trials: " in lines[1]
     assert "1 finished" in lines[1]
-    assert str(result.path) in lines[2]
+    kept = result.trials[result.best_trial].kept_epoch
+    assert f"chosen='after its best epoch, {kept} of 4, with averaged weights'" in lines[2]
+    assert str(result.path) in lines[3]
     assert all("history" not in repr(record) and len(repr(record)) < 400 for record in result.trials)
 
 
