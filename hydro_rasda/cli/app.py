@@ -128,12 +128,15 @@ def best(
         str | None,
         typer.Option("--export", metavar="DIR", help="Also write model.safetensors and config.json there."),
     ] = None,
+    recipe: Annotated[
+        bool, typer.Option("--recipe", help="Print, in its place, a plain torch loop that trains it again.")
+    ] = False,
 ) -> None:
     """Print the best configuration, and write the trained model."""
     from hydro_rasda.cli.best import print_best
     from hydro_rasda.cli.output import say
 
-    if not print_best(path, "json" if json else style, trial, export):
+    if not print_best(path, "recipe" if recipe else "json" if json else style, trial, export):
         say(f"{NAME}: no trial of the run in {path} has a score yet", error=True)
         raise typer.Exit(NOTHING)
 

@@ -16,7 +16,7 @@ from hydro_rasda.run.store import jsonable
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None) -> bool:
-    """Print the configuration of a trial, the best unless another is named; whether there is one."""
+    """Print the configuration of a trial, the best unless another is named, or its recipe; whether there is one."""
     record = read_record(path)
     if trial is None and not _scored(record):
         return False
@@ -27,7 +27,12 @@ def print_best(path: str, style: str, trial: int | None, export: str | None) -> 
     if export is not None:
         # First, so that a pipe gets nothing where this fails.
         say(f"wrote {save_model(record, export, number)}", error=True)
-    say(written(jsonable(found.config), style, one_line(comment(record, found))), end="")
+    if style == "recipe":
+        from hydro_rasda.run.load import load  # waits for torch
+
+        say(load(path).recipe(number), end="")
+    else:
+        say(written(jsonable(found.config), style, one_line(comment(record, found))), end="")
     return True
 
 

@@ -21,6 +21,7 @@ from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.run.portable import Gone, dumped, loaded
+from hydro_rasda.run.recipe import recipe_of
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.study import make_study
@@ -150,6 +151,39 @@ class TuneResult(RunRecord):
         """
         check_path("path", path)
         return save_model(self, path, trial)
+
+    def recipe(self, trial: int | None = None) -> str:
+        """A plain torch loop, as text, that trains the best model again; it needs torch and NumPy, not this library.
+
+        It defines `train(model_fn, train_data, loss_fn)`, or `train(model_fn, train_data, objective)`, which returns
+        the trained model. In it are the optimizer with all its values, the schedule with its warm-up, the clipping, the
+        precision, the averages of the weights, the seeds, and after which epoch the run kept the weights; there it
+        ends, though the schedule is that of `max_t` epochs. On one thread of a CPU, it comes to the weights of
+        `best_model`, to rounding, by the same versions of torch and NumPy. Elsewhere, sums are added up in
+        another order, which training can magnify. Values that cannot be written down, such as functions and secrets,
+        are arguments of `train`.
+
+            made = {}
+            exec(result.recipe(), made)
+            model = made["train"](model_fn, train_data, loss_fn)
+
+        Code and data are to be those that the run was made with. Three things differ by more than rounding: several
+        workers draw other dropout, and take batch statistics each of their own share; with `accumulate`, parts of a
+        batch count by their examples, where the run counts targets that are not ignored, or weights; and data that draw
+        random numbers on a GPU draw others.
+
+        Args:
+            trial: Number of another finalist whose training is wanted.
+
+        Raises:
+            ValueError: where that trial was not trained at full size, or the run's folder is gone. And where no plain
+                loop repeats the training: `full_size` trained it; workers were added in training, and batch and
+                learning rate with them; it went on from another trial's weights (PBT); its objective says how
+                parameters are updated, as those of `tune_trainer` and `tune_module` do; or the optimizer or the
+                schedule is a function, of which a loaded run knows the name alone.
+            FileNotFoundError: where its checkpoint is gone.
+        """
+        return recipe_of(self, self._problem, trial)
 
     def to_optuna(self) -> Study:
         """The run as a study of Optuna's, in memory, for its importances, plots and dashboard.

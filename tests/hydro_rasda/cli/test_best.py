@@ -41,6 +41,14 @@ def test_the_model_is_written(past: str, tmp_path: Path, capsys: pytest.CaptureF
     model_fn({}).load_state_dict(load_file(tmp_path / "new" / "model.safetensors"))
 
 
+def test_the_recipe_is_printed(past: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["best", past, "--recipe"]) == 0
+    assert capsys.readouterr().out == load(past).recipe()
+    other = next(trial.trial for trial in load(past).trials if trial.epochs and trial.trial != load(past).best_trial)
+    assert main(["best", past, "--recipe", "--trial", str(other)]) == 0
+    assert capsys.readouterr().out == load(past).recipe(other)
+
+
 def test_a_model_that_is_not_there(part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["best", part]) == 0
     capsys.readouterr()
@@ -48,6 +56,8 @@ def test_a_model_that_is_not_there(part: str, tmp_path: Path, capsys: pytest.Cap
     captured = capsys.readouterr()
     assert "must be one of the finalists" in captured.err
     assert captured.out == ""
+    assert main(["best", part, "--recipe"]) == 2
+    assert "must be one of the finalists" in capsys.readouterr().err
 
 
 def test_before_any_trial_has_a_score(part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -303,6 +303,8 @@ def test_what_an_earlier_version_did_not_write_down_is_not_guessed(quick: Quick,
     asked = json.loads(spec.read_text())
     spec.write_text(json.dumps({name: value for name, value in asked.items() if name != "ema"}))
     assert (load(made.path).keep, load(made.path).averaged) == ("best", None)
+    with pytest.raises(ValueError, match="an earlier version made the run, and did not write down ema"):
+        load(made.path).recipe()
     spec.write_text(json.dumps({name: value for name, value in asked.items() if name not in ("ema", "keep")}))
     assert (load(made.path).keep, load(made.path).averaged) == (None, None)
     last = quick(num_samples=2, max_t=2, keep="last", name="last")
