@@ -36,6 +36,7 @@ from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.files import make_private
 from hydro_rasda.run.identity import Identity
+from hydro_rasda.run.overfitting import overfitting_line
 from hydro_rasda.run.portable import pickle_config_modules
 from hydro_rasda.run.result import TuneResult, make_result
 from hydro_rasda.run.state import Run
@@ -345,6 +346,8 @@ def _train(run: Run, search: Search, rule: SweepRule | None, backend: Backend) -
             finalists = sweep(run, search, devices, rule)
             hand_over(run, finalists)
             tried = train_targets(run, finalists, devices)
+        for line in overfitting_line(run, tried):
+            run.say(line)
         result = make_result(run, tried)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
