@@ -64,6 +64,7 @@ def test_no_method_takes_an_argument_for_what_it_is_not(
     found = [
         *faults(lambda v: result.evaluate(digits[1], batch_size=v), "batch_size", either(none_only, integer(1))),
         *faults(result.best_model, "trial", either(none_only, finalist)),
+        *faults(result.recipe, "trial", either(none_only, finalist)),
         *faults(lambda v: result.best_model(model_fn=v), "model_fn", none_only),
         *faults(result.save_model, "path", path),
     ]
