@@ -13,7 +13,8 @@ from hydro_rasda.problem import Problem, width_form
 from hydro_rasda.run.export import checkpoint_of
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.portable import Gone
-from hydro_rasda.run.recipe_text import Form, Recipe, written
+from hydro_rasda.run.recipe_parts import Form
+from hydro_rasda.run.recipe_text import Recipe, written
 from hydro_rasda.run.records import RunRecord, TrialRecord
 from hydro_rasda.run.report import chosen_line, show
 from hydro_rasda.run.store import Store, read_asked

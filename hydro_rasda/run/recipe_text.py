@@ -19,9 +19,8 @@ from fusion.optim import Hyperparameters
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.hidden import HIDDEN
 from hydro_rasda.problem import WidthForm
+from hydro_rasda.run.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
 from hydro_rasda.run.report import one_line
-
-Form = Literal["tensors", "dataset", "loaders"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,11 @@ def written(recipe: Recipe) -> str:
         _constants(recipe, arguments),
         _train(recipe, arguments),
         *_schedule(recipe.config),
-        *(_PARTS if read(recipe.config, "accumulate") > 1 else []),
-        _DATA[recipe.data],
-        *(_ROWS if recipe.data != "loaders" else []),
-        *(_APART if recipe.data != "tensors" else []),
-        _SEEDS,
+        *(PARTS if read(recipe.config, "accumulate") > 1 else []),
+        DATA[recipe.data],
+        *(ROWS if recipe.data != "loaders" else []),
+        *(APART if recipe.data != "tensors" else []),
+        SEEDS,
     ]
     body = "\n\n".join(part.strip("\n") + "\n" for part in parts)
     modules = [name for name in _MODULES if re.search(rf"\b{name}\.", body)]
@@ -151,12 +150,12 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
         f"model = {_model(recipe)}.to(device)",
         *_optimizer(config, arguments),
         *(["scaler = torch.amp.GradScaler(device.type)"] if recipe.settings.precision == "fp16" else []),
-        *_BEFORE[recipe.data],
+        *BEFORE[recipe.data],
         *(_AVERAGES if recipe.averaged_from is not None else []),
     ]
     epoch = ['seed_all(derived(SEED, "trial", TRIAL, epoch))', "model.train()"]
     step = [*_rates(recipe, arguments), *_step(recipe), *_average(recipe)]
-    loop = [*_indented(epoch), f"    for i, batch in enumerate({_BATCHES[recipe.data]}):", *_indented(step, 2)]
+    loop = [*_indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *_indented(step, 2)]
     after = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
     whole = [*before, "for epoch in range(EPOCHS):", *loop, *(after if recipe.averaged_from is not None else [])]
     return "\n".join(
@@ -360,129 +359,6 @@ def _average(recipe: Recipe) -> list[str]:
     ]
     # The sweep, which trained the epochs before, averages nothing.
     return [f"if epoch >= {begun}:", *_indented(lines)] if begun else lines
-
-
-_BEFORE: Mapping[Form, list[str]] = {
-    "tensors": [
-        "data = [torch.as_tensor(t).to(device) for t in train_data]",
-        "steps = len(rows_of(len(data[0]), 0))",
-    ],
-    "dataset": ["steps = len(rows_of(len(train_data), 0))"],
-    "loaders": ["length = length_of(train_data(BATCH_SIZE))", "steps = length or 1"],
-}
-_BATCHES: Mapping[Form, str] = {
-    "tensors": "batches_of(data, epoch)",
-    "dataset": "batches_of(train_data, epoch, device)",
-    "loaders": "batches_of(train_data, epoch, device)",
-}
-_DATA: Mapping[Form, str] = {
-    "tensors": '''
-def batches_of(data, epoch):
-    """The batches of an epoch, in the order of the run."""
-    for rows in rows_of(len(data[0]), epoch):
-        yield tuple(t[rows.to(t.device)] for t in data)
-''',
-    "dataset": '''
-def batches_of(dataset, epoch, device):
-    """The batches of an epoch, in the order of the run; each has random numbers of its own to load by."""
-    seed = derived(SEED, "load", epoch)
-    for number, rows in enumerate(rows_of(len(dataset), epoch)):
-        with Apart(derived(seed, number)):
-            several = getattr(dataset, "__getitems__", None)
-            batch = default_collate(several(rows.tolist()) if several else [dataset[row] for row in rows.tolist()])
-        yield tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
-''',
-    "loaders": '''
-def batches_of(make_loader, epoch, device):
-    """The batches of an epoch; the loader draws random numbers of its own, as in the run."""
-    numbers = Apart(derived(SEED, "shuffle", epoch))
-    with numbers:
-        loader = make_loader(BATCH_SIZE)
-        batches = iter(loader)
-    length = length_of(loader)
-    for _ in itertools.count() if length is None else range(length):
-        with numbers:
-            batch = next(batches, numbers)
-        if batch is numbers:
-            return
-        yield tree_map(lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch)
-
-
-def length_of(loader):
-    """How many batches a loader has; None where only reading them tells."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-''',
-}
-_ROWS = [
-    '''
-def rows_of(length, epoch):
-    """Which examples each batch of an epoch has; a single one that is left over joins the batch before it."""
-    generator = torch.Generator().manual_seed(derived(SEED, "shuffle", epoch))
-    chunks = list(torch.randperm(length, generator=generator).split(BATCH_SIZE))
-    if len(chunks) > 1 and len(chunks[-1]) == 1 and BATCH_SIZE > 1:
-        chunks[-2:] = [torch.cat(chunks[-2:])]
-    return chunks
-'''
-]
-_PARTS = [
-    '''
-def parts_of(batch, parts):
-    """A batch in parts, which are learnt from one after another, and the share of its examples that each has."""
-    leaves, spec = tree_flatten(batch)
-    rows = [isinstance(leaf, torch.Tensor) and leaf.ndim > 0 for leaf in leaves]
-    length = next(len(leaf) for leaf, has_rows in zip(leaves, rows) if has_rows)
-    parts = min(parts, length)
-    split = [leaf.tensor_split(parts) if has_rows else [leaf] * parts for leaf, has_rows in zip(leaves, rows)]
-    for part in zip(*split):
-        examples = next(len(leaf) for leaf, has_rows in zip(part, rows) if has_rows)
-        yield tree_unflatten(list(part), spec), examples / length
-'''
-]
-_APART = [
-    '''
-class Apart:
-    """Random numbers of their own for what loads data: the model draws as if it drew none."""
-
-    def __init__(self, seed):
-        self.seed, self.states = seed, None
-
-    def __enter__(self):
-        self.before = self.now()
-        if self.states is None:
-            random.seed(self.seed)
-            np.random.seed(self.seed % 2**32)
-            torch.default_generator.manual_seed(self.seed)
-        else:
-            self.go_on(*self.states)
-
-    def __exit__(self, *error):
-        self.states = self.now()
-        self.go_on(*self.before)
-
-    def now(self):
-        return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-    def go_on(self, python, numpy, torchs):
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(torchs)
-'''
-]
-_SEEDS = '''
-def seed_all(seed):
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def derived(*parts):
-    """A seed for one purpose, the same on every machine."""
-    entropy = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
-    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
-'''
 
 
 def _indented(lines: Iterable[str], by: int = 1) -> list[str]:
