@@ -9,7 +9,7 @@ from typing import Any
 
 from hydro_rasda.plots.look import score_of
 from hydro_rasda.run.records import RunRecord, flat
-from hydro_rasda.run.report import agreement_line, chosen_by, doubt_line, duration, show, state_of
+from hydro_rasda.run.report import agreement_line, kept_weights, doubt_line, duration, show, state_of
 from hydro_rasda.run.store import jsonable
 
 Facts = dict[str, str]
@@ -24,7 +24,7 @@ def answer(record: RunRecord) -> list[str]:
         return ["No trial has begun."]
     best = record.trials[record.best_trial]
     if math.isfinite(best.metric):
-        score = f"{show(best.metric, 4)} at full size, {chosen_by(record)}"
+        score = f"{show(best.metric, 4)} at full size, of {kept_weights(record)}"
         told = [f"Trial {best.trial} has the best {record.metric}: {score}."]
     elif math.isfinite(best.surrogate_metric):
         told = [

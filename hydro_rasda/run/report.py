@@ -134,7 +134,7 @@ def cost_line(result: RunRecord) -> str:
     return line
 
 
-def chosen_by(result: RunRecord) -> str:
+def kept_weights(result: RunRecord) -> str:
     """Which weights of the winner its metric is of: after which epoch, and whether they are averages.
 
     It says what the run's folder says, and no more. Empty where no full-size model has a metric.
@@ -142,15 +142,14 @@ def chosen_by(result: RunRecord) -> str:
     winner = next((trial for trial in result.trials if trial.trial == result.best_trial), None)
     if winner is None or not math.isfinite(result.best_metric):
         return ""
-    which = {None: "epoch", "best": "its best epoch,", "last": "its last epoch,"}[result.keep]
-    weights = {None: "", True: ", with averaged weights", False: ", with plain weights"}[result.averaged]
-    return f"after {which} {winner.kept_epoch} of {winner.epochs}{weights}"
+    weights = {None: "", True: ", averaged", False: ", not averaged"}[result.averaged]
+    return f"the weights after epoch {winner.kept_epoch} of {winner.epochs}{weights}"
 
 
 def chosen_line(result: RunRecord) -> list[str]:
-    """By which measure the winner was chosen; nothing where no full-size model has a metric."""
-    by = chosen_by(result)
-    return [f"trial {result.best_trial} is chosen by {result.metric} ({result.mode}) {by}"] if by else []
+    """Which weights the winner hands back; nothing where no full-size model has a metric."""
+    by = kept_weights(result)
+    return [f"trial {result.best_trial} wins, by {result.metric} ({result.mode}); it keeps {by}"] if by else []
 
 
 def doubt_line(result: RunRecord) -> list[str]:

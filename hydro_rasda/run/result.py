@@ -70,18 +70,18 @@ class TuneResult(RunRecord):
     _problem: Problem
 
     def __repr__(self) -> str:
-        from hydro_rasda.run.report import chosen_by, one_line
+        from hydro_rasda.run.report import kept_weights, one_line
 
         statuses = Counter(record.status for record in self.trials)
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
         name = type(self).__name__
         indent = " " * (len(name) + 1)
-        chosen = f"{indent}chosen={by!r},\n" if (by := chosen_by(self)) else ""
+        kept = f"{indent}kept={by!r},\n" if (by := kept_weights(self)) else ""
         return (
             f"{name}(best_config={self.shown().best_config!r},\n"
             f"{indent}{one_line(self.metric)}={self.best_metric:.6g} ({self.mode}), "
             f"{len(self.trials)} trials: {counts},\n"
-            f"{chosen}"
+            f"{kept}"
             f"{indent}path={str(self.path)!r})"
         )
 

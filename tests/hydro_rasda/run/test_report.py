@@ -83,19 +83,18 @@ def test_a_line_says_how_sure_the_choice_is() -> None:
     assert "probability" not in printed(alone)
 
 
-def test_a_line_says_by_which_measure_the_winner_was_chosen() -> None:
+def test_a_line_says_which_weights_the_winner_keeps() -> None:
     """Of what the run's folder does not say, nothing is said."""
 
     def told(**known: Any) -> str:
-        (line,) = (line for line in printed(replace(RECORD, **known)).splitlines() if "is chosen" in line)
+        (line,) = (line for line in printed(replace(RECORD, **known)).splitlines() if "it keeps" in line)
         return line.rstrip()
 
-    chosen = "trial 2 is chosen by val_loss (min) after"
-    assert told(keep="best", averaged=True) == f"{chosen} its best epoch, 4 of 4, with averaged weights"
-    assert told(keep="last", averaged=False) == f"{chosen} its last epoch, 4 of 4, with plain weights"
-    assert told(keep="best", averaged=None) == f"{chosen} its best epoch, 4 of 4"
-    assert told() == f"{chosen} epoch 4 of 4"
-    assert "is chosen" not in printed(replace(RECORD, best_metric=math.nan, keep="best"))
+    wins = "trial 2 wins, by val_loss (min); it keeps the weights after epoch 4 of 4"
+    assert told(keep="best", averaged=True) == f"{wins}, averaged"
+    assert told(keep="last", averaged=False) == f"{wins}, not averaged"
+    assert told() == wins
+    assert "it keeps" not in printed(replace(RECORD, best_metric=math.nan, keep="best"))
 
 
 def test_a_line_says_whether_surrogates_and_full_size_agree() -> None:
