@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,14 +29,18 @@ from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
 from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
 from benchmarks.vs_asha.training import build, scores, train
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.schedulers import rank
 
 RETRAINED = 10_000
-"""Added to the winner's number: the training that measures the floor starts from other weights."""
+"""Added to the winner's number, once for each training again: each starts from other weights."""
+AGAIN = 3
+"""Trainings again of a winner's configuration."""
 
 
 def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
-    """Run a search, then train its winner once more, from other weights: the floor, and how far seeds lie apart."""
+    """Run a search, then train its winner again, plainly and from other weights.
+
+    That is the floor of what a search costs, how far seeds lie apart, and what its configuration is worth elsewhere.
+    """
     environment = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu_model(),
@@ -51,12 +56,12 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
     task = task.on_device()
     config = configurations(task, seed)[outcome.winner]
     last = [event for event in outcome.events if event.trial == outcome.winner and event.full_size][-1]
-    began = time.perf_counter()
-    other = seeds(task, RETRAINED + outcome.winner, seed)
-    trained = list(train(task, config, other, build(task, config, other)))
-    floor = time.perf_counter() - began
-    best = rank([after["score"] for after in trained], task.mode)[0]
-    retrained = trained[best if outcome.keep == "best" else -1]
+    again, took = list[dict[str, float]](), list[float]()
+    for time_again in range(1, AGAIN + 1):
+        began = time.perf_counter()
+        other = seeds(task, time_again * RETRAINED + outcome.winner, seed)
+        again.append([*train(task, config, other, build(task, config, other))][-1])
+        took.append(time.perf_counter() - began)
     return {
         "task": task.name,
         "method": method,
@@ -68,7 +73,8 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
         "apart": {name: round(seconds, 3) for name, seconds in outcome.apart.items()},
         "winner": {"trial": outcome.winner, "config": config, "epochs": last.epoch}
         | _rounded(scores(task, outcome.model, config["batch_size"])),
-        "floor": {"seconds": round(floor, 3)} | _rounded(retrained),
+        "floor": {"seconds": round(median(took), 3)} | _rounded(again[0]),
+        "again": [_short(trained["test"]) for trained in again],
         "settings": _settings(task) | {"keep": outcome.keep, "averaged": outcome.keep == "best"},
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
@@ -104,6 +110,7 @@ def _settings(task: Task) -> dict[str, Any]:
         "reduction_factor": REDUCTION_FACTOR,
         "top_k": TOP_K,
         "full_trainings": TuneConfig.full_trainings,
+        "first_look": TuneConfig(max_t=task.max_t).first_look,
         "surrogate": WIDTH_RATIO,
         "split": task.split,
         "space": {name: getattr(domain, "domain_str", domain) for name, domain in task.space().items()},

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean, variance
 from typing import Any, NamedTuple
 
 Cell = Mapping[str, Any]
@@ -127,15 +128,22 @@ def epochs(cell: Cell) -> tuple[int, int]:
 
 
 def seed_spread(cells: Sequence[Cell]) -> float:
-    """Standard deviation of the test score between trainings that differ by their seed alone.
+    """Standard deviation of the test score between plain trainings that differ by their seed alone.
 
-    Each cell's winner was trained once more from other weights: two draws, whose variance is (a - b)^2 / 2. Where its
-    weights were averaged, those of the second training were not, which is no difference of seeds: such a cell counts
-    only where there are no others.
+    Of winners that were trained again several times, the variance between these; of others, two draws, the winner's
+    and that of its one training again, whose variance is (a - b)^2 / 2. A winner whose weights were averaged is no such
+    draw: it counts only where there are no others.
     """
+    if several := [variance(cell["again"]) for cell in cells if _trained_again(cell)]:
+        return math.sqrt(fmean(several))
     alike = [cell for cell in cells if not cell["settings"].get("averaged")] or cells
     squares = [(cell["winner"]["test"] - cell["floor"]["test"]) ** 2 / 2 for cell in alike]
     return math.sqrt(sum(squares) / len(squares))
+
+
+def _trained_again(cell: Cell) -> bool:
+    """Whether a winner was trained again several times, with a finite test score each."""
+    return None not in cell.get("again", [None])
 
 
 class Row(NamedTuple):
@@ -222,6 +230,8 @@ class Overall(NamedTuple):
         runs: In all.
         reached: Those that came to the baseline's final validation score.
         not_worse: Those whose test score is worse by no more than the seed spread.
+        again: Runs whose winner was trained again, as the baseline's was.
+        again_not_worse: Those of them whose configuration then tests worse by no more than the seed spread.
         lost: Tasks on which the test score is worse by more than that in the mean.
         sweeps: By task, the sweep's wall time over one full-size training of the winner, in the median.
     """
@@ -229,6 +239,8 @@ class Overall(NamedTuple):
     runs: int
     reached: int
     not_worse: int
+    again: int
+    again_not_worse: int
     lost: Sequence[str]
     sweeps: Mapping[str, float]
 
@@ -240,11 +252,15 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
         tasks: By task and method, the cells; each task with the baseline's.
         method: Which one.
     """
-    found = {task: _compared(paired(methods[method], methods[BASELINE]), methods) for task, methods in tasks.items()}
+    pairs = {task: paired(methods[method], methods[BASELINE]) for task, methods in tasks.items()}
+    found = {task: _compared(pairs[task], methods) for task, methods in tasks.items()}
+    again = [gain for task, methods in tasks.items() for gain in _again(pairs[task], methods)]
     return Overall(
         runs=sum(len(gains) for gains, _ in found.values()),
         reached=sum(sum(times) for _, times in found.values()),
         not_worse=sum(gain >= -1 for gains, _ in found.values() for gain in gains),
+        again=len(again),
+        again_not_worse=sum(gain >= -1 for gain in again),
         lost=[task for task, (gains, _) in found.items() if sum(gains) < -len(gains)],
         sweeps={
             task: spread([cell["apart"]["sweep"] / cell["floor"]["seconds"] for cell in methods[method]]).median
@@ -260,10 +276,12 @@ class Yardstick(NamedTuple):
         reached: Share of ordered pairs of seeds with the same split of examples, of which the first comes to the
             second's final validation score.
         not_worse: Share of those in which its test score is worse by no more than the seed spread.
+        again_not_worse: The same of both configurations, trained again; NaN where they were not.
     """
 
     reached: float
     not_worse: float
+    again_not_worse: float
 
 
 def yardsticks(tasks: Mapping[str, Mapping[str, Sequence[Cell]]]) -> dict[str, Yardstick]:
@@ -273,7 +291,9 @@ def yardsticks(tasks: Mapping[str, Mapping[str, Sequence[Cell]]]) -> dict[str, Y
         both = itertools.permutations(methods[BASELINE], 2)
         if pairs := [(cell, base) for cell, base in both if split_of(cell) == split_of(base)]:
             gains, times = _compared(pairs, methods)
-            found[task] = Yardstick(sum(times) / len(pairs), sum(gain >= -1 for gain in gains) / len(pairs))
+            again = [gain >= -1 for gain in _again(pairs, methods)]
+            shares = sum(times) / len(pairs), sum(gain >= -1 for gain in gains) / len(pairs)
+            found[task] = Yardstick(*shares, fmean(again) if again else math.nan)
     return found
 
 
@@ -283,16 +303,21 @@ class ByChance(NamedTuple):
     runs: int
     reached: float
     not_worse: float
+    again: int
+    again_not_worse: float
 
 
 def by_chance(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> ByChance:
     """As many runs on each task as there are of a method, of the tasks that have a yardstick."""
     found = yardsticks(tasks)
     runs = {task: len(tasks[task][method]) for task in found}
+    again = {task: one.again_not_worse for task, one in found.items() if not math.isnan(one.again_not_worse)}
     return ByChance(
         runs=sum(runs.values()),
         reached=sum(runs[task] * one.reached for task, one in found.items()),
         not_worse=sum(runs[task] * one.not_worse for task, one in found.items()),
+        again=sum(runs[task] for task in again),
+        again_not_worse=sum(runs[task] * share for task, share in again.items()),
     )
 
 
@@ -300,12 +325,24 @@ def _compared(
     pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]
 ) -> tuple[list[float], list[bool]]:
     """Of each pair, by how many seed spreads the first tests better, and whether it came to the second's score."""
-    spread_of_seeds = seed_spread([cell for cells in methods.values() for cell in cells])
-    gains = [
-        (1 if maximizes(cell) else -1) * (cell["winner"]["test"] - base["winner"]["test"]) / spread_of_seeds
-        for cell, base in pairs
-    ]
+    spread_of_seeds = _spread_of(methods)
+    gains = [_better(cell, cell["winner"]["test"], base["winner"]["test"]) / spread_of_seeds for cell, base in pairs]
     return gains, [as_good(cell, base) for cell, base in pairs]
+
+
+def _again(pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]) -> list[float]:
+    """Of each pair that was trained again, by how many seed spreads the first configuration then tests better."""
+    spread_of_seeds = _spread_of(methods)
+    both = [(cell, base) for cell, base in pairs if _trained_again(cell) and _trained_again(base)]
+    return [_better(cell, fmean(cell["again"]), fmean(base["again"])) / spread_of_seeds for cell, base in both]
+
+
+def _spread_of(methods: Mapping[str, Sequence[Cell]]) -> float:
+    return seed_spread([cell for cells in methods.values() for cell in cells])
+
+
+def _better(cell: Cell, one: float, other: float) -> float:
+    return (1 if maximizes(cell) else -1) * (one - other)
 
 
 def split_of(cell: Cell) -> int:

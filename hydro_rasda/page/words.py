@@ -9,7 +9,7 @@ from typing import Any
 
 from hydro_rasda.plots.look import score_of
 from hydro_rasda.run.records import RunRecord, flat
-from hydro_rasda.run.report import agreement_line, kept_weights, doubt_line, duration, show, state_of
+from hydro_rasda.run.report import agreement_line, doubt_line, duration, kept_weights, show, state_of
 from hydro_rasda.run.store import jsonable
 
 Facts = dict[str, str]

@@ -25,7 +25,7 @@ from benchmarks.vs_asha.search import configurations, seeds
 from benchmarks.vs_asha.training import build, scores, train
 
 NOWHERE = Path("/nowhere")
-KEYS = {"task", "method", "seed", "mode", "score", "reduced", "wall", "apart", "winner", "floor", "settings"}
+KEYS = {"task", "method", "seed", "mode", "score", "reduced", "wall", "apart", "winner", "floor", "again", "settings"}
 
 
 def digits() -> Task:
@@ -47,9 +47,13 @@ def check(cell: dict[str, Any], task: Task) -> None:
     winner = cell["winner"]
     assert winner["config"] == configurations(task, 0)[winner["trial"]]
     *_, last = (event for event in cell["events"] if event[1] == winner["trial"] and event[2])
-    # The model in hand has the scores that the search reported for it.
-    assert (winner["score"], winner["test"]) == pytest.approx((last[4], last[5]), abs=1e-5)
+    # The model in hand has scores that the search reported for it: after the last epoch, or the one that is kept.
+    reported = [last] if cell["settings"]["keep"] == "last" else cell["events"]
+    scores = [tuple(event[4:]) for event in reported if event[1] == winner["trial"] and event[2]]
+    assert any((winner["score"], winner["test"]) == pytest.approx(of_epoch, abs=1e-5) for of_epoch in scores)
     assert winner["test"] > 0.5
+    assert len({*cell["again"]}) > 1
+    assert cell["floor"]["test"] == cell["again"][0]
 
 
 @pytest.mark.parametrize("method", ["asha", "surrogate", "both", "tune", "fusion"])

@@ -13,7 +13,6 @@ from benchmarks.vs_asha.search import Event
 from benchmarks.vs_asha.statistics import (
     ByChance,
     Point,
-    Yardstick,
     by_chance,
     curve,
     ended,
@@ -168,6 +167,7 @@ def test_over_all_tasks() -> None:
             one["floor"] = {**one["floor"], "test": one["winner"]["test"] + 0.1 * 2**0.5}
     found = overall({"better": better, "worse": worse}, "tune")
     assert (found.runs, found.reached, found.not_worse, found.lost) == (3, 2, 1, ["worse"])
+    assert (found.again, found.again_not_worse) == (0, 0)
     assert found.sweeps == {"better": 0.5, "worse": 0.75}
 
 
@@ -194,6 +194,21 @@ def test_the_baseline_is_compared_with_itself_by_another_seed() -> None:
         "split": {"ray_asha": [split(alike[0], 0), split(apart[0], 1), split(alike[1], 0)], "tune": alike[:1]},
         "split each": {"ray_asha": [split(alike[0], 0), split(alike[1], 1)], "tune": alike[:1]},
     }
-    alike_too = Yardstick(1.0, 1.0)
-    assert yardsticks(tasks) == {"apart": Yardstick(3 / 6, 5 / 6), "alike": alike_too, "split": alike_too}
-    assert by_chance(tasks, "tune") == ByChance(4, 2 * 3 / 6 + 2, 2 * 5 / 6 + 2)
+    found = {task: one[:2] for task, one in yardsticks(tasks).items()}
+    assert found == {"apart": (3 / 6, 5 / 6), "alike": (1.0, 1.0), "split": (1.0, 1.0)}
+    assert by_chance(tasks, "tune") == ByChance(4, 2 * 3 / 6 + 2, 2 * 5 / 6 + 2, 0, 0)
+
+
+def test_configurations_that_were_trained_again_are_compared_by_that() -> None:
+    """Each three times, .1 apart; winners of `tune` test as ASHA's, their configurations .2 worse and .05 better."""
+
+    def of(seed: int, again: float) -> dict[str, Any]:
+        more: dict[str, Any] = {"again": [again - 0.1, again, again + 0.1], "apart": {"sweep": 1.0}}
+        winner = {"trial": 0, "test": 0.8}
+        return cell([[1.0, 0, 1, 1, 0.9, 0.8]], seed, winner=winner, floor={"test": 0.0, "seconds": 2.0}, **more)
+
+    methods = {"ray_asha": [of(0, 0.7), of(1, 0.65)], "tune": [of(0, 0.499), of(1, 0.7)]}
+    assert seed_spread(methods["tune"]) == pytest.approx(0.1)
+    found = overall({"task": methods}, "tune")
+    assert (found.not_worse, found.again, found.again_not_worse) == (2, 2, 1)
+    assert yardsticks({"task": methods})["task"].again_not_worse == 1.0
