@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydro_rasda.backends.ray.schedulers_by_name import make_scheduler
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.variant_generator import generate_variants
@@ -23,8 +22,7 @@ from ray.tune.search.variant_generator import generate_variants
 import hydro_rasda
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda import choice, domains, loguniform, qloguniform, quniform, randint, sample_from, uniform
-from hydro_rasda.config import TuneConfig
-from hydro_rasda.domains import Domain, is_a, to_ray
+from hydro_rasda.domains import Domain, to_ray
 from hydro_rasda.search import prepare
 from hydro_rasda.space import check_space, derived, describe, longest_warmup, sample, schedules, tuned
 
@@ -164,20 +162,6 @@ def test_a_searcher_searches_them_as_ray_tunes_own() -> None:
     expected = suggested(searchable(tune))
     assert len({str(config) for config in expected}) == 8
     assert suggested(ours(searchable)) == expected
-
-
-def test_pbt_mutates_them_as_ray_tunes_own() -> None:
-    def mutated(space: dict[str, Any]) -> Any:
-        return make_scheduler("pbt", TuneConfig(), {"CPU": 1}, space)._hyperparam_mutations["config"]
-
-    found, expected = (
-        mutated({"lr": of["lr"], "momentum": of["uniform"], "weight_decay": of["numbers"]})
-        for of in (ours(searchable), searchable(tune))
-    )
-    assert found.keys() == expected.keys() == {"lr", "momentum", "weight_decay"}
-    assert is_a(found["lr"], "Float")
-    assert not isinstance(found["lr"], Domain)
-    assert describe(found) == describe(expected)
 
 
 def test_a_function_that_cannot_have_its_values_is_named() -> None:
