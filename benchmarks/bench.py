@@ -49,7 +49,7 @@ STEPS = (
     Step("transfer_quality digits --configs 12 --ratios 0.125 --seeds 3 --out {out}"),
     Step("rasda_paper --quick --out {out}", "lcbench/model.onnx"),
     Step("packing --quick --out {out}"),
-    Step("scale traces dispatch scheduler simulator events examples_read --out {out}"),
+    Step("scale imports traces dispatch scheduler simulator events examples_read --out {out}"),
 )
 
 

@@ -57,6 +57,8 @@ _LARGE = partial(measure.simulator, 12_500, 25_000, repeats=1)
 _READ = partial(measure.examples_read, 4, 1024)
 
 ROWS = {
+    "imports": Row("`from hydro_rasda import tune`, beyond `import torch`", measure.imports, "s of CPU", 0.3),
+    "script": Row("the first program of the guides, from `python` to its end", measure.script, "s of CPU", None),
     "traces": Row("`tune`, 9 trials of a model without a width argument", partial(measure.traces, 9), "traces", 1),
     "dispatch": Row("the next groups of a device, 2,000 trials waiting", partial(measure.dispatch, 2000), "ms", 5),
     "scheduler": Row("`RASDAScheduler` alone, 400 trials", partial(measure.scheduler, 400), "s", 0.4),
@@ -77,10 +79,15 @@ ROWS = {
 
 
 def measured(row: Row) -> dict[str, Any]:
-    """A row's number, and when and under which load it was measured."""
+    """A row's number, and when, on what and under which load it was measured."""
     load = os.getloadavg()[0]
     number = row.measure()[row.unit]
-    return {"number": number, "date": time.strftime("%Y-%m-%d", time.gmtime()), "load": round(load, 1)}
+    return {
+        "number": number,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "load": round(load, 1),
+        "cpu": cpu_model(),
+    }
 
 
 def environment() -> dict[str, Any]:
@@ -97,9 +104,10 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         "# Ten times the size",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, {versions}. Medians of a few runs, "
-        "each with its date and the load average at its start: under load, times are longer than on a quiet machine, "
-        "counts are not. *Before* is the code that the work on these rows began with, measured by the same functions "
+        f"{machine['cpu']}, where a row names no other, {machine['cores']} cores, Python {machine['python']}, "
+        f"{versions}. Medians of a few runs, each with its date and the load average at its start: under load, times "
+        "are longer than on a quiet machine, counts are not. *Before* is the code that the work on these rows began "
+        "with, measured by the same functions "
         "(`benchmarks/scale_rows.py`). Rerun: `python -m benchmarks.scale [row ...]`.",
         "",
         "| row | what | before | now | to reach | | measured (load) |",
@@ -109,11 +117,16 @@ def markdown(result: dict[str, Any]) -> str:
         before, now = (result[column].get(name) for column in ("before", "now"))
         target = "" if row.target is None else f"{row.target:g} {row.unit}"
         verdict = {True: "met", False: "**missed**", None: ""}[row.met(now["number"]) if now else None]
-        when = ", ".join(f"{cell['date']} ({cell['load']})" for cell in (before, now) if cell)
+        when = ", ".join(_when(cell, machine["cpu"]) for cell in (before, now) if cell)
         lines.append(
             f"| `{name}` | {row.what} | {shown(before, row)} | {shown(now, row)} | {target} | {verdict} | {when} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _when(cell: dict[str, Any], cpu: str) -> str:
+    elsewhere = "" if cell.get("cpu", cpu) == cpu else f", {cell['cpu']}"
+    return f"{cell['date']} ({cell['load']}{elsewhere})"
 
 
 def shown(cell: dict[str, Any] | None, row: Row) -> str:
@@ -145,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cell = measured(ROWS[name])
         print(f"{name}: {shown(cell, ROWS[name])}   load {cell['load']}", flush=True)
         # Read anew for each row: a measurement beside this one may have written another.
-        result = {"environment": environment(), **{c: read(given.out).get(c, {}) for c in ("before", "now")}}
+        result = {"environment": environment(), **read(given.out)}
         result["before" if given.before else "now"][name] = cell
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / FILE).write_text(json.dumps(result, indent=1) + "\n")

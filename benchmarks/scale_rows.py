@@ -45,6 +45,43 @@ CPU = torch.device("cpu")
 GIB = 2**30
 
 
+# start
+
+
+_BEYOND_TORCH = ("import torch", "import torch; import hydro_rasda; hydro_rasda.tune")
+_PAGE = Path(__file__).parents[1] / "docs" / "start.md"
+
+
+def imports(repeats: int = 7) -> Numbers:
+    """CPU seconds of `from hydro_rasda import tune` in a process that has imported torch."""
+    pairs = [[_cpu_of(code) for code in _BEYOND_TORCH] for _ in range(repeats + 1)]
+    return {"s of CPU": median(with_tune - torch_alone for torch_alone, with_tune in pairs[1:])}
+
+
+def script(repeats: int = 3) -> Numbers:
+    """CPU seconds of the program on the first page of the guides, from `python` to its end."""
+    return {"s of CPU": median([_cpu_of(first_program()) for _ in range(repeats + 1)][1:])}
+
+
+def first_program() -> str:
+    """The first program of the guides."""
+    return _PAGE.read_text().split("```python\n")[1].split("```")[0]
+
+
+def _cpu_of(code: str) -> float:
+    """CPU seconds of a process and its children; the first of several may compile what it imports."""
+    import resource
+
+    keeps = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**keeps, "OMP_NUM_THREADS": "1", "HYDRO_RASDA_CACHE": folder}
+        command = [sys.executable, "-c", code]
+        subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 # surrogate
 
 

@@ -39,7 +39,7 @@ def _is_ours(spec: ModuleSpec) -> bool:
 def _told(name: str, spec: ModuleSpec | None) -> str:
     from importlib.metadata import packages_distributions, version
 
-    again = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+    again = f"install {DISTRIBUTION} again, with pip's options --force-reinstall --no-deps"
     if spec is None:
         return f"hydro_rasda comes with a package `{name}`, which Python does not find: {again}"
     where = spec.origin or ", ".join(spec.submodule_search_locations or ())
@@ -47,5 +47,5 @@ def _told(name: str, spec: ModuleSpec | None) -> str:
     told = f"hydro_rasda comes with a package `{name}`, but Python finds another one of this name: {where}"
     if others:
         told += f" (of {', '.join(f'{other} {version(other)}' for other in others)})"
-    uninstall = f"If you do not need that, run `pip uninstall {' '.join(others or [name])}`, then `{again}`"
+    uninstall = f"If you do not need that, run `pip uninstall {' '.join(others or [name])}` and {again}"
     return f"{told}. {uninstall}. If you do, use an environment of its own for each. If the file is yours, rename it."

@@ -159,6 +159,7 @@ def own_cost(folder: Path) -> list[Claim]:
             continue
         measured = scale.shown(now, row) + (f"; before {scale.shown(before, row)}" if before else "")
         target = "" if row.target is None else f"{row.target:g} {row.unit}"
-        where = f"{result['environment']['cores']} cores; {now['date']}; load {now['load']}"
+        of = {**result["environment"], **now}
+        where = f"{of['cpu']}, {of['cores']} cores; {now['date']}; load {now['load']}"
         found.append(Claim(row.what, measured, target, row.met(now["number"]), where, "scale.md"))
     return found

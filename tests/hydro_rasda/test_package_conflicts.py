@@ -38,7 +38,10 @@ def test_another_distributions_package_is_named(tmp_path: Path, name: str) -> No
     plant(tmp_path, f"{name}-0.3.1.dist-info/top_level.txt", name)
     told = imported(tmp_path)
     assert told.startswith(f"ImportError: hydro_rasda comes with a package `{name}`, but Python finds another one")
-    assert f"{file} (of {name} 0.3.1). If you do not need that, run `pip uninstall {name}`, then `pip install " in told
+    assert (
+        f"{file} (of {name} 0.3.1). If you do not need that, run `pip uninstall {name}` and install hydro-rasda again,"
+        in told
+    )
 
 
 @pytest.mark.parametrize("path", ["fusion.py", "surrogate/__init__.py"])
@@ -76,5 +79,7 @@ def test_a_folder_of_that_name_without_code_is_no_conflict(tmp_path: Path) -> No
 
 
 def test_one_that_is_missing_is_named() -> None:
-    with pytest.raises(ImportError, match="comes with a package `no_such_package`, which Python does not find: pip"):
+    with pytest.raises(
+        ImportError, match="comes with a package `no_such_package`, which Python does not find: install hydro"
+    ):
         refuse_other_packages("no_such_package")
