@@ -59,7 +59,7 @@ class _Device:
     machine: str = ""
     cores: int = 1
     node: str = ""
-    """Equal for devices of one machine, where a backend has several."""
+    """Equal for devices of one node, where a backend has several."""
     heard: float = 0.0
     """When what is under way began, or was last heard of."""
 
@@ -238,15 +238,13 @@ class DevicePool:
             return None
         name = "target" if isinstance(work, list) else " ".join(sorted({g.kind for g in work.groups}))
         if name not in self._paces:
-            foreseen = self._run.problem.first_epoch_seconds(name)
-            self._paces[name] = Pace("no epoch was over", foreseen=foreseen)
+            self._paces[name] = Pace("no epoch was over", foreseen=self._run.problem.first_epoch_seconds(name))
         return self._paces[name]
 
     def _hear(self, number: int, kind: str, content: Any) -> None:
         """Take in what a device's process says while it trains: "notified" of epochs, or "warned"."""
         if kind == "notified":
-            if number in self._devices:
-                self._heard(number)
+            self._heard(number)
             epochs, metrics = content
             self._run.advance(epochs, self._run.note(metrics))
         else:
@@ -288,13 +286,8 @@ class DevicePool:
         self._devices[number] = self._opened(number)
 
     def _lose(self, work: GroupTask | list[TargetTask] | None, how: str, lost: bool = False) -> None:
-        """Have work done again whose process died, or say that it died of it.
-
-        Args:
-            work: None where the process died before it could begin any.
-            how: What ended it.
-            lost: Whether that was its machine's end, which counts against no work.
-        """
+        """Say what follows where a process died of its work, or before it could begin any; that it was `lost` with its
+        machine counts against no work."""
         if lost:
             if isinstance(work, GroupTask):
                 self._again.append(work)
@@ -330,9 +323,8 @@ class DevicePool:
                 sources = [task.source for task in together if task.source is not None]
                 numbers = [task.number for task in together]
                 self._train(number, together, "train_targets", numbers, sources, "target")
-            if all_begun and not any(isinstance(device.work, list) for device in self._devices.values()):
-                return
-            if self._in_vain():
+            trains = any(isinstance(device.work, list) for device in self._devices.values())
+            if (all_begun and not trains) or self._in_vain():
                 return
             self._begin_again()
             self._take_ready()

@@ -126,9 +126,8 @@ class _Trainer(Trainer):
 class _Actor:
     """A device's process on a cluster; see `pool.DeviceProcess`."""
 
-    def __init__(self, worker: Mapping[str, float], *arguments: Any) -> None:
-        problem, *others = arguments
-        self._actor = ray.remote(**actor_options(worker))(_Trainer).remote(problem, worker, *others)
+    def __init__(self, worker: Mapping[str, float], problem: Any, board: Any, device: int) -> None:
+        self._actor = ray.remote(**actor_options(worker))(_Trainer).remote(problem, worker, board, device)
 
     def ask(self, method: str, *arguments: Any) -> _Answer:
         return _Answer(self._actor.do.remote(method, *arguments))
