@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusion.keys import OPTIMIZERS, SCHEDULES, read
+from hydro_rasda.metrics import GLOBAL_BATCH
 from hydro_rasda.objective import Supervised, Written
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem, width_form
@@ -19,7 +20,6 @@ from hydro_rasda.run.records import RunRecord, TrialRecord
 from hydro_rasda.run.report import chosen_line, show
 from hydro_rasda.run.store import Store, read_asked
 from hydro_rasda.run.summary import swept_epochs
-from hydro_rasda.training.measured import GLOBAL_BATCH
 
 
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:

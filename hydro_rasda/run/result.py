@@ -21,7 +21,6 @@ from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.run.portable import Gone, dumped, loaded
-from hydro_rasda.run.recipe import recipe_of
 from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.study import make_study
@@ -183,6 +182,8 @@ class TuneResult(RunRecord):
                 schedule is a function, of which a loaded run knows the name alone.
             FileNotFoundError: where its checkpoint is gone.
         """
+        from hydro_rasda.run.recipe import recipe_of
+
         return recipe_of(self, self._problem, trial)
 
     def to_optuna(self) -> Study:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hydro_rasda.metrics import GLOBAL_BATCH
+
 EPOCH_SECONDS = "epoch_seconds"
 """In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""
 
@@ -14,9 +16,6 @@ NOISE_SCALE = "gradient_noise_scale"
 
 SCALING_EFFICIENCY = "scaling_efficiency"
 """In a report, the trial's parallel efficiency, compared with the fewest workers that it has had."""
-
-GLOBAL_BATCH = "global_batch_size"
-"""In a report, the examples of a step over all workers."""
 
 HISTORY = ("workers", GLOBAL_BATCH, "lr_multiplier", NOISE_SCALE, SCALING_EFFICIENCY)
 """What a trial's history keeps of a report besides the metrics "train_*" and "val_*"."""

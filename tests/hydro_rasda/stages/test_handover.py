@@ -158,8 +158,9 @@ def test_who_trained_on_or_failed_since_stays_as_it_is(open_swept: Callable[[], 
     run = open_swept()
     hand_over(run, [0, 1])
     assert run.curve("target", 1) == {1: 0.3, 2: 0.2}
-    train_targets(run, [0, 1], device := Scripted({0: [], 1: [0.3, 0.2, 0.6]}))
-    assert device.trained == [(1, 3)] * 3  # what raised afterwards is tried twice more
+    train_targets(run, [0, 1], device := Scripted({0: [0.5, 0.4, 0.4, 0.4], 1: [0.3, 0.2, 0.6]}))
+    # What raised afterwards is tried twice more, and then the one that was stopped goes on.
+    assert device.trained == [(1, 3)] * 3 + [(0, 3), (0, 4)]
     assert set(run.failures) == {1}
     run = open_swept()
     hand_over(run, [0, 1])
