@@ -174,6 +174,11 @@ class TuneConfig:
         check_int("seed", self.seed, at_least=0, at_most=MOST_SEED)
 
     @property
+    def unaveraged(self) -> str:
+        """Name of the metric of the weights that training left, where averaged ones are validated."""
+        return f"{self.metric}_unaveraged"
+
+    @property
     def first_look(self) -> int:
         """Epochs before the race of the finalists stops any: `rasda.grace_period`, or half of `max_t`, rounded up."""
         return self.rasda.grace_period or math.ceil(self.max_t / 2)

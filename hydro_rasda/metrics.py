@@ -44,8 +44,3 @@ def add_over_ranks(sums: Sums) -> None:
     values = iter(joined.split([len(total) for total in totals * 2]))
     for of_each in (sums.totals, sums.weights):
         of_each |= {name: next(values) for name in names}
-
-
-def unaveraged(metric: str) -> str:
-    """Name of a metric as the weights have it that training left, where averaged ones are validated."""
-    return f"{metric}_unaveraged"

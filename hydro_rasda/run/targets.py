@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from hydro_rasda.config import Mode
-from hydro_rasda.metrics import unaveraged
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
@@ -52,8 +51,7 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
     settings, curve = run.settings, run.curve("target", number)
     if settings.keep == "best" and (settings.patience is not None or done_early(run, number)):
         return {epoch: _best_until(curve, epoch, settings.mode) for epoch in curve}
-    name = unaveraged(settings.metric)
-    lines = run.metrics.get(("target", number), ())
+    lines, name = run.metrics.get(("target", number), ()), settings.unaveraged
     return {line["epoch"]: run.score_of(line, name) for line in lines if name in line} or curve
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fusion.width.microbatch import Sums
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import ALONE, Shard, Share
-from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed, unaveraged
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import race_milestones
@@ -109,7 +109,8 @@ def _epochs(
         values = {**_named("train", train), **values}
         if learner.averages and epoch + 1 in race_milestones(problem.settings):
             own = _validated(learner, problem, batch_size, shard, averaged=False)
-            values |= {unaveraged(name): own[name] for name in own if name == problem.settings.metric}
+            if problem.settings.metric in own:
+                values[problem.settings.unaveraged] = own[problem.settings.metric]
         yield epoch + 1, values
         if diverged(values):
             return

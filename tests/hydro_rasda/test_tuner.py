@@ -75,13 +75,13 @@ def test_halving_and_transfer(quick: Quick) -> None:
     result = quick(num_samples=9, max_t=4, reduction_factor=2, top_k=2, keep="last")
     epochs = sorted(record.surrogate_epochs for record in result.trials)
     assert epochs == [1] * 5 + [2] * 2 + [2] * 2  # 9 trials, 4 go on to epoch 2, the best 2 to full size
-    assert sorted(record.epochs for record in result.trials) == [0] * 7 + [1, 4]
+    assert sorted(record.epochs for record in result.trials) == [0] * 7 + [2, 4]
     (winner,) = [record for record in result.trials if record.epochs == 4]
     assert winner.status == "finished"
     assert winner.config == result.best_config
     assert winner.metric == result.best_metric == winner.history[-1]["val_loss"]
     assert result.cost.surrogate_epochs == 9 + 4
-    assert result.cost.target_epochs == 1 + 4
+    assert result.cost.target_epochs == 2 + 4
 
 
 @pytest.mark.parametrize(("code", "raised"), [(0, RuntimeError), (None, RuntimeError), (3, SystemExit)])
