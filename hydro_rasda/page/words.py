@@ -25,7 +25,7 @@ def answer(record: RunRecord) -> list[str]:
     best = record.trials[record.best_trial]
     if math.isfinite(best.metric):
         score = f"{show(best.metric, 4)} at full size, of {kept_weights(record)}"
-        told = [f"Trial {best.trial} has the best {record.metric}: {score}."]
+        told = [f"Trial {best.trial} {'wins' if record.ended else 'leads'}: {record.metric} {score}."]
     elif math.isfinite(best.surrogate_metric):
         told = [
             f"Trial {best.trial} has the best {record.metric} on a surrogate: {show(best.surrogate_metric, 4)} after "

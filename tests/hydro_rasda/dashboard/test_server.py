@@ -107,7 +107,7 @@ def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], brows
     before = browser.execute_script(bars)
     browser.execute_script("document.querySelector('#section-1 details').open = true")
     run.to(1)
-    best = f"Trial {record.best_trial} has the best val_loss: {record.best_metric:.4g}, after"
+    best = f"Trial {record.best_trial} wins: val_loss {record.best_metric:.4g}"
     wait(browser, f"return document.querySelector('.lead').textContent.startsWith('{best}')")
     wait(browser, ALL_DRAWN)
     assert browser.execute_script(bars) > before

@@ -70,8 +70,8 @@ def test_a_page_of_every_sort_of_run(sorts: Sorts, sort: str) -> None:
 def test_it_says_what_the_run_found(sorts: Sorts) -> None:
     record = sorts["over"]
     text = Elements(page(record)).text
-    best = f"Trial {record.best_trial} has the best val_loss: {record.best_metric:.4g} at full size"
-    assert f"{best}, after its best epoch, " in text
+    best = f"Trial {record.best_trial} wins: val_loss {record.best_metric:.4g} at full size"
+    assert f"{best}, of the weights after epoch " in text
     assert "finished" in text
     assert f"ValueError: {SCRIPT} in trial 5" in text  # as text
     assert SCRIPT not in page(record)
@@ -126,7 +126,7 @@ def test_a_result_whose_folder_is_gone_has_a_page(sorts: Sorts, tmp_path: Path) 
     record = read_record(tmp_path / "moved")
     shutil.rmtree(tmp_path / "moved")
     written = write_page(record, tmp_path / "a" / "p.html").read_text()
-    assert f"Trial {record.best_trial} has the best" in Elements(written).text
+    assert f"Trial {record.best_trial} wins" in Elements(written).text
 
 
 def test_the_command_writes_it(sorts: Sorts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
