@@ -120,14 +120,14 @@ def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> No
     assert (of_ranks.ended, [metrics["val_loss"] for _, metrics in of_ranks.history]) == (True, scores[:last])
 
 
-def test_what_is_not_finite_is_never_the_best_and_of_equals_the_first_is(problem: Problem) -> None:
+def test_what_is_not_finite_is_never_kept_and_of_equals_the_last_is(problem: Problem) -> None:
     learner = SingleLearner(problem.target(Trial(0, CONFIG)), CONFIG, problem.objective, problem.settings.max_t)
     for epoch, score in enumerate([math.nan, -math.inf], 1):
         learner.remember(epoch, score, "min")
         assert "best" not in learner.state()
     for epoch, score in enumerate([0.5, 0.5, math.nan, 0.6], 3):
         learner.remember(epoch, score, "min")
-    assert (learner.state()["best"]["epoch"], learner.state()["best"]["score"]) == (3, 0.5)
+    assert (learner.state()["best"]["epoch"], learner.state()["best"]["score"]) == (4, 0.5)
 
 
 def test_an_epoch_whose_loss_is_not_finite_is_not_the_best(problem: Problem) -> None:
