@@ -35,6 +35,8 @@ MOST_TRIALS = 1_000_000
 MOST_WORKERS = 1024
 """More processes than that are one, too."""
 MOST_SEED = 2**63 - 1
+GLOBAL_BATCH = "global_batch_size"
+"""In a report and in a trial's history, the examples of a step over all workers."""
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 UNSPLIT_BATCHES = "1 with rasda.strategy 'fsdp', more workers in its place"
 """What `accumulate` must be there: ranks whose shares have unequally many parts would wait for each other for ever."""

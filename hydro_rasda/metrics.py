@@ -13,9 +13,6 @@ from fusion.width.microbatch import Sums
 EVAL_BATCH_FACTOR = 4
 """Evaluation keeps no activations for a backward pass, so its batches are this many times larger."""
 
-GLOBAL_BATCH = "global_batch_size"
-"""In a report, the examples of a step over all workers."""
-
 
 def mean_metrics(measured: Iterable[tuple[Mapping[str, Tensor], int]]) -> dict[str, Tensor]:
     """Mean over a data set, in double precision, without waiting for the device at each step.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusion.keys import OPTIMIZERS, SCHEDULES, read
-from hydro_rasda.metrics import GLOBAL_BATCH
+from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.objective import Supervised, Written
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem, width_form

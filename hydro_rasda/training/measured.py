@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hydro_rasda.metrics import GLOBAL_BATCH
+from hydro_rasda.config import GLOBAL_BATCH
 
 EPOCH_SECONDS = "epoch_seconds"
 """In a report, its epoch's own time: without starts and waits, and without what follows the epoch."""

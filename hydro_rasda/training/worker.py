@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, DistributedSampler
 
 from hydro_rasda.checks import check_flag, check_int, require
+from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.data import MOST_EXAMPLES, Shard
-from hydro_rasda.metrics import GLOBAL_BATCH
 from hydro_rasda.training.batch_statistics import average_statistics
 from hydro_rasda.training.large_batch import RescaledLR, Rule
 from hydro_rasda.training.measured import NOISE_SCALE, SCALING_EFFICIENCY
