@@ -29,6 +29,7 @@ from benchmarks.vs_asha.methods import METHODS, TOP_K, WIDTH_RATIO
 from benchmarks.vs_asha.search import GRACE_PERIOD, REDUCTION_FACTOR, Event, configurations, seeds
 from benchmarks.vs_asha.training import build, scores, train
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.domains import to_ray
 
 RETRAINED = 10_000
 """Added to the winner's number, once for each training again: each starts from other weights."""
@@ -113,7 +114,7 @@ def _settings(task: Task) -> dict[str, Any]:
         "first_look": TuneConfig(max_t=task.max_t).first_look,
         "surrogate": WIDTH_RATIO,
         "split": task.split,
-        "space": {name: getattr(domain, "domain_str", domain) for name, domain in task.space().items()},
+        "space": {name: getattr(domain, "domain_str", domain) for name, domain in to_ray(task.space()).items()},
         "examples": {
             "train": len(task.train[0]),
             **{part: int((task.held[-1][:, i] > 0).sum()) for i, part in enumerate(("validation", "test"))},
