@@ -150,7 +150,7 @@ class FusedModel(StackedTensors):
                 put_back(self.template, before)
             self.own_values.put(self.template, len(after))
             with unwritten(shared, _held_once), unwritten(self._overlapping({**tensors, **shared}), overlap_written):
-                # What a member writes into its batch must not reach the next.
+                # The next member must not see what this one writes into its batch.
                 found = one(tensors, settings, copied(batch))
             after.append(changed(self.template, before))
             return found

@@ -21,12 +21,12 @@ from fusion.tensors import TensorTree, like
 
 @dataclass(frozen=True)
 class Shell:
-    """What a member has besides the data of its tensors.
+    """A member, apart from the data of its tensors.
 
     Attributes:
         skeleton: The module without data.
         marks: Attributes that were set on its tensors, by name: other libraries mark parameters so.
-        floats: Where the skeleton has floats, by path.
+        floats: The places of floats in the skeleton, by path.
     """
 
     skeleton: nn.Module
@@ -93,7 +93,7 @@ class StackedTensors(nn.Module):
             state_dict: Of as many members as this model has, or of more.
             strict: As in `nn.Module.load_state_dict`.
             assign: Likewise.
-            members: Which of the members in `state_dict` to load, in this order, as after `keep(members)`; all if None.
+            members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
 
         Raises:
             IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.

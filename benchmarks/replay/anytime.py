@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.replay.policies import Policy, Search, Tables, Tune, asha, at_random, one_epoch, swept, today
 from benchmarks.replay.table import Table
-from benchmarks.replay.truth import Floats, Ints, complete_seeds, goodness, seed_spread
+from benchmarks.replay.truth import Floats, Ints, complete_seeds, seed_spread
 from benchmarks.replay.yardsticks import RESAMPLES, draws, halves
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
 
     Where best epochs are kept. Of equal scores the lower number's counts, as in `tune`.
     """
-    curves = goodness(search.tables.table, 1.0, keep="best")[search.seed]
-    price = search.tables.costs[1.0]
+    curves, price = search.tables.kept[search.seed], search.tables.costs[1.0]
     reached, best, rows = dict[int, int](), (-np.inf, -len(curves)), list[tuple[float, int, int]]()
     for spent, number, last in search.trained:
         for epoch in range(reached.get(number, 0) + 1, last + 1):
@@ -70,14 +69,14 @@ def incumbents(search: Search) -> tuple[Floats, Ints, Ints]:
 
 def regrets(table: Table, policy: Policy, resamples: int = RESAMPLES) -> tuple[Floats, float]:
     """Of a method on one task, where best epochs are kept: mean regret at each of `GRID`, and median cost."""
-    tables, kept = Tables(table), goodness(table, 1.0, keep="best")
+    tables = Tables(table)
     spread = seed_spread(table, complete_seeds(table, 1.0), keep="best")
     costs, found = list[float](), list[Floats]()
     for draw in draws(table, resamples, "best"):
         search = Search(tables, draw.seed, draw.subset.tolist())
         policy(search)
         spent, numbers, epochs = incumbents(search)
-        ends = kept[draw.others][:, numbers, epochs - 1].mean(0)
+        ends = tables.kept[draw.others][:, numbers, epochs - 1].mean(0)
         known = np.concatenate([[MOST], np.minimum((draw.best - ends) / spread, MOST)])
         # What is paid is a sum of floats: a training that ends at 2 may end a digit later.
         found.append(known[np.searchsorted(spent, GRID * (1 + 1e-9), side="right")])

@@ -1,4 +1,4 @@
-"""Whether stated probabilities hold: how often the winner of a race is the best of its finalists."""
+"""Compare stated probabilities with how often the winner of a race is the best of its finalists."""
 
 from __future__ import annotations
 

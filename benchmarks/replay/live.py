@@ -101,7 +101,7 @@ def replayed(setup: Setup, policy: Policy) -> Replayed:
     table, search = setup.tables.table, _search(setup)
     winner = policy(search)
     at = search.seed, winner, search.reached(winner) - 1
-    validation, test = (goodness(table, 1.0, split, keep="best")[at] for split in ("validation", "test"))
+    validation, test = setup.tables.kept[at], goodness(table, 1.0, "test", keep="best")[at]
     reached = validation >= setup.validation - EQUAL * abs(setup.validation)
     return Replayed(winner, search.spent, bool(reached), float(test - setup.test) / setup.margin)
 

@@ -29,12 +29,14 @@ class Tables:
     Attributes:
         table: The table.
         scores: Goodness by width and weights, those that training left or averaged ones: [seed, config, epoch].
+        kept: Goodness of what is handed back at full width, as far as each is trained, likewise: [seed, config, epoch].
         cooled: Goodness after a cooldown, by width, epoch and share: [seed, config].
         costs: Of an epoch by width, in full trainings.
     """
 
     table: Table
     scores: dict[tuple[float, Weights], Floats] = field(init=False)
+    kept: Floats = field(init=False)
     cooled: dict[tuple[float, int, float], Floats] = field(init=False)
     costs: dict[float, float] = field(init=False)
 
@@ -43,6 +45,7 @@ class Tables:
         widths = [width for width, there in zip(about.widths, self.table.recorded) if there.any()]
         self.scores = {(width, "own"): goodness(self.table, width) for width in widths}
         self.scores |= {(width, "averaged"): goodness(self.table, width, ema=True) for width in widths}
+        self.kept = goodness(self.table, 1.0, keep="best")
         branches = [(width, *branch) for width in widths for branch in about.branches]
         self.cooled = {of: after_cooldown(self.table, *of) for of in branches}
         self.costs = {width: self.table.cost(width) / about.max_t for width in widths}
@@ -159,7 +162,7 @@ class Tune:
         width: Of the sweep's models; with 1, finalists go on from where they are.
         cooldown: Before comparisons of the sweep, as a share of what was trained.
         race_cooldown: Likewise before those of the race.
-        sweep_by: Which weights the sweep compares.
+        sweep_by: The weights that the sweep compares.
         first_look: Share of a training after which the race compares its finalists first.
         full_trainings: What the race may cost.
         by: Whether the race compares the last weights at its milestones and chooses by the ends, or averaged ones, and
@@ -179,7 +182,7 @@ class Tune:
         """The winner's number."""
         finalists = left = self.sweep(search)
         rule = Race(search.max_t, "max", RACE_FACTOR, self.full_trainings)
-        # What a sweep at full width trained is no part of what the race costs.
+        # The race does not pay for epochs that a sweep at full width has trained.
         before = sum(map(search.reached, finalists))
         for stop in milestones(self.first_look_of(search), search.max_t, RACE_FACTOR):
             scores = {n: self._compared(search, n, stop) for n in left}

@@ -19,7 +19,7 @@ from hydro_rasda.training.best import TOLERANCE
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Keep = Literal["last", "best"]
-"""Which weights are handed back: those after the last epoch, or averaged ones after the epoch that `tune` keeps."""
+"""The weights that are handed back: those after the last epoch, or averaged ones after the epoch that `tune` keeps."""
 
 
 def goodness(

@@ -21,12 +21,13 @@ from benchmarks.replay.truth import Ints, Keep, complete_seeds, goodness, seed_s
 SHARE, RESAMPLES = 0.75, 50
 AGAIN = "ASHA, another sample"
 TODAY = "today's rule"
+TODAY_LAST = f'{TODAY}, `keep="last"`'
 FIRST = ("breast_cancer", "diabetes", "digits", "recurrent", "residual", "warm_up")
 """The tasks that all rules before were chosen on."""
 NOT_TO_CHOOSE = ("spoken_digits",)
 """Tasks that judge only."""
 MOST_TRAININGS = 4.0
-"""What a rule that is chosen may cost in the mean over a half's tasks, some of which have a sweep as dear as a race."""
+"""A half chooses no rule that costs more in the mean over its tasks; on some, a sweep is as dear as a race."""
 RULES: dict[str, Policy] = {
     TODAY: today,
     "cooldowns of 10 % in the sweep": Tune(cooldown=0.1),
@@ -50,7 +51,7 @@ RULES: dict[str, Policy] = {
 
 @dataclass(frozen=True)
 class Draw:
-    """What a search may try, and how its winner is judged.
+    """The configurations of a search, and the seeds that judge its winner.
 
     Attributes:
         seed: Place of the search's seed in the table.
@@ -146,7 +147,7 @@ class Judge:
         self._tables, self._draws = Tables(table), list(draws(table, resamples))
         keeps: tuple[Keep, ...] = ("last", "best")
         self._tests = {keep: goodness(table, 1.0, "test", keep=keep) for keep in keeps}
-        self._validation = {keep: goodness(table, 1.0, keep=keep) for keep in keeps}
+        self._validation = {"last": self._tables.scores[1.0, "own"], "best": self._tables.kept}
         self._spread = seed_spread(table, complete_seeds(table, 1.0), "test")
         self._baseline = self.judged(asha, "last")
 
@@ -194,7 +195,7 @@ Rows = dict[str, dict[str, Row]]
 
 def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resamples: int = RESAMPLES) -> Rows:
     """Each rule on each task that has what it looks at; ASHA with another sample besides."""
-    found: Rows = {AGAIN: {}, **{name: {} for name in rules}, f'{TODAY}, `keep="last"`': {}}
+    found: Rows = {AGAIN: {}, **{name: {} for name in rules}, TODAY_LAST: {}}
     for task, table in tables.items():
         judge = Judge(table, resamples)
         found[AGAIN][task] = judge.again()
@@ -202,7 +203,7 @@ def rows(tables: Mapping[str, Table], rules: Mapping[str, Policy] = RULES, resam
             if isinstance(rule, Tune) and not _applies(rule, table):
                 continue
             found[name][task] = judge.row(rule)
-        found[f'{TODAY}, `keep="last"`'][task] = judge.row(today, "last")
+        found[TODAY_LAST][task] = judge.row(today, "last")
     return {name: of_task for name, of_task in found.items() if of_task}
 
 
@@ -223,7 +224,7 @@ def chosen(found: Rows, names: Iterable[str] = RULES) -> str:
 
 
 def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
-    """What each half chooses, and all rules on either half, in the mean and task by task; empty without tables."""
+    """The choice of each half, and all rules on either half, in the mean and task by task; empty without tables."""
     named = dict(zip(("first", "second"), (rows(half, resamples=resamples) for half in halves(tables) if half)))
     if not named:
         return ""

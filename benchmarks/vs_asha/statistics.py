@@ -142,7 +142,7 @@ def seed_spread(cells: Sequence[Cell]) -> float:
 
 
 def _trained_again(cell: Cell) -> bool:
-    """Whether a winner was trained again several times, with a finite test score each."""
+    """Tell whether a winner was trained again several times, with a finite test score each."""
     return None not in cell.get("again", [None])
 
 

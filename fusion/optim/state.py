@@ -1,4 +1,4 @@
-"""What K optimizers hold: hyperparameters, multipliers, schedules, step counts and moments.
+"""The state of K optimizers: hyperparameters, multipliers, schedules, step counts and moments.
 
 Shape suffixes: K members, P trainable parameters, S steps. Hyperparameters are kept as vectors [K], what also differs
 from parameter to parameter as [K, P], the moments as [K, ...] by parameter.
@@ -154,7 +154,7 @@ class OptimizerState:
 
         Args:
             state_dict: Of as many members as the model has, or of more.
-            members: Which of the members in `state_dict` to load, in this order, as after `keep(members)`; all if None.
+            members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
 
         Raises:
             ValueError: where it is of other parameters, of another number of members than the model has, or of a member

@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 from hydro_rasda.config import Mode
@@ -50,14 +52,13 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
     """
     settings, curve = run.settings, run.curve("target", number)
     if settings.keep == "best" and (settings.patience is not None or done_early(run, number)):
-        return {epoch: _best_until(curve, epoch, settings.mode) for epoch in curve}
+        return dict(zip(curve, accumulate(curve.values(), partial(_better, mode=settings.mode))))
     lines, name = run.metrics.get(("target", number), ()), settings.unaveraged
     return {line["epoch"]: run.score_of(line, name) for line in lines if name in line} or curve
 
 
-def _best_until(curve: Mapping[int, float], epoch: int, mode: Mode) -> float:
-    scores = [score for at, score in curve.items() if at <= epoch]
-    return scores[rank(scores, mode)[0]]
+def _better(one: float, other: float, mode: Mode) -> float:
+    return (one, other)[rank((one, other), mode)[0]]
 
 
 def outlooks(run: Run, numbers: Iterable[int]) -> dict[int, Outlook]:

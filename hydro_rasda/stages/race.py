@@ -34,7 +34,7 @@ from hydro_rasda.training.deaths import RETRIES
 
 
 def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> list[int]:
-    """Train the full-size models, stopped at RASDA's milestones by their expected ends.
+    """Train the full-size models, of which the best go on at each of RASDA's milestones.
 
     What earlier processes trained counts, on whichever backend; a stage that is over trains nothing.
 

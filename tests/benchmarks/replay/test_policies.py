@@ -15,6 +15,7 @@ from benchmarks.replay.yardsticks import RULES
 from benchmarks.tasks.load import load_task
 from benchmarks.vs_asha.methods import asha as live_asha
 from benchmarks.vs_asha.methods import hydro_rasda
+from hydro_rasda.training.best import kept_epoch
 from tests.benchmarks.replay.tables import parallel, search, table_of
 
 
@@ -114,3 +115,15 @@ def test_the_epoch_that_is_kept_is_the_last_that_is_as_good_as_the_best_validati
     assert goodness(table, 1.0, "test", keep="best")[0, 0].tolist() == [-7.0, -8.0, -8.0, -6.0]
     assert goodness(table, 1.0, "test", ema=True)[0, 0].tolist() == [-7.0, -8.0, -5.0, -6.0]
     assert (goodness(table, 1.0, keep="best")[0, 1] == -np.inf).all()
+
+
+def test_tables_keep_the_epoch_that_a_training_does() -> None:
+    """Losses; after each epoch of random curves, some of which diverge for a while."""
+    curves = np.random.default_rng(0).normal(size=(40, 12)).cumsum(1)
+    curves[np.random.default_rng(1).random(curves.shape) < 0.1] = np.nan
+    table = table_of(curves, max_t=12, seeds=1)
+    found = goodness(table, 1.0, keep="best")[0]
+    for number, curve in enumerate(table.curves(1.0, ema=True)[0]):
+        for epoch in range(1, 13):
+            kept = kept_epoch({at: float(score) for at, score in enumerate(curve[:epoch], 1)}, "min")
+            assert found[number, epoch - 1] == (-curve[kept - 1] if kept else -np.inf)
