@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import hydro_rasda
+import hydro_rasda.bubbles
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
@@ -55,7 +56,7 @@ def main() -> None:
 
     source, folder = map(Path, sys.argv[1:])
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    importable(folder, "sweep", max_t=9000, grace_period=3000, backend=hydro_rasda.BubbleBackend(source))
+    importable(folder, "sweep", max_t=9000, grace_period=3000, backend=hydro_rasda.bubbles.BubbleBackend(source))
 
 
 if __name__ == "__main__":

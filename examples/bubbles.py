@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
 import hydro_rasda
+import hydro_rasda.bubbles
 
 WIDTH, TOKENS, LENGTH, MICRO_BATCHES = 128, 64, 64, 4
 
@@ -53,7 +54,7 @@ def host(rank: int, port: int, source: Path, over: Event) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = Schedule1F1B(PipelineStage(model, rank, 2, torch.device("cpu")), MICRO_BATCHES, loss_fn)
     x = torch.randint(TOKENS, (8 * MICRO_BATCHES, LENGTH))
-    with hydro_rasda.bubbles(schedule, source) as guest:  # the only line that a host gets
+    with hydro_rasda.bubbles.bubbles(schedule, source) as guest:  # the only line that a host gets
         enough = torch.tensor(False)
         while not enough:
             losses: list[Tensor] = []
@@ -99,7 +100,7 @@ def sweep(source: Path, runs: Path) -> hydro_rasda.TuneResult:
         full_trainings=1,
         storage_path=runs,
         name="bubbles",
-        backend=hydro_rasda.BubbleBackend(source),
+        backend=hydro_rasda.bubbles.BubbleBackend(source),
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fusion.kept import kept
+from fusion.bounded_cache import kept
 from fusion.members import member_rows
 
 LARGE = 2**14

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hydro_rasda.lazy_exports import lazy_exports
 from hydro_rasda.package_conflicts import refuse_other_packages
 
 if TYPE_CHECKING:
     from hydro_rasda.backends.local import LocalBackend
     from hydro_rasda.backends.ray.backend import RayBackend
     from hydro_rasda.backends.ray.elastic import elastic
-    from hydro_rasda.backends.ray.journal import JournalEntry, read_journal
+    from hydro_rasda.backends.ray.report_journal import JournalEntry, read_journal
     from hydro_rasda.backends.ray.scheduler import RASDAScheduler
     from hydro_rasda.config import RASDAConfig
     from hydro_rasda.contracts import Backend, Callback, Event
@@ -27,8 +25,9 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
     )
-    from hydro_rasda.guests.backend import BubbleBackend
-    from hydro_rasda.guests.host import bubbles
+    from hydro_rasda.results.load import load
+    from hydro_rasda.results.records import Cost, TrialRecord
+    from hydro_rasda.results.result import AllTrialsFailed, TuneResult
     from hydro_rasda.run.events import (
         CheckpointSaved,
         EpochEnded,
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
         TrialEnded,
         TrialFailed,
     )
-    from hydro_rasda.run.load import load
-    from hydro_rasda.run.records import Cost, TrialRecord
-    from hydro_rasda.run.result import AllTrialsFailed, TuneResult
     from hydro_rasda.run.store import RunExists
     from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, SweepRule, SweepState
     from hydro_rasda.training.large_batch import RescaledLR, lr_factor
@@ -56,7 +52,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AllTrialsFailed",
     "Backend",
-    "BubbleBackend",
     "Callback",
     "CheckpointSaved",
     "Cost",
@@ -87,7 +82,6 @@ __all__ = [
     "TrialRecord",
     "TuneResult",
     "Worker",
-    "bubbles",
     "choice",
     "elastic",
     "grid_search",
@@ -107,20 +101,18 @@ _HOMES = {
     "backends.local": ["LocalBackend"],
     "backends.ray.backend": ["RayBackend"],
     "backends.ray.elastic": ["elastic"],
-    "backends.ray.journal": ["JournalEntry", "read_journal"],
+    "backends.ray.report_journal": ["JournalEntry", "read_journal"],
     "backends.ray.scheduler": ["RASDAScheduler"],
     "config": ["RASDAConfig"],
     "contracts": ["Backend", "Callback", "Event"],
     "domains": ["choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"],
-    "guests.backend": ["BubbleBackend"],
-    "guests.host": ["bubbles"],
     "run.events": [
         *("CheckpointSaved", "EpochEnded", "EpochsTrained", "FinalistsChosen", "MessageSaid", "RunBegan", "RunEnded"),
         *("RungDecided", "StageBegan", "StageEnded", "TrialConfigured", "TrialEnded", "TrialFailed"),
     ],
-    "run.load": ["load"],
-    "run.records": ["Cost", "TrialRecord"],
-    "run.result": ["AllTrialsFailed", "TuneResult"],
+    "results.load": ["load"],
+    "results.records": ["Cost", "TrialRecord"],
+    "results.result": ["AllTrialsFailed", "TuneResult"],
     "run.store": ["RunExists"],
     "schedulers.sweep_rule": ["Drop", "GoOn", "SweepRule", "SweepState"],
     "training.large_batch": ["RescaledLR", "lr_factor"],
@@ -130,27 +122,7 @@ _HOMES = {
 
 refuse_other_packages("fusion", "surrogate")
 
-
-def __getattr__(name: str) -> Any:
-    # Every worker process of a cluster imports this package: each pays for what it uses alone.
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_imported(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def _imported(module: str) -> ModuleType:
-    """Import a module without passes of the garbage collector: they look at all that torch made, and imports leave no
-    garbage."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return importlib.import_module(module)
-    finally:
-        if collects:
-            gc.enable()
+__getattr__ = lazy_exports(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -139,7 +139,7 @@ class GroupOutcome:
 
 
 @dataclass(frozen=True)
-class TargetTask:
+class FullSizeTask:
     """A unit of work: one full-size model, for a span of epochs.
 
     Attributes:
@@ -160,7 +160,7 @@ class TargetTask:
 
 
 @dataclass(frozen=True)
-class TargetOutcome:
+class FullSizeOutcome:
     """What training a full-size model gave.
 
     Attributes:
@@ -176,7 +176,7 @@ class TargetOutcome:
         more: What the run's record keeps besides, for who goes on from it: plain values.
     """
 
-    task: TargetTask
+    task: FullSizeTask
     state: Mapping[str, Any] | None
     history: History
     error: str | None
@@ -244,10 +244,10 @@ class Widths:
         return won > 2 * self.compile_seconds
 
 
-class TargetTrainer(Protocol):
+class FullSizeTrainer(Protocol):
     """Trains full-size models."""
 
-    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
         """Train full-size models, each as far as the time budget goes.
 
         Args:
@@ -276,7 +276,7 @@ class Finished:
     device: int | None = None
 
 
-class Devices(TargetTrainer, Protocol):
+class Devices(FullSizeTrainer, Protocol):
     """What a backend opens for a run: devices that each train one task at a time."""
 
     def idle(self) -> Sequence[int]:

@@ -29,12 +29,12 @@ from hydro_rasda.batch_checks import (
     survey_batches,
 )
 from hydro_rasda.checks import require
+from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batch, batch_length, naming_batch
-from hydro_rasda.hidden import shown
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import NoModule, Problem, width_form
-from hydro_rasda.reads import Notes
+from hydro_rasda.secret_masking import shown
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.trial import Trial
 

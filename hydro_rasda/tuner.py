@@ -28,24 +28,24 @@ from hydro_rasda.checks import (
 from hydro_rasda.config import BACKENDS, RESUME, Mode, RASDAConfig, TuneConfig
 from hydro_rasda.contracts import Backend, SweepRule
 from hydro_rasda.data import Data, make_batches
-from hydro_rasda.hidden import hide, secrets_of
 from hydro_rasda.objective import LossFn, Objective, as_objective, takes_config
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
+from hydro_rasda.results.overfitting import overfitting_line
+from hydro_rasda.results.result import TuneResult, make_result
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.files import make_private
 from hydro_rasda.run.identity import Identity
-from hydro_rasda.run.overfitting import overfitting_line
 from hydro_rasda.run.portable import pickle_config_modules
-from hydro_rasda.run.result import TuneResult, make_result
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.search import RandomSearch, Search, SearcherSearch, check_first, check_searcher, prepare
+from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import check_space
-from hydro_rasda.stages.handover import hand_over
-from hydro_rasda.stages.race import train_targets
-from hydro_rasda.stages.ready import Ready, get_ready
+from hydro_rasda.stages.preparation import Ready, get_ready
+from hydro_rasda.stages.race import train_finalists
+from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.stages.sweep import sweep
 from hydro_rasda.training.worker import Worker
 from hydro_rasda.whole_metrics import WholeMetrics
@@ -53,7 +53,7 @@ from hydro_rasda.whole_metrics import WholeMetrics
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
-    from hydro_rasda.run.progress import Progress
+    from hydro_rasda.results.progress import Progress
 
 
 def tune(
@@ -321,7 +321,7 @@ def _never_ending_well() -> Iterator[None]:
 
 def _shown() -> Progress:
     # What prints takes longer to import than to print, so that only those who are shown something import it.
-    from hydro_rasda.run.progress import Progress
+    from hydro_rasda.results.progress import Progress
 
     return Progress()
 
@@ -345,7 +345,7 @@ def _train(run: Run, search: Search, rule: SweepRule | None, backend: Backend) -
         with backend.open(run) as devices:
             finalists = sweep(run, search, devices, rule)
             hand_over(run, finalists)
-            tried = train_targets(run, finalists, devices)
+            tried = train_finalists(run, finalists, devices)
         for line in overfitting_line(run, tried):
             run.say(line)
         result = make_result(run, tried)

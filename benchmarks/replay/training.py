@@ -25,7 +25,7 @@ from benchmarks.vs_asha.search import seeds
 from benchmarks.vs_asha.training import EVAL_BATCH_FACTOR
 from fusion import OPTIMIZERS, FusedModel, FusedOptimizer, fuse, fused_optimizer, lr_factor, plan_fusion
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.training.average import Average
+from hydro_rasda.training.weight_average import Average
 from surrogate import lr_multipliers, make_surrogate, weight_decay_multipliers
 
 JUDGED = 2 * len(SPLITS)

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from fusion.kept import kept
+from fusion.bounded_cache import kept
 from fusion.members import member_indices
 from fusion.optim import native
-from fusion.optim.apart import go_on
 from fusion.optim.hyper import Hyperparameters
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import torch_optimizer
 from fusion.optim.state import OptimizerState
+from fusion.optim.unfused import go_on
 from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, make_dense
 from fusion.structure import check_module

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from torch import nn
 
 from fusion.checks import refusal, require
-from fusion.structure.walk import describe
+from fusion.structure.signature import describe
 
 FusionKey = tuple[tuple[str, Hashable], ...]
 

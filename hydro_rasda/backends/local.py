@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hydro_rasda.checks import check_number, require
-from hydro_rasda.contracts import Devices, EpochMetrics, Finished, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.contracts import Devices, EpochMetrics, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths
 from hydro_rasda.run.state import Run, Stage
 from hydro_rasda.training.device import Device, Share, Work, can_be_shared
 from hydro_rasda.trial import Trial
@@ -73,7 +73,7 @@ class LocalBackend:
             yield LocalDevice(run, devices[0], self._memory)
             return
         # What trains on one device does not wait for it.
-        from hydro_rasda.backends.processes import LocalProcesses
+        from hydro_rasda.backends.process_pool import LocalProcesses
 
         with LocalProcesses(run, devices, self._memory) as several:
             yield several
@@ -123,10 +123,10 @@ class LocalDevice:
         self._task = None
         return [Finished(task, outcome, time.perf_counter() - started)]
 
-    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
         tasks = iter(tasks)
         while together := list(islice(tasks, self._device.cores)):
-            yield from self._device.train_targets(together, self._work("target"))
+            yield from self._device.train_full_size(together, self._work("target"))
 
     def _work(self, stage: Stage) -> Work:
         run = self._run

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydro_rasda.results.records import STAGES, flat
 from hydro_rasda.run.events import (
     EpochEnded,
     Event,
@@ -19,7 +20,6 @@ from hydro_rasda.run.events import (
     TrialEnded,
     TrialFailed,
 )
-from hydro_rasda.run.records import STAGES, flat
 
 
 @dataclass

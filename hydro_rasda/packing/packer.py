@@ -10,9 +10,9 @@ from typing import Any
 
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.grid import End, Grid
-from hydro_rasda.packing.learnt import Learnt
+from hydro_rasda.packing.job_process import Process
 from hydro_rasda.packing.mps import Daemons, percentage
-from hydro_rasda.packing.process import Process
+from hydro_rasda.packing.profile_cache import Learnt
 from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Estimate
 from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_device

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hydro_rasda.console import show
 from hydro_rasda.plots.importance import FEWEST, importance_of, too_few, varied
 from hydro_rasda.plots.look import (
     LOG,
@@ -24,8 +25,7 @@ from hydro_rasda.plots.look import (
     scored,
     thinned,
 )
-from hydro_rasda.run.records import RunRecord, TrialRecord, flat
-from hydro_rasda.run.report import show
+from hydro_rasda.results.records import RunRecord, TrialRecord, flat
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

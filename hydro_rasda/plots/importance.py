@@ -24,8 +24,8 @@ from hydro_rasda.plots.look import (
     score_of,
     thinned,
 )
-from hydro_rasda.run.records import RunRecord, flat
-from hydro_rasda.run.study import make_study
+from hydro_rasda.results.records import RunRecord, flat
+from hydro_rasda.results.study import make_study
 
 if TYPE_CHECKING:
     from optuna import Study

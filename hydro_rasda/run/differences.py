@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hydro_rasda.hidden import described_secrets, hide
+from hydro_rasda.secret_masking import described_secrets, hide
 
 _OF_CODE = "is another function than the run's"
 _OF_DATA = "has other content than the run's"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.hidden import Place, hide, scrubbed
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import (
     CheckpointSaved,
@@ -26,6 +25,7 @@ from hydro_rasda.run.events import (
 from hydro_rasda.run.events import Stage as Stage
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.store import Store
+from hydro_rasda.secret_masking import Place, hide, scrubbed
 from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:  # brings torch along, which who reads a journal need not wait for

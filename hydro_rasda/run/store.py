@@ -33,10 +33,8 @@ from filelock import FileLock
 
 from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import RESUME
-from hydro_rasda.hidden import HIDDEN, described_secrets, hide
-from hydro_rasda.run.aside import set_aside
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.differences import differences, scored_otherwise
-from hydro_rasda.run.doing import Doing
 from hydro_rasda.run.files import (
     TEMPORARY,
     WRITTEN_AS,
@@ -55,9 +53,11 @@ from hydro_rasda.run.files import (
     truncate,
     write_atomically,
 )
-from hydro_rasda.run.held import LOCK, hold
 from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, read_units
 from hydro_rasda.run.messages import MESSAGES, keep_message
+from hydro_rasda.run.run_lock import LOCK, hold
+from hydro_rasda.run.set_aside import set_aside
+from hydro_rasda.secret_masking import HIDDEN, described_secrets, hide
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ class Store:
         self._sweeps_since: float | None = None
         self._recorded = len(units)
         self._damage: dict[str, str] = {}
-        self.doing = Doing(None if lock is None else path / DOING)
+        self.doing = CrashLog(None if lock is None else path / DOING)
 
     @classmethod
     def open(cls, path: Path, asked: Mapping[str, Any], resume: str) -> Store:

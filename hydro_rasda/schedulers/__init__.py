@@ -7,9 +7,9 @@ from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.agreement import Agreement, agreement
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.bracket import Bracket
-from hydro_rasda.schedulers.gathering import Gathering
 from hydro_rasda.schedulers.growth import Growth, Resize, efficient, parallel_efficiency
 from hydro_rasda.schedulers.halving import SuccessiveHalving
+from hydro_rasda.schedulers.milestone_barrier import MilestoneBarrier
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
 from hydro_rasda.schedulers.packing import (
     Job,
@@ -23,7 +23,7 @@ from hydro_rasda.schedulers.packing import (
     worst_fit_decreasing,
 )
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
-from hydro_rasda.schedulers.race import Outlook, Race, chances, expected_gain, race_milestones
+from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain, race_milestones
 from hydro_rasda.schedulers.ranking import rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
 from hydro_rasda.schedulers.sharing import FastestTogether, Interference
@@ -37,16 +37,16 @@ __all__ = [
     "Bracket",
     "Decision",
     "Drop",
+    "ExpectedEnd",
     "FastestTogether",
-    "Gathering",
     "GoOn",
     "Growth",
     "Held",
     "Interference",
     "Job",
+    "MilestoneBarrier",
     "Mode",
     "Move",
-    "Outlook",
     "Placed",
     "Placement",
     "Policy",

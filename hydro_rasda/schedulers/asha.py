@@ -115,9 +115,9 @@ class AsyncSuccessiveHalving:
         reduction_factor: One in so many trials goes on (eta in the paper, rf in RASDA's).
         mode: "min" where a lower score is better, "max" where a higher is.
         spacing: Factor from one milestone to the next; None for `reduction_factor`, as in the paper.
-        wait: How long a trial waits at a milestone for its fellows, at most, over the time that it took to come there
-            (see `Gathering`): 0 as in the paper, inf for synchronous halving. Those that are there are then decided at
-            once, by `decide`.
+        wait: A trial waits at a milestone for its cohort for at most this share of the time that it took to come there
+            (see `MilestoneBarrier`): 0 as in the paper, inf for synchronous halving. Then `decide` decides all that
+            are there at once.
 
     Raises:
         ValueError: where a number is no integer or out of range, `grace_period` is above `max_t`, or `mode` is unknown.

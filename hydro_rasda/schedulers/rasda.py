@@ -48,7 +48,7 @@ class RASDA:
         max_workers: No trial gets more; None for no limit.
         mode: "min" where a lower score is better, "max" where a higher is.
         wait: How long a trial waits at a milestone for its fellows, at most, over the time that it took to come there;
-            see `Gathering`. 0 as in the paper.
+            see `MilestoneBarrier`. 0 as in the paper.
         grow: With how many workers a survivor goes on: "due", as in the paper, or "efficient"; see
             `hydro_rasda.schedulers.growth`.
         least_efficiency: With "efficient", a survivor whose parallel efficiency is not above this keeps its workers; 0

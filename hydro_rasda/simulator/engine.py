@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from hydro_rasda.checks import check_is, is_int, require
-from hydro_rasda.schedulers import Decision, Gathering, Growth, Held, Queue, Verdict, Waiting, place
+from hydro_rasda.schedulers import Decision, Growth, Held, MilestoneBarrier, Queue, Verdict, Waiting, place
 from hydro_rasda.simulator.clock import Clock
 from hydro_rasda.simulator.cluster import Cluster, Slots
 from hydro_rasda.simulator.cost import CostModel, Spread
@@ -97,7 +97,7 @@ class _Simulation:
         self._rule = plan.rule
         self._state: Any = plan.rule.init()
         self._resize = plan.resize or plan.rule.resize
-        self._gathering = Gathering(plan.rule.wait) if plan.rule.wait else None
+        self._gathering = MilestoneBarrier(plan.rule.wait) if plan.rule.wait else None
         self._milestones = plan.rule.milestones
         self._rungs = {milestone: rung for rung, milestone in enumerate(self._milestones, start=1)}
         self._storage = SharedStorage(cluster.storage) if _reads(cost, cluster) else None

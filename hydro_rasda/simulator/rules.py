@@ -43,7 +43,7 @@ class Rule(Protocol[StateT]):
 
     @property
     def wait(self) -> float:
-        """How long a trial waits for its fellows, at most, over the time that it took to come; see `Gathering`."""
+        """Longest wait for a trial's cohort, as a share of the time that the trial took (see `MilestoneBarrier`)."""
         ...
 
     def resize(self, growth: Growth) -> int:
@@ -145,7 +145,7 @@ class VaryingFactors:
         scaling_factors: Likewise: the workers of those that go on grow by it; 1 keeps them.
         workers: Workers of a new trial.
         mode: "min" where a lower score is better, "max" where a higher is.
-        wait: How long a trial waits for its fellows, at most, over the time that it took to come; see `Gathering`.
+        wait: Longest wait for a trial's cohort, as a share of the time that the trial took (see `MilestoneBarrier`).
 
     Raises:
         ValueError: where a number is no integer or out of range, milestones do not increase, or there are not as many

@@ -18,10 +18,9 @@ from functools import partial
 
 from fusion.keys import check
 from hydro_rasda.contracts import Devices, Finished
-from hydro_rasda.hidden import hide
+from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
-from hydro_rasda.run.result import AllTrialsFailed
 from hydro_rasda.run.state import FINALISTS, Run, failure_line, metric_lines
 from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.milestones import sweep_milestones
@@ -34,12 +33,13 @@ from hydro_rasda.schedulers.sweep_rule import (
     plain_move,
 )
 from hydro_rasda.search import Search
+from hydro_rasda.secret_masking import hide
 from hydro_rasda.space import derived
-from hydro_rasda.stages.chance import warn_of_chance
+from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.dispatch import Dispatcher
-from hydro_rasda.stages.kinds import find_kinds
-from hydro_rasda.stages.transfer import check_transfer
-from hydro_rasda.stages.unread import Unread, warn_of_unread
+from hydro_rasda.stages.fusion_groups import find_kinds
+from hydro_rasda.stages.transfer_check import check_transfer
+from hydro_rasda.stages.unused_keys import Unread, warn_of_unread
 from hydro_rasda.training.device import usable_children
 from hydro_rasda.trial import Trial
 
@@ -102,10 +102,10 @@ class _Sweep:
             if self._decide() or self._admit():
                 continue
             if self._finished:
-                self._come_in(self._finished.popleft())
+                self._decide_arrival(self._finished.popleft())
             elif (key := self._next_recorded()) is not None:
-                self._went_on(key, self._run.recall(key))
-                self._come_in(key)
+                self._advance(key, self._run.recall(key))
+                self._decide_arrival(key)
             elif not self._dispatch():
                 if not self._devices.busy():
                     return self._ended_by_time() if self._state.training else self._ended()
@@ -202,7 +202,7 @@ class _Sweep:
         run.forget(dropped)
         for number, move in going_on.items():
             state.go_on(number, move.to, run.trials[number].config)
-            if not self._came(number):
+            if not self._has_arrived(number):
                 self._dispatcher.add(number, move.to)
         for stop in stood:
             self._tell(stop, recalled)
@@ -275,7 +275,7 @@ class _Sweep:
             value["device"] = finished.device
         if task.copies:
             value["copies"] = task.copies
-        self._went_on(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
+        self._advance(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
         self._finished.append(task.key)
 
     def _next_recorded(self) -> str | None:
@@ -285,7 +285,7 @@ class _Sweep:
             return self._recorded.popleft()
         return None
 
-    def _went_on(self, key: str, unit: Unit) -> None:
+    def _advance(self, key: str, unit: Unit) -> None:
         """A recorded group's members go on from there; those that copied others have a checkpoint of their own now."""
         members, copies = unit.value["members"], unit.value.get("copies", {})
         for number in members:
@@ -295,18 +295,18 @@ class _Sweep:
         failed = {line["trial"] for line in unit.lines if line["event"] == "failed"}
         self._run.go_on_from(key, members, failed)
 
-    def _come_in(self, key: str) -> None:
+    def _decide_arrival(self, key: str) -> None:
         """A group is done: those that reached their milestone wait for a decision."""
         run, state, unit = self._run, self._state, self._run.store.units()[key]
         for number in unit.value["members"]:
-            if self._came(number):
+            if self._has_arrived(number):
                 self._dispatcher.remove(number)
             elif self._dispatcher.remove(number):  # the time budget ended its last group before the milestone
                 self._dispatcher.add(number, state.training[number].goal or 0)
             self._search.tell(number, run.epochs("surrogate", number), run.score("surrogate", number))
         self._done += sum(line["event"] == "metrics" for line in unit.lines)
 
-    def _came(self, number: int) -> bool:
+    def _has_arrived(self, number: int) -> bool:
         """Whether a trial on its way is through with its milestone, perhaps in an earlier process; then it waits there.
 
         What it trained further than it was let go on, when there were fewer samples, the rule does not see.

@@ -17,17 +17,17 @@ import torch
 
 from fusion import keep_freed_memory
 from fusion.width.probe import usable_memory
-from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.doing import Doing
+from hydro_rasda.processes.forks import Crowd, Died, Notify, can_be_pickled, imap_forked, most_children
+from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.memory_profile import Peaks, kind_of_group, kind_of_target
+from hydro_rasda.processes.retry_policy import Deaths, ended, failure, parted
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.events import Stage
 from hydro_rasda.schedulers.packing import Job, Room, beside
-from hydro_rasda.training.deaths import Deaths, ended, failure, parted
-from hydro_rasda.training.forks import Crowd, Died, Notify, can_be_pickled, imap_forked, most_children
-from hydro_rasda.training.full_size import train_target
+from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.fused import Load, joined, train_group
-from hydro_rasda.training.pace import Pace
-from hydro_rasda.training.peaks import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.training.planning import machine, planned_widths
 from hydro_rasda.trial import Trial
 
@@ -48,7 +48,7 @@ class Work:
     load: Load
     should_stop: Callable[[], bool]
     notify: Notify
-    doing: Doing = field(default_factory=Doing)
+    doing: CrashLog = field(default_factory=CrashLog)
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ class Device:
         self.cores = max(1, self.children)
         if may_die and self.cores == 1:
             self.children = 0
-        self._paces: dict[Stage, Pace] = {
-            stage: Pace("no epoch was over", foreseen=problem.first_epoch_seconds(stage)) for stage in self._peaks
+        self._paces: dict[Stage, HangDetector] = {
+            stage: HangDetector("no epoch was over", foreseen=problem.first_epoch_seconds(stage))
+            for stage in self._peaks
         }
         if problem.device.type == "cpu":
             # Page faults on blocks that were freed a step before can take half of a fused step.
@@ -161,7 +162,7 @@ class Device:
             return following
         return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
 
-    def train_targets(self, tasks: Sequence[TargetTask], work: Work, devices: int = 1) -> Iterator[TargetOutcome]:
+    def train_full_size(self, tasks: Sequence[FullSizeTask], work: Work, devices: int = 1) -> Iterator[FullSizeOutcome]:
         """Train at most `cores` full-size models at the same time, on the more threads the fewer they are.
 
         Args:
@@ -191,25 +192,25 @@ class Device:
         for task, outcome in died:
             while isinstance(outcome, Died):
                 following = deaths.of_target(task, outcome.how)
-                if isinstance(following, TargetTask):
+                if isinstance(following, FullSizeTask):
                     following = _alone(forked, task)
                 outcome = following
             yield outcome
 
-    def _train_target_here(self, task: TargetTask, work: Work) -> TargetOutcome:
+    def _train_target_here(self, task: FullSizeTask, work: Work) -> FullSizeOutcome:
         what = f"training {task.key}"
         if how := work.doing.blamed(what):
             return ended(task, failure(how))
         with work.doing.of(what):
             return self._train_target(task, work, work.notify)
 
-    def _train_target(self, task: TargetTask, work: Work, notify: Notify) -> TargetOutcome:
+    def _train_target(self, task: FullSizeTask, work: Work, notify: Notify) -> FullSizeOutcome:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             work.doing.reached(epoch)
             notify(1, metrics)
 
         state = work.load(task.source) if task.source is not None else None
-        return train_target(self._problem, work.trials[task.number], task, state, work.should_stop, on_epoch)
+        return train_full_size_trial(self._problem, work.trials[task.number], task, state, work.should_stop, on_epoch)
 
     def _forked(
         self, stage: Stage, train: Callable[..., Any], tasks: Sequence[Any], work: Work, threads: int
@@ -239,9 +240,9 @@ class Device:
         return (left if share.memory is None else min(left, share.memory)) / share.processes
 
 
-def _kind(task: GroupTask | TargetTask, work: Work) -> tuple[str, int]:
+def _kind(task: GroupTask | FullSizeTask, work: Work) -> tuple[str, int]:
     """By which a training's peak is known: what it is, and how many train as one."""
-    if isinstance(task, TargetTask):
+    if isinstance(task, FullSizeTask):
         return kind_of_target(work.trials[task.number]), 1
     (group,) = task.groups
     return kind_of_group(group.kind, [work.trials[n] for n in group.members]), len(group.members)

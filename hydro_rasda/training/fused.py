@@ -34,10 +34,10 @@ from hydro_rasda.objective import scalars
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
-from hydro_rasda.training.graph import recorded, records, with_graphs
 from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.recorded_steps import recorded, records, with_graphs
 from hydro_rasda.trial import Trial
 
 State = dict[str, Any]

@@ -22,13 +22,13 @@ from hydro_rasda.checks import require
 from hydro_rasda.config import UNSPLIT_BATCHES, Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
-from hydro_rasda.training.average import Average, trained_tensors
 from hydro_rasda.training.batch_statistics import average_statistics
-from hydro_rasda.training.best import bettered, epochs_since
-from hydro_rasda.training.graph import recorded
-from hydro_rasda.training.noise import GradientNoise
+from hydro_rasda.training.gradient_noise import GradientNoise
+from hydro_rasda.training.kept_epoch import bettered, epochs_since
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.recorded_steps import recorded
 from hydro_rasda.training.sharding import apart, split, split_like, whole
+from hydro_rasda.training.weight_average import Average, trained_tensors
 
 
 class Learner(Protocol):

@@ -29,16 +29,16 @@ from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.forks import Died, map_forked
+from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.memory_profile import Peaks, kind_of_group
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
-from hydro_rasda.run.content import content, digest
+from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.packing import MARGIN
 from hydro_rasda.training import surrogate_probe
-from hydro_rasda.training.forks import Died, map_forked
-from hydro_rasda.training.graph import records
-from hydro_rasda.training.pace import Pace
-from hydro_rasda.training.peaks import Peaks, kind_of_group
+from hydro_rasda.training.recorded_steps import records
 from hydro_rasda.training.surrogate_probe import measure_compiled, measure_widths
 from hydro_rasda.trial import Trial
 
@@ -100,8 +100,8 @@ def planned_widths(
     return _with_compiled(problem, kinds, widths, keys, cores if forked else 0)
 
 
-def _pace(problem: Problem) -> Pace:
-    return Pace("nothing was measured", foreseen=problem.epoch_seconds)
+def _pace(problem: Problem) -> HangDetector:
+    return HangDetector("nothing was measured", foreseen=problem.epoch_seconds)
 
 
 def _with_compiled(

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.data import Shard, move
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.forks import Notify
 from hydro_rasda.training.device import WHOLE, Device, Share, Work
-from hydro_rasda.training.forks import Notify
+from hydro_rasda.training.distributed import Place, train_target_on_ranks
 from hydro_rasda.training.fused import Load
-from hydro_rasda.training.places import Place, train_target_on_ranks
 from hydro_rasda.training.rendezvous import Store, file_store
 from hydro_rasda.trial import Trial
 
@@ -81,12 +81,12 @@ class Trainer:
         outcome = self._device.train_groups(task, self._work(given))
         return replace(outcome, checkpoint=move(outcome.checkpoint, _CPU, wait=True)), time.monotonic() - started
 
-    def train_targets(self, tasks: Sequence[TargetTask], given: Given) -> list[TargetOutcome]:
+    def train_full_size(self, tasks: Sequence[FullSizeTask], given: Given) -> list[FullSizeOutcome]:
         """Train full-size trials at the same time; their states are on the CPU."""
-        outcomes = self._device.train_targets(tasks, self._work(given), given.devices)
+        outcomes = self._device.train_full_size(tasks, self._work(given), given.devices)
         return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
 
-    def train_rank(self, task: TargetTask, given: Given, place: Place, meeting: Any) -> TargetOutcome:
+    def train_rank(self, task: FullSizeTask, given: Given, place: Place, meeting: Any) -> FullSizeOutcome:
         """Train a full-size trial as one of several ranks, each a trainer of its own.
 
         Args:

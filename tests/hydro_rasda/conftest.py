@@ -16,7 +16,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.training.forks import ONE_PROCESS
+from hydro_rasda.processes.forks import ONE_PROCESS
 from tests.hydro_rasda.models import mlp
 
 Pair = tuple[Tensor, Tensor]

@@ -13,7 +13,6 @@ def test_public_names() -> None:
     assert hydro_rasda.__all__ == [
         "AllTrialsFailed",
         "Backend",
-        "BubbleBackend",
         "Callback",
         "CheckpointSaved",
         "Cost",
@@ -44,7 +43,6 @@ def test_public_names() -> None:
         "TrialRecord",
         "TuneResult",
         "Worker",
-        "bubbles",
         "choice",
         "elastic",
         "grid_search",
@@ -86,7 +84,7 @@ def test_unknown_names() -> None:
         ("hydro_rasda.training.trainer", ["ray", "torch._dynamo"]),
         ("hydro_rasda.tuner", ["hydro_rasda.backends.ray", "torch._dynamo"]),
         ("hydro_rasda.backends.ray.scheduler", ["torch"]),
-        ("hydro_rasda.run.reading", ["torch", "ray", "numpy", "pandas"]),
+        ("hydro_rasda.results.reading", ["torch", "ray", "numpy", "pandas"]),
         ("surrogate", ["torch.fx.experimental.symbolic_shapes"]),
     ],
 )

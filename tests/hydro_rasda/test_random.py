@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hydro_rasda import TuneResult, loguniform, tune
-from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
+from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.data import make_batches
 from hydro_rasda.problem import Problem
-from hydro_rasda.training.full_size import train_target
+from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.fused import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
@@ -80,8 +80,8 @@ def flat(history: Any) -> list[float]:
 
 
 def at_full_size(problem: Problem, number: int) -> list[float]:
-    outcome = train_target(
-        problem, TRIALS[number], TargetTask("a task", number, Span(0, EPOCHS), None, problem.settings.seed), None
+    outcome = train_full_size_trial(
+        problem, TRIALS[number], FullSizeTask("a task", number, Span(0, EPOCHS), None, problem.settings.seed), None
     )
     assert outcome.error is None
     return flat(outcome.history)

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 import torch
 
-from hydro_rasda.backends.doubling import DoublingPool
+from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.backends.ray.bulletin import Bulletin, Reporter
 from hydro_rasda.backends.ray.ranks import actor_options

@@ -11,7 +11,7 @@ from typing import Any
 from ray.tune.experiment import Trial
 
 from hydro_rasda.schedulers import RASDA, Growth
-from hydro_rasda.training.measured import EPOCH_SECONDS, NOISE_SCALE, SCALING_EFFICIENCY, noise_in_workers
+from hydro_rasda.training.report_keys import EPOCH_SECONDS, NOISE_SCALE, SCALING_EFFICIENCY, noise_in_workers
 
 
 class Grants:

@@ -17,14 +17,14 @@ from ray.tune.result import DEFAULT_METRIC
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict
 
-from hydro_rasda.backends.ray.fellows import Fellows
+from hydro_rasda.backends.ray.cohort import Cohort
 from hydro_rasda.backends.ray.grants import Grants
-from hydro_rasda.backends.ray.journal import FILE_NAME, Journal, JournalEntry
 from hydro_rasda.backends.ray.node_requests import NodeRequests
-from hydro_rasda.backends.ray.queue import WaitingQueue
+from hydro_rasda.backends.ray.report_journal import FILE_NAME, Journal, JournalEntry
+from hydro_rasda.backends.ray.rung_history import RungHistory
 from hydro_rasda.backends.ray.sizes import Sizes
 from hydro_rasda.backends.ray.staging import ControllerStage, store_results
-from hydro_rasda.backends.ray.standings import Standings
+from hydro_rasda.backends.ray.worker_queue import WaitingQueue
 from hydro_rasda.checks import check_int, check_mode, check_text, is_number, require
 from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
@@ -70,7 +70,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         time_attr: What counts iterations in a report; a whole number that grows. "a/b" is b in a nested a.
         patience: Starts out of turn before the longest waiting trial comes first.
         wait: How long a trial waits at a milestone for those that began with it, at most, over the time that it took to
-            come there; see `hydro_rasda.schedulers.Gathering`. Those that are there are then decided at once.
+            come there; see `hydro_rasda.schedulers.MilestoneBarrier`. Those that are there are then decided at once.
         grow: With how many workers a survivor goes on: "due", or "efficient", see
             `hydro_rasda.schedulers.growth.efficient`. Efficiency is what trials report as "scaling_efficiency", or else
             comes of their "epoch_seconds", or of Ray's time of an iteration; the noise scale is what they report as
@@ -147,10 +147,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._sizes = Sizes(self._worker)
         self._nodes = NodeRequests(self._worker, self._autoscale_wait_s)
         self._experiment: str | None = None
-        self._standings = Standings()
+        self._rung_history = RungHistory()
         self._rung_now: dict[str, int] = {}
         self._queue = WaitingQueue(self._kind)
-        self._fellows = Fellows(self._rule.wait)
+        self._fellows = Cohort(self._rule.wait)
         self._grants = Grants(self._rule)
 
     @property
@@ -181,7 +181,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             if self._experiment is not None:  # one after another, with one scheduler object
                 self._begin_anew()
             self._begin(tune_controller, trial)
-        self._standings.know(trial.trial_id)
+        self._rung_history.know(trial.trial_id)
         if trial.is_finished():
             return
         # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
@@ -225,12 +225,12 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         """Keeps the last score of a trial, by which later ones are measured."""
         self._leave(trial)
         known = self._time_attr in result and self._metric in result
-        if not known or self._standings.stopped_at(trial.trial_id) is not None:
+        if not known or self._rung_history.stopped_at(trial.trial_id) is not None:
             return
-        rungs, t = self._standings.rungs, result[self._time_attr]
+        rungs, t = self._rung_history.rungs, result[self._time_attr]
         milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
         if milestone is not None:
-            self._standings.rungs = rungs.recorded(milestone, trial.trial_id, float(result[self._metric]))
+            self._rung_history.rungs = rungs.recorded(milestone, trial.trial_id, float(result[self._metric]))
             self._record(trial, result, milestone, Decision.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
@@ -272,7 +272,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def debug_string(self) -> str:
         """One line for Ray's progress table."""
-        rungs = ", ".join(f"{m}: {len(rung)} trials" for m, rung in sorted(self._standings.rungs.rungs.items()))
+        rungs = ", ".join(f"{m}: {len(rung)} trials" for m, rung in sorted(self._rung_history.rungs.rungs.items()))
         return f"Using RASDA: workers {self._rule.workers}, milestones reached by {rungs or 'none'}"
 
     def _begin(self, controller: Any, trial: Trial) -> None:
@@ -291,26 +291,26 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stage = ControllerStage(controller)
         stage.check_reuse(trial)
         stage.lose_no_worker()
-        self._standings.open(Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path))
+        self._rung_history.open(Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path))
 
     def _decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
-        stopped_at = self._standings.stopped_at(trial.trial_id)
+        stopped_at = self._rung_history.stopped_at(trial.trial_id)
         if stopped_at is not None and t >= stopped_at:
             return Decision.STOP, None
-        rungs = self._standings.rungs
+        rungs = self._rung_history.rungs
         milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
         if t >= self._rule.max_t:
             if milestone is not None:
-                self._standings.rungs = rungs.recorded(milestone, trial.trial_id, score)
-            self._standings.stop(trial.trial_id, self._rule.max_t)
+                self._rung_history.rungs = rungs.recorded(milestone, trial.trial_id, score)
+            self._rung_history.stop(trial.trial_id, self._rule.max_t)
             return Decision.STOP, milestone
-        self._standings.rungs, verdict = self._rule.report(rungs, trial.trial_id, t, score)
+        self._rung_history.rungs, verdict = self._rule.report(rungs, trial.trial_id, t, score)
         return verdict.decision, milestone
 
     def _gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
         """Has a trial wait at its milestone, unless it is decided at once; what was decided, and where."""
         t, score = result[self._time_attr], float(result[self._metric])
-        milestone = self._rule.halving.open_rung(self._standings.rungs, trial.trial_id, t)
+        milestone = self._rule.halving.open_rung(self._rung_history.rungs, trial.trial_id, t)
         assert milestone is not None
         if not self._sizes.can_pause(trial, result, t):
             return self._carry_out(milestone, {trial.trial_id: score}, [trial])[trial.trial_id], milestone
@@ -329,13 +329,13 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
             decided |= self._carry_out(milestone, scores, [entry.trial for entry in undecided.values()])
             for name, entry in undecided.items():
                 if entry.trial is not reporting:
-                    self._standings.append(replace(entry.report, milestone=milestone, decision=decided[name].value))
+                    self._rung_history.append(replace(entry.report, milestone=milestone, decision=decided[name].value))
                     self._release(entry.trial, milestone, decided[name])
         return decided
 
     def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
         """Decides trials at a milestone, and with how many workers the survivors go on."""
-        self._standings.rungs, verdicts = self._rule.decide(self._standings.rungs, milestone, scores)
+        self._rung_history.rungs, verdicts = self._rule.decide(self._rung_history.rungs, milestone, scores)
         self._grant([t for t in trials if verdicts[t.trial_id].decision is Decision.CONTINUE], trials, milestone)
         return {name: verdict.decision for name, verdict in verdicts.items()}
 
@@ -344,7 +344,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if decision is Decision.CONTINUE:
             self._queue.join(trial)
         else:
-            self._standings.stop(trial.trial_id, milestone)
+            self._rung_history.stop(trial.trial_id, milestone)
             self._fellows.stop(trial)
 
     def _grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
@@ -383,10 +383,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _waits_still(self, trial: Trial) -> bool:
         """Whether a restored trial had come to a milestone and was not decided there; it then is, as soon as may be."""
-        report, t = self._standings.take_undecided(trial.trial_id), self._restart_t(trial)
+        report, t = self._rung_history.take_undecided(trial.trial_id), self._restart_t(trial)
         if report is None or report.t != t or report.score is None:
             return False
-        milestone = self._rule.halving.open_rung(self._standings.rungs, trial.trial_id, t)
+        milestone = self._rule.halving.open_rung(self._rung_history.rungs, trial.trial_id, t)
         if milestone is None:
             return False
         self._fellows.come(trial, milestone, report.score, report)
@@ -401,7 +401,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         self._fellows.leave(trial)
 
     def _record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
-        self._standings.append(self._entry(trial, result, milestone, decision))
+        self._rung_history.append(self._entry(trial, result, milestone, decision))
 
     def _entry(
         self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision

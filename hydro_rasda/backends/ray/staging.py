@@ -16,9 +16,9 @@ from ray.tune import Trainable
 from ray.tune.experiment import Trial
 from ray.tune.result import EXPR_RESULT_FILE
 
-from hydro_rasda.backends.ray.groups import SettledGroups
-from hydro_rasda.backends.ray.queue import WaitingQueue
+from hydro_rasda.backends.ray.placement_groups import SettledGroups
 from hydro_rasda.backends.ray.sizes import Sizes
+from hydro_rasda.backends.ray.worker_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
 

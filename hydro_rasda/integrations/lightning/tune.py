@@ -11,7 +11,6 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_is, require
-from hydro_rasda.hidden import shown
 from hydro_rasda.integrations.lightning.modules import (
     PRECISIONS,
     eval_loader,
@@ -25,6 +24,7 @@ from hydro_rasda.integrations.lightning.optimizers import Unfollowed
 from hydro_rasda.integrations.narrow import width_or_full
 from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.problem import WidthForm, call_model_fn, check_width_argument, width_form
+from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
 

@@ -14,7 +14,6 @@ from transformers import EvalPrediction, PretrainedConfig, TrainingArguments
 
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_is, require
-from hydro_rasda.hidden import shown
 from hydro_rasda.integrations.loaders import Collator
 from hydro_rasda.integrations.narrow import width_or_full
 from hydro_rasda.integrations.transformers.arguments import (
@@ -30,6 +29,7 @@ from hydro_rasda.integrations.transformers.models import model_function
 from hydro_rasda.integrations.transformers.objective import trainer_objective
 from hydro_rasda.integrations.transformers.result import TrainerResult, make_trainer_result
 from hydro_rasda.integrations.transformers.space import own_names, to_space
+from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
 

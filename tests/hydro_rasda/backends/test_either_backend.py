@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from hydro_rasda import Event, LocalBackend, RASDAConfig, RayBackend, TuneResult
-from hydro_rasda.contracts import Backend, Span, TargetOutcome, TargetTask
+from hydro_rasda.contracts import Backend, FullSizeOutcome, FullSizeTask, Span
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.full_size_stage import targets_over
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.run.targets import targets_over
 from hydro_rasda.simulator import read_past_run
-from hydro_rasda.stages.race import train_targets
-from hydro_rasda.training.full_size import train_target
+from hydro_rasda.stages.race import train_finalists
+from hydro_rasda.training.full_size import train_full_size_trial
 from tests.hydro_rasda.backends import finalists
 from tests.hydro_rasda.conftest import SPACE
 
@@ -142,7 +142,7 @@ class Interrupted:
     def __init__(self, devices: Any, tasks: int) -> None:
         self._devices, self._left = devices, tasks
 
-    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
         for task in tasks:
             if not self._left:
                 return
@@ -155,10 +155,10 @@ def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backe
     """Each trial's epochs stand in the journal once, and are those of an unbroken training, weights included."""
     first, second = backends
     with first.open(run := open_run()) as devices:
-        train_targets(run, NUMBERS, Interrupted(devices, tasks=5))  # all to 1, one of them to 2
+        train_finalists(run, NUMBERS, Interrupted(devices, tasks=5))  # all to 1, one of them to 2
     assert sorted(run.epochs("target", number) for number in NUMBERS) == [1, 1, 1, 2]
     with second.open(run := open_run()) as devices:
-        train_targets(run, NUMBERS, devices)
+        train_finalists(run, NUMBERS, devices)
     assert targets_over(run, NUMBERS)
     assert sorted(run.epochs("target", number) for number in NUMBERS) == [
         2,
@@ -167,8 +167,8 @@ def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backe
         MAX_T,
     ]  # after one epoch, none differs from chance
     for number in NUMBERS:
-        task = TargetTask("", number, Span(0, run.epochs("target", number)), None, run.settings.seed)
-        alone = train_target(run.problem, run.trials[number], task, None)
+        task = FullSizeTask("", number, Span(0, run.epochs("target", number)), None, run.settings.seed)
+        alone = train_full_size_trial(run.problem, run.trials[number], task, None)
         history = [(epoch, metrics["val_loss"]) for epoch, metrics in alone.history]
         assert [(line["epoch"], line["val_loss"]) for line in run.metrics["target", number]] == history
         assert alone.state is not None

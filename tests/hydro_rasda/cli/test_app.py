@@ -16,7 +16,7 @@ from hydro_rasda import Event, RunEnded
 from hydro_rasda.cli import main
 from hydro_rasda.run.store import Store, read_asked
 from tests.hydro_rasda.cli.conftest import search
-from tests.hydro_rasda.run.test_load import contents
+from tests.hydro_rasda.results.test_load import contents
 
 LOOKS = ["show {}", "show {} --json", "trials {} --csv", "best {}", "compare {} {}", "runs {}", "clean {} --json"]
 """All commands that only look, `watch` aside, which has tests of its own."""

@@ -13,9 +13,9 @@ import pytest
 from hydro_rasda import Event, RunEnded, load
 from hydro_rasda.cli import main, watch
 from hydro_rasda.cli.watch import Clock, watch_run
-from hydro_rasda.run.report import make_console
+from hydro_rasda.console import make_console
 from tests.hydro_rasda.cli.conftest import search
-from tests.hydro_rasda.run.test_load import contents
+from tests.hydro_rasda.results.test_load import contents
 
 
 class Growing:

@@ -19,9 +19,9 @@ from hydro_rasda.cli import main
 from hydro_rasda.page import write_page
 from hydro_rasda.page.call import call_of, domain_of
 from hydro_rasda.page.write import page, sections
-from hydro_rasda.run.reading import read_record
-from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import as_html
+from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import as_html
 from hydro_rasda.run.store import read_asked
 from tests.hydro_rasda.journals import SCRIPT, SPACE
 

@@ -28,10 +28,10 @@ from hydro_rasda import (
 )
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.full_size_stage import record_done
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.run.targets import record_done
 from tests.hydro_rasda.models import stumbles_in_some
 
 Quick = Callable[..., TuneResult]

@@ -15,8 +15,8 @@ from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, History, Wi
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
+from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.journal import Unit
-from hydro_rasda.run.result import AllTrialsFailed
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.stages.sweep import sweep

@@ -18,7 +18,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.result import AllTrialsFailed
+from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.stages.sweep import sweep

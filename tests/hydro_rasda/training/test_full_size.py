@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from hydro_rasda.config import Mode
-from hydro_rasda.contracts import History, Span, TargetOutcome, TargetTask
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History, Span
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import rank
-from hydro_rasda.training.full_size import train_target
+from hydro_rasda.training.distributed import Place, train_target_on_ranks
+from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.places import Place, train_target_on_ranks
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config
 
@@ -26,9 +26,9 @@ Pair = tuple[Tensor, Tensor]
 CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "schedule": "cosine", "grad_clip": 1.0}
 
 
-def trained(problem: Problem, trial: Trial, span: Span, state: Any = None, **told: Any) -> TargetOutcome:
-    task = TargetTask("a task", trial.number, span, None, problem.settings.seed)
-    return train_target(problem, trial, task, state, **told)
+def trained(problem: Problem, trial: Trial, span: Span, state: Any = None, **told: Any) -> FullSizeOutcome:
+    task = FullSizeTask("a task", trial.number, span, None, problem.settings.seed)
+    return train_full_size_trial(problem, trial, task, state, **told)
 
 
 def history_of(problem: Problem, config: Config, span: Span, **told: Any) -> History:
@@ -115,7 +115,7 @@ def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> No
     again = trained(patient, trial, Span(last, 6), outcome.state)
     assert (again.ended, again.history) == (True, [])
     place = Place(ALONE, 1.0, "gloo")
-    task = TargetTask("key", 5, Span(0, 6), None, patient.settings.seed)
+    task = FullSizeTask("key", 5, Span(0, 6), None, patient.settings.seed)
     of_ranks = train_target_on_ranks(patient, trial, task, None, place, lambda: None, lambda: False, lambda *_: None)
     assert (of_ranks.ended, [metrics["val_loss"] for _, metrics in of_ranks.history]) == (True, scores[:last])
 
@@ -162,9 +162,9 @@ def test_a_batch_in_parts_teaches_what_the_whole_one_does(problem: Problem, batc
 
 
 def test_another_seed_is_another_training(problem: Problem) -> None:
-    trial, task = Trial(0, CONFIG), TargetTask("a task", 0, Span(0, 1), None, problem.settings.seed)
-    first, again = (train_target(problem, trial, task, None).history for _ in range(2))
-    other = train_target(problem, trial, replace(task, seed=problem.settings.seed + 1), None).history
+    trial, task = Trial(0, CONFIG), FullSizeTask("a task", 0, Span(0, 1), None, problem.settings.seed)
+    first, again = (train_full_size_trial(problem, trial, task, None).history for _ in range(2))
+    other = train_full_size_trial(problem, trial, replace(task, seed=problem.settings.seed + 1), None).history
     assert first == again != other
 
 

@@ -16,9 +16,9 @@ from fusion.tensors import duplicate, is_batched
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import OptimizerSettings, as_objective
-from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.store import Store
+from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.training import fused
 from hydro_rasda.training.fused import FusedLearner, train_group
 from hydro_rasda.training.parameters import multipliers

@@ -22,7 +22,7 @@ from hydro_rasda.backends.ray.devices import worker_resources
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import Config, mlp
-from tests.hydro_rasda.training.test_own_loop import train
+from tests.hydro_rasda.training.test_user_loop import train
 
 Quick = Callable[..., TuneResult]
 

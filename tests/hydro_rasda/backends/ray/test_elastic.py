@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.result_grid import ResultGrid
 
 from hydro_rasda import JournalEntry, RASDAScheduler, elastic, read_journal
-from hydro_rasda.training.pace import Pace
+from hydro_rasda.processes.hang_detector import HangDetector
 from tests.hydro_rasda.backends.ray import trainables
 from tests.hydro_rasda.backends.ray.trainables import linear
 
@@ -120,7 +120,7 @@ def test_the_message_names_trial_rank_and_host(trials: ResultGrid, fault: str, w
 def test_a_rank_that_nobody_waits_for_is_ended_where_it_hangs(
     ray8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "TIMES", 10)  # before it is pickled for the trial
+    monkeypatch.setattr(HangDetector, "TIMES", 10)  # before it is pickled for the trial
     tuner = tune.Tuner(
         elastic(trainables.counting, timeout_s=2, checkpoint_every=1),
         param_space={"fault": "hangs", "folder": str(tmp_path)},

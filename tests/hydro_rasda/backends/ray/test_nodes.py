@@ -17,7 +17,7 @@ from hydro_rasda.backends.ray.slots import Slots
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import EpochEnded, MessageSaid
-from hydro_rasda.stages.race import train_targets
+from hydro_rasda.stages.race import train_finalists
 from tests.hydro_rasda.backends import finalists
 
 
@@ -100,7 +100,7 @@ def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
     try:
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         with run.store, RayBackend(resources_per_worker={"CPU": 1}).open(run) as devices:
-            train_targets(run, [0], devices)
+            train_finalists(run, [0], devices)
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.scale_rows import StandInController, stand_in_trial
 from hydro_rasda import RASDAScheduler
-from hydro_rasda.backends.ray import journal, scheduler, standings
+from hydro_rasda.backends.ray import report_journal, rung_history, scheduler
 from hydro_rasda.schedulers import Held, Placement, Queue, place
 
 
@@ -64,19 +64,19 @@ def test_a_journal_is_parsed_and_replayed_once(tmp_path: Path, monkeypatch: pyte
 
     def replay(*arguments: Any) -> Any:
         replayed.append(arguments)
-        return journal.replay(*arguments)
+        return report_journal.replay(*arguments)
 
-    monkeypatch.setattr(journal, "json", type("Counted", (), {"loads": loads, "dumps": json.dumps}))
-    monkeypatch.setattr(standings, "replay", replay)
+    monkeypatch.setattr(report_journal, "json", type("Counted", (), {"loads": loads, "dumps": json.dumps}))
+    monkeypatch.setattr(rung_history, "replay", replay)
     rule, again = search(80, tmp_path)
     for trial in first.trials:
         trial.status = "PENDING"
         rule.on_trial_add(again, trial)
     assert len(parsed) == lines
-    assert sum(map(len, rule._standings.rungs.rungs.values())) > 40
+    assert sum(map(len, rule._rung_history.rungs.rungs.values())) > 40
     assert len(replayed) == 1
     # Trials that no earlier process knew change nothing of that.
     for number in range(40, 80):
         rule.on_trial_add(again, stand_in_trial(number, str(tmp_path)))
-        assert rule._standings.rungs
+        assert rule._rung_history.rungs
     assert (len(parsed), len(replayed)) == (lines, 1)
