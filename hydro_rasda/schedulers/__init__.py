@@ -9,6 +9,8 @@ from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decis
 from hydro_rasda.schedulers.bracket import Bracket
 from hydro_rasda.schedulers.growth import Growth, Resize, efficient, parallel_efficiency
 from hydro_rasda.schedulers.halving import SuccessiveHalving
+from hydro_rasda.schedulers.hyperband import Hyperband
+from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestone_barrier import MilestoneBarrier
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
 from hydro_rasda.schedulers.packing import (
@@ -42,8 +44,10 @@ __all__ = [
     "GoOn",
     "Growth",
     "Held",
+    "Hyperband",
     "Interference",
     "Job",
+    "MedianStopping",
     "MilestoneBarrier",
     "Mode",
     "Move",
