@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fusion.streams import preserved_generators, seed_generators
+from hydro_rasda.branches import chosen, indexed, reachable, restricted
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
 from hydro_rasda.domains import plain, to_ray
@@ -92,7 +93,7 @@ def check_first(first: object, space: Mapping[str, Any]) -> None:
     assert isinstance(first, list | tuple)
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"first[{i}]", config, "a configuration: a dict")
-        unknown = sorted(set(map(str, config)) - space.keys())
+        unknown = sorted(set(map(str, config)) - reachable(space).keys())
         require(not unknown, f"first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
         for name, value in config.items():
             check_value(f"first[{i}][{name!r}]", value)
@@ -100,7 +101,7 @@ def check_first(first: object, space: Mapping[str, Any]) -> None:
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
     """A configuration with these values, and the others sampled, of a grid its first point."""
-    (completed, *_) = sample({**space, **copy.deepcopy(dict(config))}, 1, seed)
+    (completed, *_) = sample(restricted(space, config), 1, seed)
     return completed
 
 
@@ -125,7 +126,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mod
         ValueError: where it cannot search this space.
     """
     try:
-        searcher.set_search_properties(metric, mode, to_ray(space))
+        searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
 
@@ -173,7 +174,7 @@ class SearcherSearch:
         suggestion = self._searcher.suggest(_id(number))
         if suggestion is None or suggestion == self._searcher.FINISHED:
             return None
-        config: Config = plain(_merged(self._space, suggestion))
+        config: Config = plain(chosen(self._space, _merged(indexed(self._space), suggestion)))
         check_config(config, self._strategy)
         return config
 

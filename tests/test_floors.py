@@ -18,6 +18,7 @@ FLOORS = (
     {
         *(
             "batch_checks",
+            "branches",
             "config_access",
             "data",
             "domains",

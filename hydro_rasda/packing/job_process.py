@@ -21,7 +21,7 @@ from hydro_rasda.run.files import open_to_write
 from hydro_rasda.run.portable import pickle_config_modules
 
 _HERE = Path(__file__).parent
-_CHILD, _CALL = _HERE / "child.py", _HERE / "call.py"
+_CHILD, _CALL = _HERE / "run_job.py", _HERE / "call_function.py"
 
 SETTLED_S = 20.0
 """After so long, what a job takes so far tells of its kind: data are loaded, and steps of training alike."""

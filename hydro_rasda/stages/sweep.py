@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fusion.keys import check
+from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
@@ -80,7 +81,8 @@ class _Sweep:
         self._state.left = settings.num_samples
         self._dispatcher = Dispatcher(run, devices)
         self._candidates: deque[Trial] = deque()
-        self._unread: list[Unread] = []
+        self._unread: Unread = {}
+        self._read: set[str] = set()
         self._children = usable_children(run.problem)
         self._done = 0
         self._first_rung_is_over = False
@@ -145,11 +147,15 @@ class _Sweep:
             if unseen[0].number not in seen:
                 raise DamagedJournal(f"the unit {key!r} of {run.store.path / JOURNAL} tells of no trial: begin anew")
             unseen = [trial for trial in unseen if trial.number not in seen]
-            self._unread += [line.get("unread", {}) for line in unit.lines if line["event"] == "trial"]
+            for line in unit.lines:
+                if line["event"] == "trial":
+                    unread = line.get("unread", {})
+                    self._unread |= unread
+                    self._read |= {*paths(run.trials[line["trial"]].config)} - unread.keys()
         # A training function of the user's own may read any key.
         told = run.problem.full_size is None and not derived(run.space)
         if len(run.trials) >= run.settings.num_samples and told:
-            warn_of_unread(self._unread)
+            warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 
     def _decide(self) -> bool:
         """Have the rule decide, or the journal where it was decided before; whether any trial goes on or is dropped."""

@@ -43,14 +43,13 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     return {path: _closest(path, known) for path in left}
 
 
-def warn_of_unread(found: Iterable[Unread]) -> None:
-    """Warn of what was unread in every trial.
+def warn_of_unread(unread: Unread) -> None:
+    """Warn of keys that no trial's model or objective read.
 
     Warns:
         UserWarning: where there is such a key.
     """
-    first, *others = found
-    names = [_told(key, meant) for key, meant in first.items() if all(key in other for other in others)]
+    names = [_told(key, meant) for key, meant in unread.items()]
     if names:
         warnings.warn(
             f"neither `model_fn` nor the library reads {', '.join(names)}: what `space` says there changes nothing, "

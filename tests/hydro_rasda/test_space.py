@@ -30,7 +30,7 @@ EVERY_DOMAIN: dict[str, Any] = {
     "constant": 7,
     "nested": {"inner": uniform(0.0, 1.0), "constant": "c"},
     "listed": [uniform(2.0, 3.0), randint(0, 9)],
-    "conditional": choice([{"kind": "x", "value": uniform(4.0, 5.0)}]),
+    "mapped": [choice([{"kind": "x", "value": uniform(4.0, 5.0)}])],
     "derived": sample_from(lambda config: 2 * config["lr"]),
 }
 
@@ -50,7 +50,7 @@ def test_every_domain_is_sampled_within_its_bounds() -> None:
         assert 0 <= config["nested"]["inner"] < 1
         assert config["nested"]["constant"] == "c"
         assert 2 <= config["listed"][0] < 3
-        assert 4 <= config["conditional"]["value"] < 5
+        assert 4 <= config["mapped"][0]["value"] < 5
         assert config["derived"] == 2 * config["lr"]
     assert {config["randint"] for config in configs} == {2, 3, 4}
     # Log-uniform over four decades: a half lies below the geometric mean, 0.01.

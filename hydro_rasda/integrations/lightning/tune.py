@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from fusion.streams import preserved_generators
+from hydro_rasda.branches import reachable, with_defaults
 from hydro_rasda.checks import check_is, require
 from hydro_rasda.integrations.lightning.modules import (
     PRECISIONS,
@@ -98,7 +99,7 @@ def tune_module(
     refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
     refused += unfollowed_loader("val_dataloaders", val_dataloaders)
     refused += unfollowed_by(trainer)
-    made = {**_constants(trainer, train_dataloaders), **space}
+    made = with_defaults(space, _constants(trainer, train_dataloaders))
     with preserved_generators():
         config = sample(made, 1, 0)[0]
         form = width_form(module_fn)
@@ -129,7 +130,8 @@ def tune_module(
         max_t=trainer.max_epochs or 1,
         **{**chosen, **options},
     )
-    return LightningResult(**vars(tuned), config={name: tuned.best_config[name] for name in space})
+    own = reachable(space)
+    return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:
