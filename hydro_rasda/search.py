@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fusion.streams import preserved_generators, seed_generators
-from hydro_rasda.branches import chosen, indexed, reachable, restricted
 from fusion.warn import warn
+from hydro_rasda.branches import chosen, indexed, reachable, restricted
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
 from hydro_rasda.domains import plain, to_ray
