@@ -48,7 +48,8 @@ class Depthwise(nn.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = x + torch.relu(block(x))
-        return self.head(x.mean((2, 3)))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
 
 
 def depthwise(config: dict[str, Any], width_ratio: float) -> nn.Module:
