@@ -32,7 +32,7 @@ from hydro_rasda.contracts import Group, GroupTask, Span, Widths
 from hydro_rasda.data import Shard, make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.forks import ONE_PROCESS
+from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
 from hydro_rasda.stages.grouping import Waiting, next_groups

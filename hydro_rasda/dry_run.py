@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from fusion import optimizer
 from fusion.compare import check_copy
-from fusion.keys import OWN, lr_factors, optimizer_name
+from fusion.hyperparameters import OWN, lr_factors, optimizer_name
 from fusion.tensors import duplicate
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.keys import KEYS, check, is_group, read
+from fusion.hyperparameters import KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
@@ -100,7 +100,8 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
         strategy: As of `check_space`.
 
     Raises:
-        ValueError: where `lr` is missing, batches are to be taken in parts that cannot be, or see `fusion.keys.check`.
+        ValueError: where `lr` is missing, batches are to be taken in parts that cannot be, or see
+            `fusion.hyperparameters.check`.
     """
     require("lr" in config, "space", sorted(config), "a space with the key 'lr', the learning rate")
     try:

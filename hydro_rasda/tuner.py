@@ -118,7 +118,8 @@ def tune(
             `independent_weight_decay`, `beta1`, `beta2`, `alpha`, `rho`, `eps`, `batch_size`, `accumulate` (parts that
             a batch is learnt from one after another, for less memory), `grad_clip`, `schedule` (constant, cosine, step,
             exponential, linear, one_cycle, or a function of step and steps; see `fusion.lr_factor`) with `gamma`,
-            `step_size` and `warmup_epochs`, and on Ray `rescale_warmup_epochs`; `fusion.keys` says what each may be.
+            `step_size` and `warmup_epochs`, and on Ray `rescale_warmup_epochs`; `fusion.hyperparameters` says what each
+            may be.
             `lr.PREFIX` is the learning rate of a part of the model. All keys reach `model_fn`.
         train_data: Tensors `(inputs, target)`, a map-style Dataset, or a function `make_loader(batch_size)`. A batch of
             tensors is a tuple of as many, be it one. Data that cannot be pickled, as they hold an open file, are read

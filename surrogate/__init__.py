@@ -8,12 +8,12 @@ table 8.
 from surrogate.build import SurrogatePlan, make_surrogate, plan_surrogate
 from surrogate.checks import PlanMismatch
 from surrogate.coordinates import CoordinateCheck, coordinate_check
-from surrogate.hyperparameters import doubtful_hyperparameters
 from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
 from surrogate.ranking import RankComparison, compare_rankings
 from surrogate.shrink import shrink
 from surrogate.shrink_plan import ShrinkPlan, plan_shrink
 from surrogate.transfer import TransferCheck, plain_score_fn, transfer_check
+from surrogate.transferability import doubtful_hyperparameters
 
 __distribution__ = "hydro-rasda"  # which tells it from other packages of this name
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from fusion.bounded_cache import kept
 from fusion.members import member_indices
 from fusion.optim import native
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import torch_optimizer

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from fusion.checks import check_each, require
-from fusion.keys import lr_factors
+from fusion.hyperparameters import lr_factors
 from fusion.members import member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim.fused import FusedOptimizer
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.single import Multipliers
 
 PerMember = float | Sequence[float] | Tensor
@@ -30,8 +30,8 @@ def fused_optimizer(
 
     Args:
         configs: K configurations, with the keys of `Hyperparameters.from_config`; parts of a model may have learning
-            rates of their own, see `fusion.keys.lr_factors`. Members of one optimizer are best kept side by side: each
-            run of them is one update.
+            rates of their own, see `fusion.hyperparameters.lr_factors`. Members of one optimizer are best kept side by
+            side: each run of them is one update.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
 
     Raises:

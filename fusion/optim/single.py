@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion.checks import check_mapping, is_number, require
-from fusion.keys import KINDS, lr_factors
-from fusion.optim.hyper import Hyperparameters
+from fusion.hyperparameters import KINDS, lr_factors
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.structure import check_module
 
 Multipliers = Mapping[str, Mapping[str, float]]
@@ -28,7 +28,7 @@ def optimizer(
     Args:
         module: Its parameters are optimized, those that need gradients.
         config: See `Hyperparameters.from_config`; parts of the model may have learning rates of their own, see
-            `fusion.keys.lr_factors`.
+            `fusion.hyperparameters.lr_factors`.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
 
     Returns:

@@ -13,8 +13,9 @@ import torch
 
 from hydro_rasda.checks import check_number, require
 from hydro_rasda.contracts import Devices, EpochMetrics, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths
+from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.training.device import Device, Share, Work, can_be_shared
+from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.trial import Trial
 
 

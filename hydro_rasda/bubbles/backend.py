@@ -12,9 +12,9 @@ from hydro_rasda.backends.process_pool import PROBLEM, write_shared
 from hydro_rasda.bubbles.devices import BubbleDevices
 from hydro_rasda.checks import check_int, check_number, require
 from hydro_rasda.contracts import Devices
+from hydro_rasda.processes.child_count import can_be_shared
 from hydro_rasda.run.files import refuse_open_to_others
 from hydro_rasda.run.state import Run
-from hydro_rasda.training.device import can_be_shared
 
 
 class BubbleBackend:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fusion.keys import OPTIMIZERS, SCHEDULES, read
+from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.console import show
 from hydro_rasda.objective import Supervised, Written

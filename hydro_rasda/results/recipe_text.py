@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from fusion.keys import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
+from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
 from fusion.optim import Hyperparameters
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line

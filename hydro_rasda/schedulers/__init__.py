@@ -13,7 +13,8 @@ from hydro_rasda.schedulers.hyperband import Hyperband
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestone_barrier import MilestoneBarrier
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
-from hydro_rasda.schedulers.packing import (
+from hydro_rasda.schedulers.packing_interference import FastestTogether, Interference
+from hydro_rasda.schedulers.packing_policy import (
     Job,
     Placed,
     Policy,
@@ -28,7 +29,6 @@ from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, pl
 from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain, race_milestones
 from hydro_rasda.schedulers.ranking import rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
-from hydro_rasda.schedulers.sharing import FastestTogether, Interference
 from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, Standing, SweepRule, SweepState
 
 __all__ = [

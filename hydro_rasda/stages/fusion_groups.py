@@ -11,7 +11,7 @@ from functools import partial
 from torch import nn
 
 from fusion import fusion_key
-from fusion.keys import read
+from fusion.hyperparameters import read
 from hydro_rasda.config_access import Notes, Reads, all_of, leaves
 from hydro_rasda.contracts import evenly
 from hydro_rasda.objective import reads_config, steering

@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from fusion.keys import check
+from fusion.hyperparameters import check
 from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
@@ -41,7 +42,6 @@ from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.transfer_check import check_transfer
 from hydro_rasda.stages.unused_keys import Unread, warn_of_unread
-from hydro_rasda.training.device import usable_children
 from hydro_rasda.trial import Trial
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fusion.keys import KEYS, is_group, is_read, own_arguments
+from fusion.hyperparameters import KEYS, is_group, is_read, own_arguments
 from fusion.warn import warn
 from hydro_rasda.config_access import Notes, paths
 from hydro_rasda.problem import Problem

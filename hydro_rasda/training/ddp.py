@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from fusion import keep_freed_memory
-from fusion.keys import read
+from fusion.hyperparameters import read
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem

@@ -19,13 +19,14 @@ from fusion import keep_freed_memory
 from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.forks import Crowd, Died, Notify, can_be_pickled, imap_forked, most_children
+from hydro_rasda.processes.child_count import usable_children
+from hydro_rasda.processes.forks import Crowd, Died, Notify, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.processes.memory_profile import Peaks, kind_of_group, kind_of_target
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.processes.retry_policy import Deaths, ended, failure, parted
 from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.events import Stage
-from hydro_rasda.schedulers.packing import Job, Room, beside
+from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.fused import Load, joined, train_group
 from hydro_rasda.training.planning import machine, planned_widths
@@ -250,22 +251,3 @@ _Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
 
 def _alone(forked: _Forked, task: Any) -> Any:
     return next(outcome for _, outcome in forked([task]))
-
-
-def usable_children(problem: Problem) -> int:
-    """How many processes are forked to train a problem's models at the same time; 0 where this one trains.
-
-    As many as its device allows, if they can share its data.
-
-    An open file has one position for all forked processes, so that what two of them read is right for neither. What
-    holds a file or a connection is recognised by that it cannot be pickled.
-    """
-    most = most_children(problem.device)
-    return most if most and can_be_shared(problem) else 0
-
-
-def can_be_shared(problem: Problem) -> bool:
-    """Whether several processes can train a problem's models: see `usable_children`."""
-    return can_be_pickled(
-        (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.full_size, problem.metrics)
-    )

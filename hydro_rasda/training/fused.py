@@ -24,7 +24,7 @@ from fusion import (
     lr_factor,
 )
 from fusion.backoff import back_off, is_out_of_memory
-from fusion.keys import read
+from fusion.hyperparameters import read
 from fusion.streams import seed_generators
 from fusion.warn import warn
 from fusion.width.microbatch import backward, can_be_split, split

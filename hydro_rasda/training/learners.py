@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fusion import GraphedStep, LossScale, lr_factor, optimizer
-from fusion.keys import VECTORIZED, optimizer_name, read
+from fusion.hyperparameters import VECTORIZED, optimizer_name, read
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fusion import OPTIMIZERS
-from fusion.keys import KINDS, OWN, optimizer_name
+from fusion.hyperparameters import KINDS, OWN, optimizer_name
 from fusion.optim import Hyperparameters
 from hydro_rasda.checks import require
 from hydro_rasda.objective import Objective, OptimizerSettings

@@ -22,7 +22,7 @@ import torch
 
 import fusion
 from fusion import OPTIMIZERS, FusionWarning
-from fusion.keys import OWN, optimizer_name, read
+from fusion.hyperparameters import OWN, optimizer_name, read
 from fusion.warn import warn
 from fusion.width.plan import best_width
 from fusion.width.probe import usable_memory
@@ -31,12 +31,12 @@ from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.forks import Died, map_forked
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.processes.memory_profile import Peaks, kind_of_group
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.milestones import sweep_milestones
-from hydro_rasda.schedulers.packing import MARGIN
+from hydro_rasda.schedulers.packing_policy import MARGIN
 from hydro_rasda.training import surrogate_probe
 from hydro_rasda.training.recorded_steps import records
 from hydro_rasda.training.surrogate_probe import measure_compiled, measure_widths

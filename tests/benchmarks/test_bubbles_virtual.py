@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bubbles_virtual import DAY, Pipeline, harvest
-from hydro_rasda.schedulers.bubbles import CONTROL
+from hydro_rasda.schedulers.bubble_policy import CONTROL
 
 
 @pytest.mark.parametrize("p", [1, 2, 4, 7])

@@ -16,7 +16,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.forks import ONE_PROCESS
+from hydro_rasda.processes.child_count import ONE_PROCESS
 from tests.hydro_rasda.models import mlp
 
 Pair = tuple[Tensor, Tensor]
@@ -67,18 +67,18 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many models have been followed on symbolic sizes, in this process and those forked from it."""
-    from surrogate import tracing  # takes as long to import as torch itself
+    from surrogate import size_constraints  # takes as long to import as torch itself
 
     file = tmp_path / "traces"
     file.touch()
-    trace_sizes = tracing.trace_sizes
+    trace_sizes = size_constraints.trace_sizes
 
-    def noting(module: nn.Module, example_input: Any) -> tracing.SizeTrace:
+    def noting(module: nn.Module, example_input: Any) -> size_constraints.SizeTrace:
         with file.open("a") as opened:
             opened.write("x")
         return trace_sizes(module, example_input)
 
-    monkeypatch.setattr(tracing, "trace_sizes", noting)
+    monkeypatch.setattr(size_constraints, "trace_sizes", noting)
     return lambda: len(file.read_text())
 
 

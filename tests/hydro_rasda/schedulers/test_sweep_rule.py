@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fusion.keys import check
+from fusion.hyperparameters import check
 from hydro_rasda.schedulers import Drop, GoOn, Mode, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,

@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion.keys import KEYS, KINDS, optimizer_name, read
+from fusion.hyperparameters import KEYS, KINDS, optimizer_name, read
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.fingerprint import content, digest
-from hydro_rasda.schedulers.packing import GUESS
+from hydro_rasda.schedulers.packing_policy import GUESS
 from hydro_rasda.trial import Trial
 
 Bytes = dict[int, float]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from hydro_rasda.packing.tasks import Estimate, Task
 from hydro_rasda.schedulers import Interference, Job
-from hydro_rasda.schedulers.packing import GUESS, MARGIN
+from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
 
 _FIELDS = ("memory", "share", "seconds")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from hydro_rasda.checks import require
-from hydro_rasda.schedulers.packing import SLACK, Job, Placed, Room, longest_first
+from hydro_rasda.schedulers.packing_policy import SLACK, Job, Placed, Room, longest_first
 
 LOOK = 8
 """So many of the jobs that take longest are compared: more would put off long ones, and end with these alone."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.memory_profile import Peaks, kind_of_group, kind_of_target
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.run.cache import cache_folder
-from hydro_rasda.schedulers.packing import GUESS
+from hydro_rasda.schedulers.packing_policy import GUESS
 from hydro_rasda.trial import Trial
 
 
