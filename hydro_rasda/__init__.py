@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         TrialFailed,
     )
     from hydro_rasda.run.store import RunExists
-    from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, SweepRule, SweepState
+    from hydro_rasda.schedulers.sweep_rule import Continue, Stop, SweepRule, SweepState
     from hydro_rasda.training.large_batch import RescaledLR, lr_factor
     from hydro_rasda.training.worker import Worker
     from hydro_rasda.tuner import tune
@@ -54,13 +54,12 @@ __all__ = [
     "Backend",
     "Callback",
     "CheckpointSaved",
+    "Continue",
     "Cost",
-    "Drop",
     "EpochEnded",
     "EpochsTrained",
     "Event",
     "FinalistsChosen",
-    "GoOn",
     "JournalEntry",
     "LocalBackend",
     "MessageSaid",
@@ -74,6 +73,7 @@ __all__ = [
     "RungDecided",
     "StageBegan",
     "StageEnded",
+    "Stop",
     "SweepRule",
     "SweepState",
     "TrialConfigured",
@@ -114,7 +114,7 @@ _HOMES = {
     "results.records": ["Cost", "TrialRecord"],
     "results.result": ["AllTrialsFailed", "TuneResult"],
     "run.store": ["RunExists"],
-    "schedulers.sweep_rule": ["Drop", "GoOn", "SweepRule", "SweepState"],
+    "schedulers.sweep_rule": ["Stop", "Continue", "SweepRule", "SweepState"],
     "training.large_batch": ["RescaledLR", "lr_factor"],
     "training.worker": ["Worker"],
     "tuner": ["tune"],

@@ -17,7 +17,7 @@ from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.run.store import SPEC, Store, read_asked
 from hydro_rasda.run.transfer_stage import recalled_transfer
-from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, move_of
+from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
 from hydro_rasda.secret_masking import described_secrets, hide
 from hydro_rasda.trial import Trial
 
@@ -118,8 +118,8 @@ def _take_in_sweep(run: Run) -> set[int]:
             before = dict(run.trials)
             for number, *plain in unit.value:
                 move = move_of(plain)
-                dropped = dropped | {number} if isinstance(move, Drop) else dropped - {number}
-                if isinstance(move, GoOn) and move.copy_of is not None:
+                dropped = dropped | {number} if isinstance(move, Stop) else dropped - {number}
+                if isinstance(move, Continue) and move.copy_of is not None:
                     run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
     return dropped
 

@@ -29,7 +29,7 @@ from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, pl
 from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain, race_milestones
 from hydro_rasda.schedulers.ranking import rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
-from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, Standing, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
 
 __all__ = [
     "RASDA",
@@ -37,11 +37,10 @@ __all__ = [
     "AshaState",
     "AsyncSuccessiveHalving",
     "Bracket",
+    "Continue",
     "Decision",
-    "Drop",
     "ExpectedEnd",
     "FastestTogether",
-    "GoOn",
     "Growth",
     "Held",
     "Hyperband",
@@ -59,6 +58,7 @@ __all__ = [
     "Resize",
     "Room",
     "Standing",
+    "Stop",
     "SuccessiveHalving",
     "SweepRule",
     "SweepState",

@@ -15,7 +15,7 @@ from hydro_rasda.config import Mode
 
 
 @dataclass(frozen=True)
-class GoOn:
+class Continue:
     """A trial trains on.
 
     A trial that was dropped can go on, too: it is brought back. Its checkpoint is gone by then, so it trains again from
@@ -35,11 +35,11 @@ class GoOn:
 
 
 @dataclass(frozen=True)
-class Drop:
+class Stop:
     """A trial trains no further, and its checkpoint is removed."""
 
 
-Move = GoOn | Drop
+Move = Continue | Stop
 
 
 @dataclass
@@ -189,12 +189,12 @@ class SweepRule(ABC):
     >>> class BetterHalf(SweepRule):
     ...     def decide(self, sweep):
     ...         if new := sweep.waiting_at(0):
-    ...             return {n: GoOn(to=1) for n in new}
+    ...             return {n: Continue(to=1) for n in new}
     ...         if sweep.training or len(sweep.waiting) <= sweep.top_k:
     ...             return {}  # wait for the others; where there are none, the sweep is over
     ...         kept = sweep.best(max(sweep.top_k, len(sweep.waiting) // 2))
     ...         later = {n: min(2 * trial.epoch, sweep.max_t) for n, trial in sweep.waiting.items()}
-    ...         return {n: GoOn(later[n]) if n in kept and later[n] > trial.epoch else Drop()
+    ...         return {n: Continue(later[n]) if n in kept and later[n] > trial.epoch else Stop()
     ...                 for n, trial in sweep.waiting.items()}
     """
 
@@ -255,9 +255,9 @@ def checked_moves(
         if standing is None:
             raise ValueError(f"{told} moves trial {number!r}, but must name one of trials 0 to {len(sweep.trials) - 1}")
         of = f"{told}: the move of trial {number}"
-        require(isinstance(move, (GoOn, Drop)), of, move, "a GoOn or a Drop")
+        require(isinstance(move, (Continue, Stop)), of, move, "a Continue or a Stop")
         require(standing.goal is None, of, move, f"left out while the trial is on its way to epoch {standing.goal}")
-        if isinstance(move, GoOn):
+        if isinstance(move, Continue):
             _check_going_on(of, move, standing, sweep, check)
         else:
             require(not standing.dropped, of, move, "left out, for the trial was dropped before")
@@ -265,7 +265,7 @@ def checked_moves(
 
 
 def _check_going_on(
-    of: str, move: GoOn, standing: Standing, sweep: SweepState, check: Callable[[Mapping[str, Any]], object]
+    of: str, move: Continue, standing: Standing, sweep: SweepState, check: Callable[[Mapping[str, Any]], object]
 ) -> None:
     later = type(move.to) is int and standing.epoch < move.to <= sweep.max_t
     rule = f"an epoch after {standing.epoch}, where the trial stands, and at most {sweep.max_t} (`max_t`)"
@@ -309,17 +309,17 @@ def checked_epochs(rule: SweepRule, count: float) -> int:
 def plain_move(move: Move) -> list[Any]:
     """A move as JSON values, of which `move_of` makes it again.
 
-    >>> plain_move(Drop()), plain_move(GoOn(9)), plain_move(GoOn(9, copy_of=2, changes={"lr": 0.1}))
+    >>> plain_move(Stop()), plain_move(Continue(9)), plain_move(Continue(9, copy_of=2, changes={"lr": 0.1}))
     ([None], [9], [9, 2, {'lr': 0.1}])
     """
-    if isinstance(move, Drop):
+    if isinstance(move, Stop):
         return [None]
     return [move.to] if move.copy_of is None else [move.to, move.copy_of, dict(move.changes)]
 
 
 def move_of(plain: Sequence[Any]) -> Move:
     """The move that `plain_move` made these values of."""
-    return Drop() if plain[0] is None else GoOn(*plain)
+    return Stop() if plain[0] is None else Continue(*plain)
 
 
 def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepState) -> list[int]:

@@ -24,7 +24,7 @@ from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import FINALISTS, Run, failure_line, metric_lines
-from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, rank
+from hydro_rasda.schedulers import Bracket, Continue, Move, Stop, SuccessiveHalving, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
@@ -199,11 +199,11 @@ class _Sweep:
     def _carry_out(self, moves: Mapping[int, Move], recalled: bool) -> None:
         state, run = self._state, self._run
         stood = sorted({state.trials[number].epoch for number in moves})
-        dropped = sorted(number for number, move in moves.items() if isinstance(move, Drop))
+        dropped = sorted(number for number, move in moves.items() if isinstance(move, Stop))
         for number in dropped:
             self._search.close(number, run.epochs("surrogate", number), state.trials[number].score)
             state.drop(number)
-        going_on = {number: move for number, move in moves.items() if isinstance(move, GoOn)}
+        going_on = {number: move for number, move in moves.items() if isinstance(move, Continue)}
         self._copy({number: move for number, move in going_on.items() if move.copy_of is not None}, recalled)
         run.forget(dropped)
         for number, move in going_on.items():
@@ -213,7 +213,7 @@ class _Sweep:
         for stop in stood:
             self._tell(stop, recalled)
 
-    def _copy(self, copies: Mapping[int, GoOn], recalled: bool) -> None:
+    def _copy(self, copies: Mapping[int, Continue], recalled: bool) -> None:
         """Have trials go on with other ones' weights and configurations, as these were before any of them copied."""
         run, dispatcher, trials = self._run, self._dispatcher, dict(self._run.trials)
         of = {number: move.copy_of for number, move in copies.items() if move.copy_of is not None}

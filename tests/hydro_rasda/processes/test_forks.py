@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+from hydro_rasda.contracts import evenly
 from hydro_rasda.processes import forks
 from hydro_rasda.processes.forks import (
     Died,
