@@ -311,7 +311,8 @@ class Devices(FullSizeTrainer, Protocol):
 class Backend(Protocol):
     """Where trials train; `tune(backend=...)` takes one. It is made without a run, and can be opened for several.
 
-    `hydro_rasda.testing` checks that an implementation keeps these promises.
+    `hydro_rasda.testing` checks that an implementation keeps these promises. It may also have attributes
+    `loader_workers` and `graph`, as `LocalBackend` has; without them, the defaults hold.
 
     Attributes:
         device: Where models are that the tuner itself builds: before any training, and of what was trained.

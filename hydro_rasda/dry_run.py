@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fusion import optimizer
 from fusion.compare import check_copy
 from fusion.hyperparameters import OWN, lr_factors, optimizer_name
+from fusion.optim import optimizer
 from fusion.tensors import duplicate
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
@@ -48,7 +48,7 @@ class DryRun:
         example_input: What the objective called it with: positional arguments, or a dict of keyword arguments, of a
             few examples; None where it never called the model itself.
         pretrained: Whether initial weights are the same from every seed. A narrow surrogate would keep a random part of
-            what was learnt, so none was tried. With `surrogate=1` this is not looked for, and it is False.
+            what was learnt, so none was tried. With `sweep.surrogate=1` this is not looked for, and it is False.
         objective_reads: Keys of the configuration that the objective read.
         whole_names: What `metrics` calls what it returns.
         shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
@@ -122,7 +122,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         raise misfit(str(error), error) from error
     if optimizer_name(trial.config) == OWN:
         _try_optimizer(trial, target)
-    pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
+    pretrained = problem.settings.sweep.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), duplicate(target)
     del other
@@ -217,8 +217,8 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
         if width_form(problem.model_fn):
             raise Misfit(error) from error
         raise misfit(
-            f"`surrogate` is {problem.settings.surrogate:g}, but the model cannot be made narrower by itself "
-            f"({error}); give `model_fn` an argument `width_ratio`, or set `surrogate=1`",
+            f"`sweep.surrogate` is {problem.settings.sweep.surrogate:g}, but the model cannot be made narrower by "
+            f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep.surrogate=1`",
             error,
         ) from error
 

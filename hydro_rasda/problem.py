@@ -124,13 +124,13 @@ class Problem:
             trial: The configuration.
             checked: Whether to run it on the example input, to see that its output has the target's shape.
         """
-        width = self.settings.surrogate
+        width = self.settings.sweep.surrogate
         if width == 1:
             return self.target(trial)
         return self._configured(self._narrow(trial, checked), trial)
 
     def _narrow(self, trial: Trial, checked: bool) -> nn.Module:
-        width = self.settings.surrogate
+        width = self.settings.sweep.surrogate
         if self._width_form is None:
             return self._shrunk(trial)
         config = dict(trial.config)
@@ -147,7 +147,7 @@ class Problem:
 
     def _planned(self, config: Mapping[str, Any]) -> SurrogatePlan | None:
         """What holds for all configurations in which what `model_fn` reads is equal; None where nothing is known."""
-        width = self.settings.surrogate
+        width = self.settings.sweep.surrogate
         if (known := self.plans.known_for(width, config)) is not None:
             return self.plans.by_reads[known]
         notes = Notes()
@@ -167,21 +167,21 @@ class Problem:
         structure = self._structure(target)
         plan = self.plans.by_structure.get(structure)
         if plan is None:
-            plan = plan_shrink(target, self.settings.surrogate, self.example_input)
+            plan = plan_shrink(target, self.settings.sweep.surrogate, self.example_input)
             # What cannot be looked into is like nothing else, not even itself: its plan would serve nobody.
             if self._structure(target) == structure:
                 self.plans.keep_for_structure(structure, plan)
         try:
-            return shrink(target, self.settings.surrogate, self.example_input, plan=plan)
+            return shrink(target, self.settings.sweep.surrogate, self.example_input, plan=plan)
         except PlanMismatch:
             # It branches on a float, or at random. The target is built again for random numbers as they were.
-            return shrink(self.target(trial), self.settings.surrogate, self.example_input)
+            return shrink(self.target(trial), self.settings.sweep.surrogate, self.example_input)
 
     def _structure(self, target: nn.Module) -> str:
         """Equal for targets that one plan narrows, but for floats on which they may branch."""
         modes = tuple(module.training for module in target.modules())
         example = tree_map(lambda leaf: outline(leaf) if isinstance(leaf, Tensor) else leaf, self.example_input)
-        key = fusion_key(target, modes, self.settings.surrogate, repr(example))
+        key = fusion_key(target, modes, self.settings.sweep.surrogate, repr(example))
         return hashlib.sha256(repr(key).encode()).hexdigest()
 
     # Kept: to read a signature takes a third of the time in which a small model is built.

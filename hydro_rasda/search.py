@@ -82,20 +82,18 @@ class RandomSearch:
         """Random sampling does not learn."""
 
 
-def check_first(first: object, space: Mapping[str, Any]) -> None:
-    """Refuse what is no list of configurations, or parts of them.
+def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
+    """Refuse what is neither a configuration of the space nor a part of one.
 
     Raises:
-        ValueError: where one has a key that the space has not.
+        ValueError: where one is no dict, or has a key that the space has not.
     """
-    require(isinstance(first, list | tuple), "first", first, "a list of configurations")
-    assert isinstance(first, list | tuple)
     for i, config in enumerate(first):
-        require(isinstance(config, Mapping), f"first[{i}]", config, "a configuration: a dict")
+        require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
         unknown = sorted(set(map(str, config)) - reachable(space).keys())
-        require(not unknown, f"first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
+        require(not unknown, f"sweep.first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
         for name, value in config.items():
-            check_value(f"first[{i}][{name!r}]", value)
+            check_value(f"sweep.first[{i}][{name!r}]", value)
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
@@ -113,9 +111,9 @@ def check_searcher(searcher: object) -> None:
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
     rule = "one of Ray Tune's searchers, such as OptunaSearch()"
-    require(isinstance(searcher, Searcher), "searcher", searcher, rule)
+    require(isinstance(searcher, Searcher), "sweep.searcher", searcher, rule)
     rule = "the searcher that it wraps: `tune` asks for whole batches"
-    require(not isinstance(searcher, ConcurrencyLimiter), "searcher", searcher, rule)
+    require(not isinstance(searcher, ConcurrencyLimiter), "sweep.searcher", searcher, rule)
 
 
 def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mode) -> None:
@@ -145,7 +143,7 @@ class SearcherSearch:
         num_samples = run.settings.num_samples
         self._searcher, self._space, self._metric, self._store = searcher, space, run.settings.metric, run.store
         self._left, self._given, self._batch = num_samples, 0, -(-num_samples // SEARCHER_ROUNDS)
-        self._seed, self._strategy, self._warned = run.settings.seed, run.settings.rasda.strategy, False
+        self._seed, self._strategy, self._warned = run.settings.seed, run.settings.race.strategy, False
         self._open: dict[int, tuple[int, float]] = {}
         self._hidden = secrets_of(space)
 

@@ -51,7 +51,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
     Args:
         space: Maps names to domains, of `hydro_rasda` or Ray Tune, to `grid_search`, constants, or nested mappings.
         num_samples: How often each point of its grid is to be tried.
-        strategy: `RASDAConfig.strategy`: with "fsdp", batches cannot be taken in parts.
+        strategy: `RaceConfig.strategy`: with "fsdp", batches cannot be taken in parts.
 
     Raises:
         ValueError: where it is no mapping with string keys, it has no domain, one of reversed bounds or with a quantum

@@ -79,7 +79,7 @@ class Peaks:
         if self._known is None:
             problem, settings = self._problem, self._problem.settings
             functions = digest(content((problem.model_fn, problem.objective)))
-            ratio = settings.surrogate if self._stage == "surrogate" else 1
+            ratio = settings.sweep.surrogate if self._stage == "surrogate" else 1
             like = f"{self._stage} {ratio:g}/{functions}/{outline(problem.example_input)}/{settings.precision}"
             self._key = f"peaks/{like}"
             kept = recall(self._key) or {}

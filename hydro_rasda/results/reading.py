@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydro_rasda.checks import check_path
-from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig, recorded
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.full_size_stage import decided_targets, run_end, take_in_targets, tried_targets
@@ -95,14 +95,9 @@ def or_why(make: Callable[[], T]) -> T | Unreadable:
 
 def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
     """The settings of a run, as far as its `run.json` tells."""
+    own, sweep, race = recorded(asked)
     # `lr_rule` may be a function, and nothing that is read calls it.
-    rasda = RASDAConfig(**_known(RASDAConfig, asked["rasda"]) | {"lr_rule": "auto"})
-    return TuneConfig(**_known(TuneConfig, asked) | {"rasda": rasda})
-
-
-def _known(kind: type[RASDAConfig | TuneConfig], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a kind of settings has of values: earlier versions kept others, too."""
-    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+    return TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race | {"lr_rule": "auto"}))
 
 
 def _take_in_sweep(run: Run) -> set[int]:

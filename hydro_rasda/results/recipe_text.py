@@ -352,7 +352,7 @@ def _average(recipe: Recipe) -> list[str]:
         return []
     lines = [
         "averaged += 1",
-        f"weight = max(1 / averaged, 1 / max(1.0, {recipe.settings.ema!r} * steps * MAX_T))",
+        f"weight = max(1 / averaged, 1 / max(1.0, {recipe.settings.race.ema!r} * steps * MAX_T))",
         "for tensor, mean in zip(tensors, means):",
         "    mean.lerp_(tensor.detach().to(mean.dtype), weight)",
     ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from surrogate import RankComparison
+    from surrogate.ranking import RankComparison
 
 Status = Literal["finished", "stopped", "undecided", "not begun", "diverged", "failed"]
 
@@ -38,7 +38,8 @@ class TrialRecord(Portable):
         surrogate_epochs: Epochs trained on the surrogate.
         metric: The metric after `kept_epoch` at full size; NaN where it has none. With `keep="best"`, also of a trial
             that diverged or failed later.
-        epochs: Epochs trained at full size, those of the sweep included where it went on from there (`surrogate=1`).
+        epochs: Epochs trained at full size, those of the sweep included where it went on from there
+            (`sweep.surrogate=1`).
         chance: Probability that it is the best of all that trained at full size, if those that were stopped went on;
             NaN where it did not train there.
         kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or the best one

@@ -140,7 +140,7 @@ def agreement_line(result: RunRecord) -> list[str]:
         return [f"{line}no rank correlation"]
     told = {"agree": "they agree", "disagree": "they disagree", "open": "too few to tell"}[found.verdict]
     line += f"rank correlation {found.rho:.2f}, {told} (chance alone: {found.by_chance:.0%})"
-    return [line + "; `check_transfer=True` compares more" * (found.verdict == "disagree")]
+    return [line + "; `sweep.check_transfer=True` compares more" * (found.verdict == "disagree")]
 
 
 def state_of(record: RunRecord) -> str:

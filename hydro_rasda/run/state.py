@@ -30,7 +30,7 @@ from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:  # brings torch along, which who reads a journal need not wait for
     from hydro_rasda.problem import Problem
-    from surrogate import RankComparison
+    from surrogate.ranking import RankComparison
 
 FINALISTS = "surrogate/finalists"
 """Key of the decision that ends the sweep."""
@@ -53,7 +53,7 @@ class Run:
         metrics: Of each stage and trial, the journal's lines, one an epoch.
         failures: Of each trial that raised, the traceback.
         sources: Of each trial that the sweep may go on with, the name of the checkpoint that holds it; once the sweep
-            is done, of the finalists whose full-size training can begin there (`surrogate=1`).
+            is done, of the finalists whose full-size training can begin there (`sweep.surrogate=1`).
         checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
         best: Where `keep="best"`: of each of those, the epoch whose weights that checkpoint keeps, and its metric.
         transfer: How far the surrogates' ranking can be trusted, where that was asked for.

@@ -3,7 +3,6 @@
 Real runs and the simulator decide by the same code.
 """
 
-from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.agreement import Agreement, agreement
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.bracket import Bracket
@@ -26,8 +25,8 @@ from hydro_rasda.schedulers.packing_policy import (
     worst_fit_decreasing,
 )
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
-from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain, race_milestones
-from hydro_rasda.schedulers.ranking import rank
+from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain
+from hydro_rasda.schedulers.ranking import Mode, rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
 from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
 
@@ -75,7 +74,6 @@ __all__ = [
     "one_a_device",
     "parallel_efficiency",
     "place",
-    "race_milestones",
     "rank",
     "worker_slots",
     "worst_fit",

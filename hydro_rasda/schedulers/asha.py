@@ -18,9 +18,8 @@ from itertools import islice
 from types import MappingProxyType
 
 from hydro_rasda.checks import check_int, check_mode, check_number, require
-from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.milestones import milestones
-from hydro_rasda.schedulers.ranking import rank
+from hydro_rasda.schedulers.ranking import Mode, rank
 
 
 class Decision(StrEnum):

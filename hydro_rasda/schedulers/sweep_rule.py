@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydro_rasda.checks import is_int, is_number, require
-from hydro_rasda.config import Mode
+from hydro_rasda.schedulers.ranking import Mode
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class SweepState:
 
 
 class SweepRule(ABC):
-    """Who goes on in a sweep: a subclass of it, given to `tune(sweep_rule=...)`, takes the place of successive halving.
+    """Decides who goes on in a sweep: as `SweepConfig(rule=...)`, an object of a subclass replaces successive halving.
 
     A rule keeps nothing between calls: what it answers depends on what it was made with and on the state alone, so that
     a run that was killed comes to the same decisions again. (What was decided is in the journal besides, and is not
@@ -248,7 +248,7 @@ def checked_moves(
     Raises:
         ValueError: naming rule, trial and value, where it cannot.
     """
-    told = f"`sweep_rule` {type(rule).__name__}"
+    told = f"`sweep.rule` {type(rule).__name__}"
     require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
     for number, move in moves.items():
         standing = sweep.trials.get(number) if is_int(number) else None
@@ -291,7 +291,7 @@ def checked_admission(rule: SweepRule, count: int) -> int:
     Raises:
         ValueError: naming rule and value, where it is none.
     """
-    require(type(count) is int and count >= 0, f"`sweep_rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
+    require(type(count) is int and count >= 0, f"`sweep.rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
     return count
 
 
@@ -302,7 +302,7 @@ def checked_epochs(rule: SweepRule, count: float) -> int:
         ValueError: naming rule and value, where it is none.
     """
     holds = is_number(count) and count >= 0
-    require(holds, f"`sweep_rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
+    require(holds, f"`sweep.rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
     return math.ceil(count)
 
 
@@ -328,7 +328,7 @@ def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepSta
     Raises:
         ValueError: naming rule and value, where they are not.
     """
-    of = f"`sweep_rule` {type(rule).__name__}: finalists(...)"
+    of = f"`sweep.rule` {type(rule).__name__}: finalists(...)"
     listed = isinstance(finalists, Sequence) and not isinstance(finalists, str)
     known = listed and all(is_int(number) and number in sweep.trials for number in finalists)
     rule_of_theirs = f"different trials of 0 to {len(sweep.trials) - 1}, in a list"

@@ -63,7 +63,7 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
     told = (
         f"no trial's {run.settings.metric} differs from chance at the first rung (epoch {epoch}): the best is "
         f"{best:.4g}, a constant prediction has {chance.score:.4g}. So noise decides who goes on; give trials time to "
-        "learn (a larger `grace_period`), or look at the range of `lr`"
+        "learn (a larger `sweep.grace_period`), or look at the range of `lr`"
     )
     run.say(told)
     warn(told)

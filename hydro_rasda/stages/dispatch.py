@@ -107,7 +107,7 @@ class Dispatcher:
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
         """For each kind of trials, how to group them on a device."""
-        fusion = self._run.settings.fusion
+        fusion = self._run.settings.sweep.fusion
         if fusion != "auto":
             return dict.fromkeys(of_kind, Widths(fusion))
         machine = self._devices.machine(device)

@@ -168,7 +168,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
     # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
-    scales = repr(multipliers(settings, surrogate, problem.settings.surrogate))
+    scales = repr(multipliers(settings, surrogate, problem.settings.sweep.surrogate))
     parts = read(settings.config, "accumulate")
     return hashlib.sha256(repr(fusion_key(surrogate, trial.batch_size, parts, scales)).encode()).hexdigest()[:12]
 
@@ -182,5 +182,5 @@ def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
         given.read |= {key for key, value in leaves(steering(trial.config)) if not isinstance(value, float)}
         also = given.of(trial.config)
         reads = None if also is None else reads | also
-    plan = problem.plans.known_for(problem.settings.surrogate, trial.config)
+    plan = problem.plans.known_for(problem.settings.sweep.surrogate, trial.config)
     return reads if reads is None or plan is None else reads | plan[1]

@@ -29,7 +29,6 @@ from hydro_rasda.run.full_size_stage import (
     tried_targets,
 )
 from hydro_rasda.run.state import Run, metric_lines
-from hydro_rasda.schedulers import race_milestones
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
 
 
@@ -51,7 +50,7 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
 
 def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     settings = run.settings
-    stops = race_milestones(settings)
+    stops = settings.race_milestones
     left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
         while left:
@@ -145,7 +144,7 @@ def _goes_on(run: Run, number: int, stop: int) -> bool:
 def _next_task(run: Run, number: int, stop: int, beside: int) -> FullSizeTask:
     """What is left to do for a finalist before the milestone."""
     source = source_of(run, number)
-    start, every = run.epochs("target", number), run.settings.checkpoint_every or stop
+    start, every = run.epochs("target", number), run.settings.race.checkpoint_every or stop
     span = Span(start, min(stop, start - start % every + every))
     key = f"target/trial-{number}/to-{span.stop}"
     return FullSizeTask(key, number, span, source, run.settings.seed, beside)

@@ -67,8 +67,10 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
 def halving(run: Run) -> SweepRule:
     """Successive halving, as the run's settings say."""
     settings = run.settings
-    stops = sweep_milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
-    return Bracket(SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k))
+    stops = sweep_milestones(settings.sweep.grace_period, settings.max_t, settings.sweep.reduction_factor)
+    return Bracket(
+        SuccessiveHalving(stops, settings.sweep.reduction_factor, settings.mode, keep_at_least=settings.race.top_k)
+    )
 
 
 class _Sweep:
@@ -77,7 +79,7 @@ class _Sweep:
     def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule) -> None:
         settings = run.settings
         self._run, self._search, self._devices, self._rule = run, search, devices, rule
-        self._state = SweepState(settings.mode, settings.max_t, settings.top_k, settings.seed)
+        self._state = SweepState(settings.mode, settings.max_t, settings.race.top_k, settings.seed)
         self._state.left = settings.num_samples
         self._dispatcher = Dispatcher(run, devices)
         self._candidates: deque[Trial] = deque()
@@ -175,7 +177,7 @@ class _Sweep:
         self._carry_out(moves, recalled)
         if first_rung is not None:
             self._first_rung_is_over = True
-            if run.settings.check_transfer:
+            if run.settings.sweep.check_transfer:
                 run.transfer = check_transfer(run, *first_rung, self._devices)
                 self._show()
         return bool(moves)
@@ -333,7 +335,7 @@ class _Sweep:
         if not state.best(1) or not (chosen or left):
             raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
         if not chosen:
-            raise ValueError(f"`sweep_rule` {type(self._rule).__name__} names no finalists, but must name at least one")
+            raise ValueError(f"`sweep.rule` {type(self._rule).__name__} names no finalists, but must name at least one")
         recalled = run.decided(FINALISTS, run.trials)
         self._tell(last, recalled)
         for number in sorted(n for n, standing in state.trials.items() if not standing.dropped):
@@ -341,7 +343,7 @@ class _Sweep:
         finalists = run.decide(FINALISTS, run.trials, lambda: chosen)
         among = tuple(sorted(run.trials))
         run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
-        go_on = finalists if run.settings.surrogate == 1 else []
+        go_on = finalists if run.settings.sweep.surrogate == 1 else []
         run.forget([n for n in run.sources if n not in go_on])
         return finalists
 
@@ -358,7 +360,7 @@ class _Sweep:
             raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
         for n in numbers:
             self._search.close(n, run.epochs("surrogate", n), scores[n])
-        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.top_k]
+        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
 
 
 def _cannot_grow(number: int) -> ValueError:

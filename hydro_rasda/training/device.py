@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fusion import keep_freed_memory
+from fusion.width import keep_freed_memory
 from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.problem import Problem

@@ -62,7 +62,7 @@ class FusedLearner:
         settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
         self._configs = [own.config for own in settings]
         self.micro_batches: int = read(self._configs[0], "accumulate")
-        factors = multipliers(settings[0], modules[0], problem.settings.surrogate)
+        factors = multipliers(settings[0], modules[0], problem.settings.sweep.surrogate)
         self.optimizer = fused_optimizer(self.fused, self._configs, **factors)
         self._objective = problem.objective
         self._scale = loss_scale(problem.settings.precision, self.fused.K, problem.device)

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fusion import GraphedStep, LossScale, lr_factor, optimizer
+from fusion import GraphedStep, LossScale, lr_factor
 from fusion.hyperparameters import VECTORIZED, optimizer_name, read
+from fusion.optim import optimizer
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 import fusion
-from fusion import OPTIMIZERS, FusionWarning
+from fusion import FusionWarning
 from fusion.hyperparameters import OWN, optimizer_name, read
+from fusion.optim import OPTIMIZERS
 from fusion.warn import warn
 from fusion.width.plan import best_width
 from fusion.width.probe import usable_memory
@@ -136,7 +137,7 @@ def _longest_training(problem: Problem, batch_size: int) -> float:
     settings = problem.settings
     if settings.graph is False or problem.device.type != "cpu":
         return 0.0
-    stops = (0, *sweep_milestones(settings.grace_period, settings.max_t, settings.reduction_factor))
+    stops = (0, *sweep_milestones(settings.sweep.grace_period, settings.max_t, settings.sweep.reduction_factor))
     return (problem.train_data.steps(batch_size) or 0.0) * max(stop - start for start, stop in pairwise(stops))
 
 

@@ -11,8 +11,9 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from fusion import FusionWarning, GraphWarning
+from fusion import FusionWarning
 from fusion.backoff import is_out_of_memory
+from fusion.graph import GraphWarning
 from fusion.width.plan import FusionPlan
 from fusion.width.probe import compiled_speedup, plan_fusion
 from hydro_rasda.data import Batch
@@ -101,7 +102,7 @@ def _measuring(problem: Problem) -> Iterator[None]:
 
 def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mapping[str, Any]:
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
-    return multipliers(settings, surrogate, problem.settings.surrogate)
+    return multipliers(settings, surrogate, problem.settings.sweep.surrogate)
 
 
 class _Surrogates(Sequence[nn.Module]):

@@ -40,7 +40,7 @@ class Kept:
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
         self._settings = settings
         self._best = None if state is None else state.get("best")
-        # A checkpoint that the library's own training left has none, where `full_size` came later.
+        # A checkpoint that the library's own training left has none, where `race.train` came later.
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
@@ -54,7 +54,7 @@ class Kept:
         require(is_metric(metrics.get(metric)), "metrics", dict(metrics), rule)
         require(saving is not None, "state", None, "given with every report")
         numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_metric(v)}
-        if self._settings.keep == "best":
+        if self._settings.race.keep == "best":
             self._best = bettered(
                 self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(_state_of(saving)["model"])
             )

@@ -195,7 +195,7 @@ class Worker:
         """Ends an iteration; every rank calls it. It does not return where the trial is paused or stopped.
 
         The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and what
-        `measure` says. In `tune(full_size=...)`, a report is an epoch of the run.
+        `measure` says. In `RaceConfig(train=...)`, a report is an epoch of the run.
 
         Args:
             metrics: Plain numbers; rank 0's count. In `tune`, the run's metric among them, and those are kept that

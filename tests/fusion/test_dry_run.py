@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fusion import FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer, optimizer
+from fusion import FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer
+from fusion.optim import optimizer
 
 # Seeded, for one test needs a branch that some members take and others do not.
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3

@@ -13,11 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion import (
-    FusedAdam,
-    FusedAdamW,
     FusedModel,
     FusedOptimizer,
-    FusedSGD,
     GraphedStep,
     clip_grad_norm_,
     dry_run,
@@ -25,11 +22,11 @@ from fusion import (
     fused_optimizer,
     fusion_key,
     lr_factor,
-    optimizer,
     pad_lora,
     plan_fusion,
     trim_lora,
 )
+from fusion.optim import FusedAdam, FusedAdamW, FusedSGD, optimizer
 from tests.malformed import (
     Right,
     begin,

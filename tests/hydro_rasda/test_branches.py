@@ -126,7 +126,8 @@ SMALL = {"lr": loguniform(1e-3, 0.3), "by": choice([SGD, ADAM]), "batch_size": 6
 @pytest.mark.parametrize("searcher", [None, "optuna"])
 def test_tune_searches_branches(quick: Quick, searcher: str | None) -> None:
     def found() -> TuneResult:
-        return quick(space=SMALL, num_samples=12, searcher=OptunaSearch(seed=0) if searcher else None, name="branches")
+        sweep = {"searcher": OptunaSearch(seed=0)} if searcher else {}
+        return quick(space=SMALL, num_samples=12, sweep=sweep, name="branches")
 
     result = found()
     kinds = {trial.config["optimizer"] for trial in result.trials}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hydro_rasda import SweepConfig
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
@@ -90,7 +91,7 @@ def test_a_model_that_a_copy_would_train_otherwise_is_refused(by: str, match: st
     def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
         return Forgetful(by, int(32 * width_ratio))
 
-    asked = problem(model_fn).with_settings(surrogate=surrogate)
+    asked = problem(model_fn).with_settings(sweep=SweepConfig(surrogate=surrogate))
     with pytest.raises(
         ValueError, match=rf"`model_fn` makes a model that trains otherwise where it is copied.*{match}"
     ):
@@ -131,7 +132,7 @@ def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
         ({"model_fn": lambda config: 1 / 0}, ValueError, "`model_fn` fails for every configuration, for .*'lr': 0.1"),
         ({"model_fn": lambda config: None}, ValueError, "`model_fn` returned a NoneType, but must return a torch.nn"),
         ({"model_fn": lazy}, ValueError, "`model_fn` returned a Sequential whose '0.weight' is lazy: it has no shape"),
-        ({"model_fn": lazy, "surrogate": 1}, ValueError, "`model_fn` .* '0.weight' is lazy"),
+        ({"model_fn": lazy, "sweep": SweepConfig(surrogate=1)}, ValueError, "`model_fn` .* '0.weight' is lazy"),
         ({"model_fn": on_meta}, ValueError, "`model_fn` returned a Linear whose 'weight' lies on the device 'meta'"),
         ({"data": (X.to("meta"), LABELS)}, ValueError, r"`train_data\[0\].device` is 'meta', but must be one where"),
         ({"model_fn": ignores_width}, ValueError, "model_fn.*width_ratio"),

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogate import CoordinateCheck, coordinate_check, make_surrogate
+from surrogate import coordinate_check, make_surrogate
+from surrogate.coordinates import CoordinateCheck
 from surrogate.multipliers import width_plan
 from surrogate.training import make_optimizer
 from tests.surrogate.models import ModelFn, cnn, mlp, narrow_heads, transformer

@@ -26,7 +26,6 @@ from hydro_rasda.backends.ray.sizes import Sizes
 from hydro_rasda.backends.ray.staging import ControllerStage, store_results
 from hydro_rasda.backends.ray.worker_queue import WaitingQueue
 from hydro_rasda.checks import check_int, check_mode, check_text, is_number, require
-from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
     RASDA,
     Decision,
@@ -38,6 +37,7 @@ from hydro_rasda.schedulers import (
     place,
     worker_slots,
 )
+from hydro_rasda.schedulers.rasda import Grow
 
 _SAVED = f"a RASDAScheduler keeps its state in the experiment's folder ({FILE_NAME}), where `Tuner.restore` finds it"
 

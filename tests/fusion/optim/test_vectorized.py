@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.fusion_cases import mlp, resnet18
-from fusion import clip_grad_norm_, fuse, fused_optimizer, optimizer, rows
-from fusion.optim import native, segments
+from fusion import clip_grad_norm_, fuse, fused_optimizer, rows
+from fusion.optim import native, optimizer, segments
 
 K = 4
 CONFIGS: dict[str, list[dict[str, Any]]] = {

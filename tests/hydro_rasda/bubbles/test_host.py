@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import TuneResult
+from hydro_rasda import SweepConfig, TuneResult
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.run.events import EpochsTrained, Event
 from tests.hydro_rasda.bubbles.conftest import waiting_hosts
@@ -97,7 +97,7 @@ def test_a_guest_that_is_killed_comes_back(two_threads: None, quick: Quick, tmp_
 def test_a_sweep_that_is_interrupted_goes_on_from_its_guests_last_checkpoint(
     two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
-    alone = quick(name="alone", grace_period=4)
+    alone = quick(name="alone", sweep=SweepConfig(grace_period=4))
     epochs = list[int]()
 
     def interrupt(event: Event) -> None:
@@ -109,8 +109,8 @@ def test_a_sweep_that_is_interrupted_goes_on_from_its_guests_last_checkpoint(
     backend = BubbleBackend(tmp_path / "bubbles", checkpoint_s=0)
     with waiting_hosts(tmp_path / "bubbles", 2):
         with pytest.raises(KeyboardInterrupt):
-            quick(name="beside", grace_period=4, backend=backend, callbacks=[interrupt])
+            quick(name="beside", sweep=SweepConfig(grace_period=4), backend=backend, callbacks=[interrupt])
         assert list((tmp_path / "beside" / "checkpoints").glob("*so-far*"))
-        beside = quick(name="beside", grace_period=4, backend=backend)
+        beside = quick(name="beside", sweep=SweepConfig(grace_period=4), backend=backend)
     assert answer(beside) == answer(alone)
     assert not list((tmp_path / "beside" / "checkpoints").glob("*so-far*"))

@@ -10,8 +10,9 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from hydro_rasda import EpochEnded, EpochsTrained, MessageSaid, RunBegan, StageBegan, StageEnded, TuneResult, loguniform
+from hydro_rasda import TuneResult, loguniform
 from hydro_rasda.results.progress import Progress
+from hydro_rasda.run.events import EpochEnded, EpochsTrained, MessageSaid, RunBegan, StageBegan, StageEnded
 
 
 def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:

@@ -148,7 +148,6 @@ def test_public_names() -> None:
         "one_a_device",
         "parallel_efficiency",
         "place",
-        "race_milestones",
         "rank",
         "worker_slots",
         "worst_fit",

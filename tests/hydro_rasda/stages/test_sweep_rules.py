@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import Continue, RunExists, Stop, SweepRule, SweepState, TuneResult, loguniform
+from hydro_rasda import RaceConfig, RunExists, SweepConfig, TuneResult, loguniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
@@ -21,6 +21,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
+from hydro_rasda.schedulers import Continue, Stop, SweepRule, SweepState
 from hydro_rasda.stages.sweep import sweep
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.stages.test_sweep import FINALS, Curves, Given, X, Y, again, configs, epochs
@@ -131,7 +132,7 @@ class Moody(SweepRule):
 def run(tmp_path: Path) -> Iterator[Run]:
     cpu = torch.device("cpu")
     data = make_batches((X, Y), "data", cpu, 0)
-    settings = TuneConfig(surrogate=0.5, num_samples=27, max_t=9, top_k=2, fusion=4)
+    settings = TuneConfig(sweep=SweepConfig(surrogate=0.5, fusion=4), num_samples=27, max_t=9, race=RaceConfig(top_k=2))
     problem = Problem(mlp, supervised(), data, data, settings, cpu)
     run = Run(problem, Store.open(tmp_path / "run", {}, "auto"))
     yield run
@@ -233,9 +234,9 @@ def test_a_rule_that_expects_no_epochs_trains_all_the_same(run: Run) -> None:
 
 
 def test_bad_rules_are_told_of(run: Run) -> None:
-    with pytest.raises(ValueError, match="`sweep_rule` Sends moves trial 99, but must name one of trials 0 to 26"):
+    with pytest.raises(ValueError, match=r"`sweep\.rule` Sends moves trial 99, but must name one of trials 0 to 26"):
         sweep(run, Given([configs(FINALS)]), Curves(run), Sends({99: Stop()}))
-    with pytest.raises(ValueError, match="`sweep_rule` Sends names no finalists"):
+    with pytest.raises(ValueError, match=r"`sweep\.rule` Sends names no finalists"):
         sweep(run, Given([configs(FINALS)]), Curves(run), Sends({0: Continue(1)}))
     for count in (-1, math.inf, "many"):
         with pytest.raises(ValueError, match=r"Foresees: epochs.* must be a finite number >= 0"):
@@ -261,8 +262,8 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        same = quick(space=SPACE, num_samples=6, sweep_rule=Population(1.0), name="same", max_t=3)
-        changed = quick(space=SPACE, num_samples=6, sweep_rule=Population(0.1), name="changed", max_t=3)
+        same = quick(space=SPACE, num_samples=6, sweep=SweepConfig(rule=Population(1.0)), name="same", max_t=3)
+        changed = quick(space=SPACE, num_samples=6, sweep=SweepConfig(rule=Population(0.1)), name="changed", max_t=3)
     finally:
         torch.set_num_threads(before)
     swept = [[line["val_loss"] for line in trial.history if line["stage"] == "surrogate"] for trial in same.trials]
@@ -278,21 +279,21 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
 
 
 def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> None:
-    result = quick(sweep_rule=MedianStopping())
+    result = quick(sweep=SweepConfig(rule=MedianStopping()))
     assert math.isfinite(result.best_metric)
     trained = sorted(trial.surrogate_epochs for trial in result.trials)
     assert trained[0] == 1
     assert trained[-1] == 4
-    again = quick(sweep_rule=MedianStopping())
+    again = quick(sweep=SweepConfig(rule=MedianStopping()))
     assert again.best_config == result.best_config
-    with pytest.raises(RunExists, match="sweep_rule was 'MedianStopping', now None"):
+    with pytest.raises(RunExists, match=r"sweep\.rule was 'MedianStopping', now None"):
         quick()
-    quick(sweep_rule=Population(0.5), name="population")
-    with pytest.raises(RunExists, match="`sweep_rule` has other values"):
-        quick(sweep_rule=Population(2.0), name="population")
+    quick(sweep=SweepConfig(rule=Population(0.5)), name="population")
+    with pytest.raises(RunExists, match=r"`sweep\.rule` has other values"):
+        quick(sweep=SweepConfig(rule=Population(2.0)), name="population")
 
 
 def test_a_rule_is_an_object(quick: Callable[..., TuneResult]) -> None:
     for odd in (MedianStopping, "median"):
-        with pytest.raises(ValueError, match=r"`sweep_rule` is .*, but must be None or an object of a subclass of"):
-            quick(sweep_rule=odd)
+        with pytest.raises(ValueError, match=r"`sweep.rule` is .*, but must be None or an object of a subclass of"):
+            quick(sweep={"rule": odd})

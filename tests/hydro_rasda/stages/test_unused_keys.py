@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydro_rasda import TuneResult, Worker, choice, loguniform, sample_from, uniform
+from hydro_rasda import RaceConfig, TuneResult, Worker, choice, loguniform, sample_from, uniform
 from hydro_rasda.problem import Problem
 from hydro_rasda.stages.unused_keys import build_noting, unread_of, warn_of_unread
 from hydro_rasda.trial import Trial
@@ -141,7 +141,7 @@ def test_a_training_function_of_the_users_own_may_read_any_key(quick: Quick) -> 
         model = mlp(worker.config)
         worker.report({"val_loss": worker.config["lr_g"]}, {"model": model.state_dict()})
 
-    result = quick(space={**LR, "lr_g": uniform(0, 1)}, max_t=1, num_samples=2, full_size=train)
+    result = quick(space={**LR, "lr_g": uniform(0, 1)}, max_t=1, num_samples=2, race=RaceConfig(train=train))
     assert result.best_metric == result.best_config["lr_g"]
 
 

@@ -14,7 +14,8 @@ import torch
 from ray import tune
 from ray.tune.result_grid import ResultGrid
 
-from hydro_rasda import JournalEntry, RASDAScheduler, elastic, read_journal
+from hydro_rasda import RASDAScheduler, elastic
+from hydro_rasda.backends.ray import JournalEntry, read_journal
 from hydro_rasda.processes.hang_detector import HangDetector
 from tests.hydro_rasda.backends.ray import trainables
 from tests.hydro_rasda.backends.ray.trainables import linear

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydro_rasda import JournalEntry, read_journal
+from hydro_rasda.backends.ray import JournalEntry, read_journal
 from hydro_rasda.backends.ray.report_journal import replay
 from hydro_rasda.schedulers import RASDA
 

@@ -16,7 +16,8 @@ from ray import tune
 from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
-from hydro_rasda import RASDAScheduler, read_journal
+from hydro_rasda import RASDAScheduler
+from hydro_rasda.backends.ray import read_journal
 from hydro_rasda.simulator import read_past_run
 from tests.hydro_rasda.backends.ray.curves import (
     Counter,
