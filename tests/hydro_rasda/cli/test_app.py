@@ -16,7 +16,8 @@ from hydro_rasda import SweepConfig
 from hydro_rasda.cli import main
 from hydro_rasda.contracts import Event
 from hydro_rasda.run.events import RunEnded
-from hydro_rasda.run.store import Store, read_asked
+from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.store import Store
 from tests.hydro_rasda.cli.conftest import search
 from tests.hydro_rasda.results.test_load import contents
 
