@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 
 from hydro_rasda import RaceConfig, RASDAScheduler, RayBackend, Worker, elastic
 from hydro_rasda.backends.ray import read_journal
-from hydro_rasda.backends.ray.slots import Slots
+from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.contracts import Event
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
