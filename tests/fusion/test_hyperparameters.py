@@ -64,4 +64,4 @@ def _named(text: str, first: str, last: str) -> set[str]:
 def test_the_pages_name_every_key() -> None:
     guide = (Path(fusion.__file__).parents[1] / "docs" / "guides" / "space.md").read_text(encoding="utf-8")
     assert _named(guide, "The library itself reads", "; `fusion/hyperparameters.py`") == set(KEYS)
-    assert _named(inspect.getdoc(tune) or "", "The library reads", "; `fusion.hyperparameters`") == set(KEYS)
+    assert "`fusion.hyperparameters` lists all keys" in " ".join((inspect.getdoc(tune) or "").split())
