@@ -4,7 +4,6 @@ from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import FusionWarning, Obstacle, dry_run
 from fusion.graph import GraphedStep, GraphWarning
-from fusion.guard import OutOfMemoryGuard
 from fusion.lora import pad_lora, trim_lora
 from fusion.loss_scale import LossScale
 from fusion.model import FusedModel
@@ -31,7 +30,6 @@ __all__ = [
     "GraphedStep",
     "LossScale",
     "Obstacle",
-    "OutOfMemoryGuard",
     "clip_grad_norm_",
     "dry_run",
     "fuse",

@@ -19,7 +19,6 @@ def test_public_names() -> None:
         "GraphedStep",
         "LossScale",
         "Obstacle",
-        "OutOfMemoryGuard",
         "clip_grad_norm_",
         "dry_run",
         "fuse",
