@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from fusion.model import FusedModel, Objective, check_fused
 from fusion.outcome import overlap_written
 from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.tensors import copied, named_tensors
+from fusion.warn import warn
 
 
 class FusionWarning(UserWarning):
@@ -97,7 +97,7 @@ def dry_run(
     if compare and fused.K > 1:
         check_members(fused, objective, batch)
     if obstacle is not None:
-        warnings.warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning, stacklevel=2)
+        warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning)
     return obstacle
 
 

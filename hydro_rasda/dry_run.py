@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from fusion import optimizer
 from fusion.compare import check_copy
 from fusion.keys import OWN, lr_factors, optimizer_name
 from fusion.tensors import duplicate
+from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
 from hydro_rasda.batch_checks import (
@@ -171,10 +171,9 @@ def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool])
     """Warn where a loader goes by another batch size than that of the configuration."""
     asked = trial.batch_size
     if "batch_size" in trial.config and (length > asked or (length < asked and not is_last())):
-        warnings.warn(
+        warn(
             f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
             "`batch_size` changes nothing where its loader takes no notice of it",
-            stacklevel=6,
         )
 
 

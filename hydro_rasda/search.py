@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fusion.streams import preserved_generators, seed_generators
+from fusion.warn import warn
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
 from hydro_rasda.domains import plain, to_ray
@@ -186,10 +186,9 @@ class SearcherSearch:
             return suggested[0]
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"the searcher does not repeat its suggestion for trial {number}: give it a seed, so that it learns "
                 "from the trials before the break, too",
-                stacklevel=2,
             )
         if suggested:
             self._searcher.on_trial_complete(_id(number), error=True)

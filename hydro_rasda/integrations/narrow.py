@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from fusion.warn import warn
 from surrogate import shrink
 
 
@@ -25,6 +25,6 @@ def width_or_full(model: nn.Module, width: Any, example: Callable[[], Any]) -> A
         shrink(model, width, example())
     except Exception as error:
         told = (str(error) or type(error).__name__).splitlines()[0]
-        warnings.warn(f"the model is swept at its full width (`surrogate=1`), not at {width:g}: {told}", stacklevel=3)
+        warn(f"the model is swept at its full width (`surrogate=1`), not at {width:g}: {told}")
         return 1
     return width

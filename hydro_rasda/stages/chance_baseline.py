@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fusion.warn import warn
 from hydro_rasda.config import Mode
 from hydro_rasda.data import Batch, Batches, batch_length
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
@@ -66,7 +66,7 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
         "learn (a larger `grace_period`), or look at the range of `lr`"
     )
     run.say(told)
-    warnings.warn(told, stacklevel=8)
+    warn(told)
 
 
 def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chance | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fusion import lr_factor
+from fusion.warn import warn
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import naming_batch
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
@@ -70,7 +70,7 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     if found.pretrained:
         told = _PRETRAINED.format(settings.surrogate)
         messages.append(told)
-        warnings.warn(told, stacklevel=3)
+        warn(told)
         settings = replace(settings, surrogate=1)
     if settings.surrogate < 1:
         for trial in trials:
@@ -131,19 +131,17 @@ def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
 def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
     doubtful = doubtful_hyperparameters(tuned(space), ratio)
     if doubtful:
-        warnings.warn(
+        warn(
             f"what is best for {', '.join(doubtful)} may not transfer: it regularizes, and a model of {ratio:g} of the "
             "width overfits less; a wider surrogate (`surrogate=1/4`) or `check_transfer=True` makes sure",
-            stacklevel=4,
         )
 
 
 def _warn_of_endless(warmup: float, max_t: int) -> None:
     if warmup >= max_t:
-        warnings.warn(
+        warn(
             f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
             "rung lies before a warm-up is over; shorten the warm-ups",
-            stacklevel=4,
         )
 
 

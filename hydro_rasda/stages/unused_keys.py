@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from fusion.keys import KEYS, is_group, is_read, own_arguments
+from fusion.warn import warn
 from hydro_rasda.config_access import Notes, paths
 from hydro_rasda.problem import Problem
 from hydro_rasda.trial import Trial
@@ -52,10 +52,9 @@ def warn_of_unread(found: Iterable[Unread]) -> None:
     first, *others = found
     names = [_told(key, meant) for key, meant in first.items() if all(key in other for other in others)]
     if names:
-        warnings.warn(
+        warn(
             f"neither `model_fn` nor the library reads {', '.join(names)}: what `space` says there changes nothing, "
             "though the best configuration will name it",
-            stacklevel=9,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from fusion import (
 from fusion.backoff import back_off, is_out_of_memory
 from fusion.keys import read
 from fusion.streams import seed_generators
+from fusion.warn import warn
 from fusion.width.microbatch import backward, can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
 from hydro_rasda.data import Batch
@@ -227,7 +227,7 @@ def train_group(
             if len(members) == 1:
                 return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
             if isinstance(error, FusionMismatch):
-                warnings.warn(f"{len(members)} trials train each by itself: {error}", FusionWarning, stacklevel=4)
+                warn(f"{len(members)} trials train each by itself: {error}", FusionWarning)
         singles = (replace(part, groups=(group.of([number]),)) for number in members)
         return joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in singles)
 
@@ -269,7 +269,7 @@ def _train(
     written = learner.fused.written if known else None
     dry_run(learner.fused, means, split(batch, learner.micro_batches)[0], compare=not known, written=written)
     if group.micro_batches > 1:
-        warnings.warn(_MICRO_BATCHES.format(batch_size), stacklevel=5)
+        warn(_MICRO_BATCHES.format(batch_size))
     history: dict[int, History] = {number: [] for number in members}
     for epoch, metrics in train_epochs(learner, problem, task.span, batch_size, members, should_stop):
         for k, number in enumerate(members):

@@ -11,7 +11,6 @@ import hashlib
 import math
 import os
 import platform
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ import torch
 import fusion
 from fusion import OPTIMIZERS, FusionWarning
 from fusion.keys import OWN, optimizer_name, read
+from fusion.warn import warn
 from fusion.width.plan import best_width
 from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import Widths
@@ -90,7 +90,7 @@ def planned_widths(
             found[kind] = measured
             remember(keys[kind], measured)
     for obstacle in dict.fromkeys(of["obstacle"] for of in found.values() if of and of["obstacle"]):
-        warnings.warn(f"trials train one after another, {obstacle}", FusionWarning, stacklevel=2)
+        warn(f"trials train one after another, {obstacle}", FusionWarning)
     if peaks is not None:
         for kind, measured in found.items():
             if measured is not None:

@@ -93,8 +93,9 @@ OBSTACLES = [
 @pytest.mark.parametrize(("build", "module", "code"), OBSTACLES, ids=["branch", "item", "custom", "batch-norm"])
 def test_module_and_line_are_named(build: Any, module: str, code: str) -> None:
     fused = fuse([build() for _ in range(3)])
-    with pytest.warns(FusionWarning, match=rf"3 members train one after another, module {module} at .*:\d+ `"):
+    with pytest.warns(FusionWarning, match=rf"3 members train one after another, module {module} at .*:\d+ `") as told:
         obstacle = dry_run(fused, loss, BATCH)
+    assert told[0].filename == __file__
     assert obstacle is not None
     assert code in obstacle.code
     assert obstacle.location.rsplit(":", 1)[0].endswith(".py")

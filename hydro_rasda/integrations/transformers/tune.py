@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils._pytree import tree_map
 from transformers import EvalPrediction, PretrainedConfig, TrainingArguments
 
 from fusion.streams import preserved_generators
+from fusion.warn import warn
 from hydro_rasda.checks import check_is, require
 from hydro_rasda.integrations.loaders import Collator
 from hydro_rasda.integrations.narrow import width_or_full
@@ -112,7 +112,7 @@ def tune_trainer(
     if refused:
         raise ValueError("tune_trainer() cannot follow:\n- " + "\n- ".join(refused))
     if idle:
-        warnings.warn(f"these training arguments have no effect here: {', '.join(idle)}", stacklevel=2)
+        warn(f"these training arguments have no effect here: {', '.join(idle)}")
     model_fn = model_function(model, model_class, own_names(space), args.use_cache)
     with preserved_generators():
         first = _first_model(model_fn, made, args.seed)

@@ -16,6 +16,7 @@ from hydro_rasda import TuneResult, choice, loguniform, uniform
 from tests.hydro_rasda.models import Config, mlp
 
 Quick = Callable[..., TuneResult]
+ROOM = Path(__file__).parents[1]
 
 
 class Gain(nn.Module):
@@ -63,8 +64,9 @@ def test_what_two_seeds_of_one_configuration_differ_by_counts_as_no_regret(quick
 
 def test_a_ranking_upside_down_is_not_trusted(quick: Quick) -> None:
     space = {"lr": choice([0.01]), "optimizer": "sgd", "gain": uniform(0.0, 1.0)}
-    with pytest.warns(UserWarning, match="transfer to full size is"):
+    with pytest.warns(UserWarning, match="transfer to full size is") as told:
         result = quick(model_fn=learns_only_wide, space=space, num_samples=12, check_transfer=True)
+    assert {Path(warning.filename) for warning in told} == {ROOM / "conftest.py"}, "it names the call of `tune`"
     assert result.transfer is not None
     assert result.transfer.rho < 0.5
     assert result.transfer.verdict != "trusted"
@@ -94,8 +96,9 @@ def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
 
 def test_regularizers_tuned_on_a_narrow_surrogate_are_warned_of(quick: Quick) -> None:
     space = {"lr": loguniform(1e-3, 0.3), "weight_decay": loguniform(1e-6, 1e-2), "dropout": 0.1}
-    with pytest.warns(UserWarning, match="what is best for weight_decay may not transfer"):
+    with pytest.warns(UserWarning, match="what is best for weight_decay may not transfer") as told:
         quick(space=space, surrogate=1 / 8)
+    assert Path(told[0].filename) == ROOM / "conftest.py", "it names the call of `tune`"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         quick(space=space, surrogate=1 / 2, name="wider")
