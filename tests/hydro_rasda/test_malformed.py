@@ -12,6 +12,7 @@ import torch
 from ray.tune.schedulers import FIFOScheduler
 from torch import nn
 
+from benchmarks.packing_virtual import Machine, simulate_packing
 from hydro_rasda import (
     LocalBackend,
     RASDAConfig,
@@ -34,13 +35,11 @@ from hydro_rasda.simulator import (
     Cluster,
     CostModel,
     Link,
-    Machine,
     NodeKind,
     Workload,
     power_law,
     read_past_run,
     simulate,
-    simulate_packing,
     synchronous_halving,
 )
 from hydro_rasda.simulator import Plan as SimulatedPlan

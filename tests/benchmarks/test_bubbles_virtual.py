@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bubbles_virtual import DAY, Pipeline, harvest
 from hydro_rasda.schedulers.bubbles import CONTROL
-from hydro_rasda.simulator.bubbles import DAY, Pipeline, harvest
 
 
 @pytest.mark.parametrize("p", [1, 2, 4, 7])
