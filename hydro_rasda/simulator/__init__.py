@@ -10,7 +10,6 @@ one plan on one workload.
 from hydro_rasda.schedulers import Growth, Resize
 from hydro_rasda.simulator.cluster import Cluster, NodeKind
 from hydro_rasda.simulator.cost import CostModel, Link, Spread, all_reduce, hierarchical_all_reduce
-from hydro_rasda.simulator.engine import simulate
 from hydro_rasda.simulator.forecast import Forecast, Recommendation, forecast, recommend
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
 from hydro_rasda.simulator.past_run import PastRun, Sweep
@@ -23,6 +22,7 @@ from hydro_rasda.simulator.rules import (
     random_search,
     synchronous_halving,
 )
+from hydro_rasda.simulator.search import simulate
 from hydro_rasda.simulator.spending import Spending, spending, why
 from hydro_rasda.simulator.study import RULES, Study
 from hydro_rasda.simulator.workload import Workload, power_law
