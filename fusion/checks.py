@@ -92,7 +92,6 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
     Args:
         name: Of the argument.
         values: What it was given; only a list or a tuple is looked into.
-        kind: The class.
         count: How many there must be; None: one or more.
 
     Raises:

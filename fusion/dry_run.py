@@ -69,9 +69,7 @@ def dry_run(
     the same results; and warns. A single member is never vmapped, so it passes: try again when others have joined it.
 
     Args:
-        fused: The model.
         objective: What `fused.map` will be called with.
-        batch: Any batch.
         compare: Whether to compare what a few members compute (losses and whatever else the objective returns,
             gradients, buffers) with what each computes by itself on its own module.
         written: The parameters that the objective writes to, which an earlier dry run of the same objective left in

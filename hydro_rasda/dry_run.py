@@ -83,7 +83,6 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
     Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
 
     Args:
-        problem: What will be tuned.
         trials: At least one.
         survey: Whether to read the data once, too.
 

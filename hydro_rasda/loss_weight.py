@@ -92,7 +92,6 @@ class LossCalls(TorchFunctionMode):
         """Put the loss's weight beside it, where it has none: that of the means noted, if all are over the same.
 
         Args:
-            metrics: Of an objective.
             target: Of the batch, where it is known.
             told: Whether to warn where targets are left out, and nobody knows by which weight.
         """

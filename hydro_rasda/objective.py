@@ -39,7 +39,6 @@ class OptimizerSettings:
     Attributes:
         config: What optimizer, schedule and clipping read (`fusion.keys`); the batch size stays the configuration's.
         lr_factors: By name of a parameter, what its learning rate is multiplied by; 1 where absent.
-        weight_decay_factors: Likewise, for the weight decay.
     """
 
     config: Mapping[str, Any]

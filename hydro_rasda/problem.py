@@ -58,7 +58,6 @@ class Problem:
         train_data: Batches to train on.
         val_data: Batches to compare trials on.
         settings: What `tune` was asked for in numbers and words: the surrogates' width, the metric, the seed, ...
-        device: Where models train.
         example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
             a dict of keyword arguments. A model that takes no width is narrowed by following it through the model.
         metrics: Of the whole validation set, beside the objective's; None for none.
@@ -239,8 +238,6 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
     """Refuse an optional width ratio of another name, which would always be 1: at full width, and where it is narrowed.
 
     Args:
-        argument: Of what the function was given as.
-        model_fn: The function.
         surrogate: The width ratio of the surrogates; at 1 none is needed.
 
     Raises:

@@ -49,7 +49,6 @@ class RandomSearch:
     Args:
         space: What to sample.
         num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
-        seed: Of all of them.
         first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
         strategy: See `check_config`.
     """

@@ -30,7 +30,6 @@ def optimizer(
         config: See `Hyperparameters.from_config`; parts of the model may have learning rates of their own, see
             `fusion.keys.lr_factors`.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: Likewise, for the weight decay.
 
     Returns:
         An optimizer with one group for each pair of factors; multiply every group's `lr` to follow a
@@ -132,7 +131,6 @@ def check_multipliers(name: str, multipliers: object, known: Collection[str]) ->
 
     Args:
         name: Of the argument.
-        multipliers: What it was given.
         known: Names of parameters.
 
     Raises:

@@ -17,7 +17,6 @@ class Apart:
     """One member's optimizer, on views of its part of the stacked parameters.
 
     Args:
-        hp: Its hyperparameters.
         views: Its part of each parameter, by name.
         lr: Multipliers of learning rates, by name.
         decay: Likewise, of weight decays.

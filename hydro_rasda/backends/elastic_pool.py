@@ -28,7 +28,6 @@ class _Ranks:
     """A full-size trial in training.
 
     Attributes:
-        task: What of it.
         devices: Each rank's.
         meeting: Where they find each other.
         endings: By rank, what it gave, or what ended its process.
@@ -59,8 +58,6 @@ class DoublingPool(DevicePool):
     Where one worker is all that is asked for, or one device all that there is, each device trains whole trials.
 
     Args:
-        run: Whose trials they train.
-        count: Number of devices.
         through: What carries the messages of ranks: NCCL wants a GPU for each.
         grows: Whether trials grow where `rasda.workers` is 1 and `rasda.max_workers` says nothing.
     """

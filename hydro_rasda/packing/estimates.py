@@ -124,7 +124,6 @@ class Slowdowns:
         """A job is done.
 
         Args:
-            kind: Its own.
             seconds: That it took, over those that it was given, and without what its neighbours' shares explain.
             beside: By kind, how many jobs ran beside it on average.
         """

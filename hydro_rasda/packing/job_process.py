@@ -31,15 +31,11 @@ class Process:
     """A job that was started, and all processes that it starts.
 
     Args:
-        task: The job.
-        device: Where it runs.
         grid: Says where its files are.
         expected: Bytes that it is given.
         shared: Environment by which it shares the device.
 
     Attributes:
-        task: The job.
-        device: Where it runs.
         memory: Peak of bytes so far.
         now: Bytes when they were looked at last.
         expected: Bytes that it was given when it began.
@@ -68,7 +64,6 @@ class Process:
         """Take in what has run beside it since the last time.
 
         Args:
-            others: The kinds of those jobs.
             crowd: The sum of all shares over what the device has; at least 1.
         """
         now = monotonic() - self._began
@@ -163,7 +158,6 @@ def start_child(
         lock: Held locked while any process of it is there.
         end: Appears, whole, once it has ended by itself.
         log: Gets what it writes.
-        environment: Its own.
     """
     with open_to_write(log, inside=2) as output:
         return subprocess.Popen(

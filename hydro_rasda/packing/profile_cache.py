@@ -19,7 +19,6 @@ class Learnt:
 
     Attributes:
         key: Under which it is kept.
-        estimates: What jobs take.
         slowdowns: By how much they slow each other.
     """
 

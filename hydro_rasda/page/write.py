@@ -79,7 +79,6 @@ def page(record: RunRecord, live: bool = False) -> str:
     """The page's HTML.
 
     Args:
-        record: A run.
         live: Whether the dashboard serves it: it then loads Plotly from there, and follows the run.
     """
     template, record = _template("template.html"), record.shown()
@@ -96,7 +95,6 @@ def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder:
 
     Args:
         runs: Of each, its name; its record, or why it cannot be read; when it was written, in seconds since 1970.
-        folder: Where they are.
     """
     rows = []
     for name, record, when in runs:

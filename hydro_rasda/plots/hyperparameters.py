@@ -35,7 +35,6 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     """Scores against each hyperparameter by itself: a dot for each trial, coloured by how far it trained.
 
     Args:
-        result: A run.
         names: Hyperparameters; None for all that differ between trials. Nested ones are "a/b".
     """
     go, trials = graph_objects(), thinned(scored(result), _DOTS)
@@ -75,7 +74,6 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     """Two hyperparameters against each other: a dot for each trial, on the average place of those around.
 
     Args:
-        result: A run.
         x: A hyperparameter; None: `x` and `y` are the two most important.
         y: Another.
     """

@@ -68,11 +68,7 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Died:
-    """A piece of work whose process ended without an answer.
-
-    Attributes:
-        how: What ended it.
-    """
+    """A piece of work whose process ended without an answer."""
 
     how: str
 
@@ -120,7 +116,6 @@ def imap_forked(
     """Do all pieces of work at the same time, or as many of them as have room beside each other, in any order.
 
     Args:
-        pieces: What to do.
         threads: Of torch, for each of them.
         notify: Called in this process with what a piece reports.
         pace: Ends those that are silent for too long, and learns; None waits for ever.
@@ -192,7 +187,6 @@ def map_forked(pieces: Sequence[Callable[[], Any]], children: int, pace: HangDet
     """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
 
     Args:
-        pieces: What to do.
         children: How many at the same time.
         pace: As of `imap_forked`.
 

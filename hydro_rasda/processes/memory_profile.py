@@ -32,7 +32,6 @@ class Peaks:
     Where all that trains at the same time fits memory by far, nothing is kept, as nothing depends on it.
 
     Args:
-        problem: What is tuned.
         stage: Of it.
     """
 

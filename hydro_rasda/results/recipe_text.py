@@ -34,7 +34,6 @@ class Recipe:
         epochs: After how many it is over.
         settings: The run's.
         averaged_from: The epoch from which weights are averaged; None where they are not.
-        data: The form of the training data.
         objective: Whether an objective of the user's makes the loss, in place of a `loss_fn`.
         configured: Whether that takes the configuration, too; None where only the function tells.
         width: How the model function takes the width ratio; "unknown" where only the function tells.

@@ -29,7 +29,6 @@ class TrialRecord(Portable):
     """What became of one configuration.
 
     Attributes:
-        trial: Its number.
         config: The configuration.
         status: "finished": trained at full size to the last milestone, or as far as the time budget went; "stopped":
             halved away; "undecided": of a run that is not over: it may train on; "not begun": not trained, as the time

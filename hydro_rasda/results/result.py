@@ -47,11 +47,9 @@ class TuneResult(RunRecord):
             trial, which is worse in the end, may have a better one. NaN where no full-size model has a metric yet.
         best_trial: Number of the trial with that configuration.
         trials: A record for each configuration, in the order of sampling.
-        metric: Name of the metric.
         mode: "min" or "max".
         expected_gain: What training one more configuration to the end at full size would be expected to improve
             `best_metric` by, were it as good as the finalists; NaN where fewer than two trained there.
-        cost: What the run cost.
         transfer: How far the surrogates' ranking can be trusted; None unless `check_transfer` was asked for.
         agreement: How full size ranks the finalists, compared with their surrogates, after the first epoch at which the
             race let any of them go; None with `surrogate=1`, and where none trained at full size. It costs nothing, and

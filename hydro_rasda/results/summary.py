@@ -25,7 +25,6 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
     """What a run has found so far, whatever became of it.
 
     Args:
-        run: Where it stands.
         finalists: All that were trained at full size.
         undecided: Trials that may train on; None where the run is over.
     """

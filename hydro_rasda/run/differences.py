@@ -27,7 +27,6 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
 
     Args:
         was: As `run.json` has it: settings, outlines, and by argument the "digests".
-        now: Likewise.
 
     Returns:
         Differences in what decides: settings, space, searcher, the model's parameters. And those in code and data,
@@ -56,7 +55,6 @@ def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
     Args:
         was: As of `differences`.
-        now: Likewise.
     """
     names = ["val_data"] + _OF_SCORES * (was.get("python") == now.get("python"))
     before, after = was.get("digests", {}), now.get("digests", {})

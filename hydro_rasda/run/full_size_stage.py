@@ -148,7 +148,6 @@ def record_epochs(
 
     Args:
         run: It is taken in there, too.
-        number: The trial.
         lines: Its metrics since the last that was recorded, or from an earlier epoch on where it went back; the last
             line's epoch is the one that was reached.
         state: To go on from there.

@@ -145,7 +145,6 @@ class Run:
         Args:
             key: The unit's, which begins with its stage.
             state: Tensors and plain values.
-            trials: Whose models it holds.
         """
         self.store.save(key, state)
         self.notify(CheckpointSaved, stage=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))

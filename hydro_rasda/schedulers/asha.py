@@ -36,9 +36,6 @@ class Rung(Mapping[str, float | None]):
 
     It is a value: `recorded` leaves it as it is and returns another. The two share one dict, of which the older rung
     counts the first entries alone, so that n reports do not make n copies.
-
-    Args:
-        scores: By trial.
     """
 
     def __init__(self, scores: Mapping[str, float | None] = MappingProxyType({})) -> None:

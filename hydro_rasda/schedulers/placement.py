@@ -27,7 +27,6 @@ class Waiting(NamedTuple):
     """A trial that waits to start or to go on.
 
     Attributes:
-        trial: Its name.
         workers: Workers that it is to start with.
         rung: Milestones that it survived; 0 for a new trial.
         seconds: Expected time from its start until it gives its workers back; inf where unknown.
@@ -174,7 +173,6 @@ class Held:
         """A trial holds workers from now on.
 
         Args:
-            trial: Its name.
             workers: How many.
             until: When it is expected to give them back, on the clock of `reservation`; inf where unknown.
         """

@@ -16,7 +16,6 @@ def rank(scores: Sequence[float], mode: Mode) -> list[int]:
     sign. Of equal scores, also of those, the one of lower index comes first.
 
     Args:
-        scores: One for each trial.
         mode: "min" where lower is better, "max" where higher is.
 
     Raises:

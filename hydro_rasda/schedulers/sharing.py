@@ -48,7 +48,6 @@ class Interference:
         """How fast each of some jobs gets on where they share a device, over having one of its kind alone.
 
         Args:
-            jobs: All that run there.
             rate: Of the device, in reference devices.
 
         >>> jobs = [Job("a", 4, 0.5, 60, "cnn"), Job("b", 4, 0.75, 60, "vit")]
@@ -116,7 +115,6 @@ class _Together:
     """The jobs of a device.
 
     Attributes:
-        rate: Of the device.
         memory: That is left.
         work: That they do there in a second, in what a reference device does.
     """

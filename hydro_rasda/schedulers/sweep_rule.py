@@ -84,7 +84,6 @@ class SweepState:
         max_t: Epochs of a full training.
         top_k: How many finalists are wanted.
         seed: The run's: a rule that needs random numbers derives them from it, and from what it is asked.
-        trials: All trials, by number.
         waiting: Those that came to a milestone, or are new, and wait for a decision; in order of arrival.
         training: Those that are on their way to a milestone.
         scores: By milestone, the score there of each trial that came to it; NaN where it diverged or failed.
@@ -244,7 +243,6 @@ def checked_moves(
     Args:
         rule: Who decided.
         moves: What it decided.
-        sweep: Where the sweep stands.
         check: Raises ValueError for a configuration that cannot be trained with.
 
     Raises:

@@ -206,7 +206,6 @@ def recommend(
     Tried are 1, 2, 4, ... GPUs and all of them; workers from the study's on, doubled up to a node's.
 
     Args:
-        run: The past run.
         study: Its `gpus` are the most, its `workers` the fewest of a new trial.
         within_hours: Deadline.
         gpu_hours: Budget of GPU hours reserved: all GPUs from start to end.

@@ -33,7 +33,6 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
     """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
 
     Args:
-        problem: What is tuned.
         trials: Whose models are built.
         children: Processes that are forked to build them; 0 builds them in this one.
         doing: Told what this process builds itself.
@@ -110,7 +109,6 @@ class _Seen:
     """Configurations in which all that decides about the model is equal.
 
     Attributes:
-        batch_size: Theirs.
         reads: What `model_fn` reads of them.
         notes: Which keys those are.
         digest: Of the models built so far; empty where these were of several kinds.

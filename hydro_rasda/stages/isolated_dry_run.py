@@ -32,7 +32,6 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
     that a later call of the same name passes over it.
 
     Args:
-        problem: What is to be tuned.
         trials: At least one.
         folder: The run's; None where no later call could have the same.
 

@@ -52,7 +52,6 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     """Try a problem out, and warn of what would go wrong without a word.
 
     Args:
-        problem: What is to be tuned.
         space: What the trials' configurations are drawn from.
         trials: At least one.
         folder: The run's; None where no later call could have the same.

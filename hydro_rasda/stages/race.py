@@ -85,8 +85,6 @@ def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]
     """Choose again among those that were stopped, where all that went on diverged or failed before their end.
 
     Args:
-        run: The run.
-        finalists: All that began.
         stopped: By milestone, those that were stopped there; who comes back is taken out.
         stop: The milestone of the race.
     """

@@ -37,7 +37,6 @@ class Work:
     """What training needs beside a task.
 
     Attributes:
-        trials: By number.
         load: Gives an earlier task's checkpoint by its key, on the device.
         should_stop: Asked after each epoch.
         notify: Called with how many epochs were trained, over all models that train as one, and the metrics after them.
@@ -72,7 +71,6 @@ class Device:
     """Trains what it is given; returns when that is done.
 
     Args:
-        problem: What is tuned, on this device.
         may_die: Whether this process is the device's own, which is replaced where it dies: a single core then trains in
             it, and not in one forked of it.
         share: What it has of the device's memory.
@@ -166,8 +164,6 @@ class Device:
         """Train at most `cores` full-size models at the same time, on the more threads the fewer they are.
 
         Args:
-            tasks: What to train.
-            work: What that needs.
             devices: How many, this one included, share the trials that are trained to the tasks' milestone.
 
         Yields:

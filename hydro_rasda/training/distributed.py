@@ -113,7 +113,6 @@ def train_target_on_ranks(
     Args:
         problem: What is tuned, on this rank's device.
         trial: The task's trial.
-        task: What to do.
         state: What its source gave.
         place: Which rank this is.
         open_store: See `Place.joined`.

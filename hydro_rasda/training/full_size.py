@@ -38,12 +38,9 @@ def train_full_size_trial(
     """Train one full-size model for a span of epochs.
 
     Args:
-        problem: What is tuned.
         trial: The task's trial.
-        task: What to do.
         state: What its source gave.
         should_stop: Asked after each epoch.
-        on_epoch: Told of each epoch.
     """
     started = time.perf_counter()
 

@@ -203,12 +203,9 @@ def train_group(
     those that raise by themselves fail.
 
     Args:
-        problem: What is tuned.
-        trials: All trials by number.
         task: One group, where it starts and where it stops.
         load: Gives an earlier task's checkpoint by its key.
         should_stop: Asked after each epoch.
-        on_epoch: Told of each epoch.
 
     Raises:
         DamagedCheckpoint: where an earlier task's cannot be read.
@@ -297,9 +294,6 @@ def state_of(problem: Problem, trials: Mapping[int, Trial], number: int, source:
     """What `SingleLearner` goes on from, of a trial whose surrogate was as wide as the model.
 
     Args:
-        problem: What is tuned.
-        trials: All trials by number.
-        number: The trial.
         source: Key of the task that trained it last.
         load: Gives a task's checkpoint by its key.
     """

@@ -69,7 +69,6 @@ class SingleLearner:
     Args:
         model: On its device, with the same weights on all ranks.
         config: Its hyperparameters.
-        objective: What it does with a batch.
         max_t: Epochs of a full training, the horizon of schedules.
         shard: Which rank this is; the default process group holds as many as there are.
         ema: Share of a full training's steps over which the weights are averaged that are evaluated and remembered; 0
@@ -152,7 +151,6 @@ class SingleLearner:
 
         Args:
             batch: What to learn from.
-            epoch: The time.
             steps: How many an epoch has.
             weight: Of the share in the ranks' average, see `data.Part`; alone it is always 1.
         """
@@ -305,7 +303,6 @@ def evaluate_parts(
 
     Args:
         objective: Of models in no need of gradients.
-        batch: Of examples.
         parts: How many to split it into.
         dim: That of the examples in outputs and targets.
     """

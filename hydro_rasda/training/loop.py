@@ -121,7 +121,6 @@ def keep_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: Epo
 
     Args:
         learner: At the end of the epoch, on each of its ranks.
-        problem: What is tuned.
         epoch: How many are trained.
         metrics: After it.
     """

@@ -29,7 +29,6 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
     """Factors of learning rates and weight decays for each optimizer: muP's, times those that the objective asks for.
 
     Args:
-        settings: Of that module.
         module: A model, or its surrogate.
         surrogate: The surrogate's width over the model's.
 

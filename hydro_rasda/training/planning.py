@@ -59,7 +59,6 @@ def planned_widths(
     """For each kind, the width at which a group trains fastest and fits memory, and from which it pays at all.
 
     Args:
-        problem: What is tuned.
         kinds: By digest, the trials of the kind, in the order in which groups take them.
         cores: Of the device, each of which trains a part of a group on one thread; they share the memory.
         forked: Whether processes that are forked measure, and not this one.

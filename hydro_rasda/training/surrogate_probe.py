@@ -34,9 +34,7 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
     Where a single one does not fit a core's part of the room, it is measured with all of it.
 
     Args:
-        problem: What is tuned.
         trials: Of one kind, those of a core.
-        batch: That they train on.
         room: Bytes for all cores.
         cores: That share them.
     """

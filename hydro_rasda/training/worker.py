@@ -48,8 +48,6 @@ class Worker:
 
     Args:
         job: What of these there is: `config`, `trial`, `rank`, `world_size`, and `workers`, those of a new trial.
-        data: See above.
-        device: See above.
         saved: What `saved` gave before; None at first.
     """
 
