@@ -69,7 +69,12 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number, infinities and NaN included; a bool is none."""
+    """Whether a value is a finite number; a bool is none."""
+    return is_metric(value) and abs(value) < math.inf
+
+
+def is_metric(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -98,7 +103,7 @@ def check_number(name: str, value: object, above: float | None = None) -> None:
     Raises:
         ValueError: where `value` is something else, such as NaN.
     """
-    holds = is_number(value) and (value >= 0 if above is None else value > above)
+    holds = is_metric(value) and (value >= 0 if above is None else value > above)
     require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
 
 

@@ -301,7 +301,7 @@ def checked_epochs(rule: SweepRule, count: float) -> int:
     Raises:
         ValueError: naming rule and value, where it is none.
     """
-    holds = is_number(count) and 0 <= count < math.inf
+    holds = is_number(count) and count >= 0
     require(holds, f"`sweep_rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
     return math.ceil(count)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fusion.streams import seed_generators
-from hydro_rasda.checks import is_number, require
+from hydro_rasda.checks import is_metric, require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask
 from hydro_rasda.problem import Problem
@@ -51,9 +51,9 @@ class Kept:
         """
         metric, mode = self._settings.metric, self._settings.mode
         rule = f"a mapping with the number {metric!r}, which is `tune`'s `metric`"
-        require(is_number(metrics.get(metric)), "metrics", dict(metrics), rule)
+        require(is_metric(metrics.get(metric)), "metrics", dict(metrics), rule)
         require(saving is not None, "state", None, "given with every report")
-        numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_number(v)}
+        numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_metric(v)}
         if self._settings.keep == "best":
             self._best = bettered(
                 self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(_state_of(saving)["model"])

@@ -113,7 +113,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stop_last_trials: bool = True,
     ) -> None:
         super().__init__()
-        bounded = is_number(autoscale_wait_s) and 0 <= autoscale_wait_s < math.inf
+        bounded = is_number(autoscale_wait_s) and autoscale_wait_s >= 0
         require(bounded, "autoscale_wait_s", autoscale_wait_s, "a finite number of seconds >= 0")
         self._autoscale_wait_s = autoscale_wait_s
         require(brackets == 1, "brackets", brackets, "1: there is one bracket")
