@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Never
 
@@ -14,14 +15,16 @@ import ray
 import torch
 
 from hydro_rasda.backends.ray.devices import RayDevices, worker_resources
-from hydro_rasda.backends.ray.head_watch import head_watched
-from hydro_rasda.backends.ray.slots import living_nodes
+from hydro_rasda.backends.ray.nodes import living_nodes
 from hydro_rasda.checks import check_text, refuse_gone, require
 from hydro_rasda.contracts import Devices
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.schedulers import worker_slots
 
 _ANSWER_S = 10.0
+_HEAD_ASKED_EVERY_S = 2.0
+_HEAD_ANSWERS_WITHIN_S = 5.0
+_HEAD_MISSES = 3
 
 
 class RayBackend:
@@ -115,3 +118,43 @@ def _environment(**variables: str) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def head_watched(address: str) -> Iterator[None]:
+    """Within it, a line on stderr tells where the head does not answer any more, and what to do.
+
+    Args:
+        address: Of the head, "host:port".
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_watch_head, args=(address, over), name="head watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _watch_head(address: str, over: threading.Event) -> None:
+    misses = 0
+    while misses < _HEAD_MISSES:
+        if over.wait(_HEAD_ASKED_EVERY_S):
+            return
+        misses = 0 if _head_answers(address) else misses + 1
+    print(
+        f"Ray's head at {address} does not answer any more. Unless it comes back, Ray ends this process within "
+        "minutes. What was trained is kept: once a cluster runs again, the same call goes on with the run.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _head_answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_ANSWERS_WITHIN_S).close()
+    except OSError:
+        return False
+    return True

@@ -17,8 +17,8 @@ import torch
 from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
 from hydro_rasda.backends.ray.bulletin import Bulletin, Reporter
+from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.backends.ray.ranks import actor_options
-from hydro_rasda.backends.ray.slots import Slots
 from hydro_rasda.checks import require
 from hydro_rasda.data import Shard
 from hydro_rasda.run.state import Run

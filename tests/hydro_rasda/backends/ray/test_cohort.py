@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from ray import tune
 
-from benchmarks.scale_rows import StandInController, stand_in_trial
+from benchmarks.ray_stand_in import StandInController, stand_in_trial
 from hydro_rasda import JournalEntry, RASDAScheduler, read_journal
-from hydro_rasda.backends.ray.grants import Grants
+from hydro_rasda.backends.ray.waiting import Grants
 from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import RASDA
 from tests.hydro_rasda.backends.ray.curves import Opens, held_up

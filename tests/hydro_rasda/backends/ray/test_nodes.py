@@ -13,7 +13,7 @@ from ray import tune
 from ray.cluster_utils import Cluster
 
 from hydro_rasda import Event, RASDAConfig, RASDAScheduler, RayBackend, Worker, elastic, read_journal
-from hydro_rasda.backends.ray.slots import Slots
+from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import EpochEnded, MessageSaid
