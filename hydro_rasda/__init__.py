@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         TrialEnded,
         TrialFailed,
     )
-    from hydro_rasda.run.store import RunExists
+    from hydro_rasda.run.spec import RunExists
     from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, SweepRule, SweepState
     from hydro_rasda.training.large_batch import RescaledLR, lr_factor
     from hydro_rasda.training.worker import Worker
@@ -113,7 +113,7 @@ _HOMES = {
     "results.load": ["load"],
     "results.records": ["Cost", "TrialRecord"],
     "results.result": ["AllTrialsFailed", "TuneResult"],
-    "run.store": ["RunExists"],
+    "run.spec": ["RunExists"],
     "schedulers.sweep_rule": ["Drop", "GoOn", "SweepRule", "SweepState"],
     "training.large_batch": ["RescaledLR", "lr_factor"],
     "training.worker": ["Worker"],

@@ -13,8 +13,8 @@ from fusion.warn import warn
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
 from hydro_rasda.domains import plain, to_ray
+from hydro_rasda.run.journal import name_of
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import name_of
 from hydro_rasda.secret_masking import hide, restore, secrets_of
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample

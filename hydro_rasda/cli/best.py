@@ -12,7 +12,7 @@ from hydro_rasda.console import one_line, show
 from hydro_rasda.results.export import save_model
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord, TrialRecord
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.run.journal import jsonable
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None) -> bool:

@@ -17,7 +17,7 @@ from hydro_rasda.console import one_line
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import COLUMNS, row
 from hydro_rasda.results.report import best_first
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.run.journal import jsonable
 
 Row = Mapping[str, Any]
 

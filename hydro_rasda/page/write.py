@@ -21,7 +21,7 @@ from hydro_rasda.results.records import RunRecord, row
 from hydro_rasda.results.report import best_first, state_of
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.files import write_atomically
-from hydro_rasda.run.store import read_asked
+from hydro_rasda.run.spec import read_asked
 
 SLICES = 12
 """Hyperparameters that have a slice of their own on the page, the most important."""

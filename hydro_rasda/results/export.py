@@ -9,7 +9,8 @@ from typing import Any
 from hydro_rasda.checks import is_int, require
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.files import load_checkpoint, write_atomically
-from hydro_rasda.run.store import jsonable, run_id
+from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.spec import run_id
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

@@ -11,7 +11,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.results.reading import read_record, settings_of
 from hydro_rasda.results.result import TuneResult
 from hydro_rasda.run.portable import Gone
-from hydro_rasda.run.store import read_asked
+from hydro_rasda.run.spec import read_asked
 
 
 def load(path: str | Path) -> TuneResult:

@@ -14,8 +14,9 @@ from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.full_size_stage import decided_targets, run_end, take_in_targets, tried_targets
 from hydro_rasda.run.journal import JOURNAL
+from hydro_rasda.run.spec import SPEC, read_asked
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
-from hydro_rasda.run.store import SPEC, Store, read_asked
+from hydro_rasda.run.store import Store
 from hydro_rasda.run.transfer_stage import recalled_transfer
 from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, move_of
 from hydro_rasda.secret_masking import described_secrets, hide

@@ -20,7 +20,8 @@ from hydro_rasda.results.report import chosen_line
 from hydro_rasda.results.summary import swept_epochs
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.portable import Gone
-from hydro_rasda.run.store import Store, read_asked
+from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.store import Store
 
 
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:

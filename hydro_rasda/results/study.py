@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.results.records import STAGES, RunRecord, TrialRecord
-from hydro_rasda.run.store import jsonable, read_asked
+from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.spec import read_asked
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -14,7 +14,8 @@ import pytest
 
 from hydro_rasda import Event, RunEnded
 from hydro_rasda.cli import main
-from hydro_rasda.run.store import Store, read_asked
+from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.store import Store
 from tests.hydro_rasda.cli.conftest import search
 from tests.hydro_rasda.results.test_load import contents
 

@@ -22,7 +22,7 @@ from hydro_rasda.page.write import page, sections
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import as_html
-from hydro_rasda.run.store import read_asked
+from hydro_rasda.run.spec import read_asked
 from tests.hydro_rasda.journals import SCRIPT, SPACE
 
 Sorts = dict[str, RunRecord]
