@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
+from hydro_rasda.backends.device_process import Answer, DeviceDied, DeviceProcess
 from hydro_rasda.contracts import Finished, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.processes.retry_policy import DEATHS, Deaths
@@ -19,34 +20,6 @@ from hydro_rasda.trial import Trial
 
 LOOK_S = 0.5
 """So long `finished` waits before it lets its caller look at the clock."""
-
-
-class DeviceDied(Exception):
-    """The process of a device ended without an answer; says what ended it."""
-
-
-class Answer(Protocol):
-    """What a device's process will have given."""
-
-    def result(self) -> Any:
-        """Wait for it.
-
-        Raises:
-            DeviceDied: where there will be none.
-        """
-        ...
-
-
-class DeviceProcess(Protocol):
-    """A process with a `Trainer`, which does one thing after another."""
-
-    def ask(self, method: str, *arguments: Any) -> Answer:
-        """Have it call a method of its trainer; returns at once."""
-        ...
-
-    def end(self) -> None:
-        """End it, whatever it does."""
-        ...
 
 
 @dataclass

@@ -14,8 +14,9 @@ from typing import Any
 import ray
 import torch
 
+from hydro_rasda.backends.device_process import Answer, DeviceDied
 from hydro_rasda.backends.elastic_pool import DoublingPool
-from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
+from hydro_rasda.backends.pool import LOOK_S
 from hydro_rasda.backends.ray.bulletin import Bulletin, Reporter
 from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.backends.ray.ranks import actor_options
