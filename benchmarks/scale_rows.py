@@ -26,13 +26,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from hydro_rasda import loguniform, tune
+from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Group, GroupTask, Span, Widths
 from hydro_rasda.data import Shard, make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.forks import ONE_PROCESS
+from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
 from hydro_rasda.stages.grouping import Waiting, next_groups
@@ -94,7 +94,7 @@ def traces(trials: int) -> Numbers:
         mock.patch.object(symbolic_shapes.ShapeEnv, "__init__", autospec=True, side_effect=init) as made,
         _one_process(),
     ):
-        _tune(_no_width_argument, trials, surrogate=0.5)
+        _tune(_no_width_argument, trials, sweep=SweepConfig(surrogate=0.5, fusion=8))
     return {"traces": made.call_count}
 
 
@@ -143,7 +143,8 @@ def tiny_search(trials: int) -> None:
 
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder:
-        _tune(lambda config: nn.Linear(8, 2), trials, surrogate=1, fusion=64, storage_path=folder, max_t=1, top_k=1)
+        sweep, race = SweepConfig(surrogate=1, fusion=64), RaceConfig(top_k=1)
+        _tune(lambda config: nn.Linear(8, 2), trials, sweep=sweep, race=race, storage_path=folder, max_t=1)
         files = [path for path in Path(folder).rglob("*") if path.is_file()]
         journal = sum(path.stat().st_size for path in files if path.name == "journal.jsonl")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -156,8 +157,8 @@ def _tune(model_fn: Any, trials: int, **settings: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
             "max_t": 2,
-            "top_k": 2,
-            "fusion": 8,
+            "race": RaceConfig(top_k=2),
+            "sweep": SweepConfig(fusion=8),
             "storage_path": folder,
             "name": "run",
             "progress": False,
@@ -203,7 +204,7 @@ def _problem(model_fn: Any) -> Problem:
         objective=supervised(),
         train_data=batches,
         val_data=batches,
-        settings=TuneConfig(surrogate=1, max_t=2),
+        settings=TuneConfig(sweep=SweepConfig(surrogate=1), max_t=2),
         device=CPU,
     )
 

@@ -64,7 +64,6 @@ class Rows:
     """Tensors by name that lie side by side, those of one block in one [K, N].
 
     Attributes:
-        layout: What is where.
         blocks: Block -> [K, N].
         parts: Name -> [K, ...], a view.
     """

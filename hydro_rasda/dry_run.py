@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fusion import optimizer
 from fusion.compare import check_copy
-from fusion.keys import OWN, lr_factors, optimizer_name
+from fusion.hyperparameters import OWN, lr_factors, optimizer_name
+from fusion.optim import optimizer
 from fusion.tensors import duplicate
+from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
 from hydro_rasda.batch_checks import (
@@ -48,13 +48,15 @@ class DryRun:
         example_input: What the objective called it with: positional arguments, or a dict of keyword arguments, of a
             few examples; None where it never called the model itself.
         pretrained: Whether initial weights are the same from every seed. A narrow surrogate would keep a random part of
-            what was learnt, so none was tried. With `surrogate=1` this is not looked for, and it is False.
+            what was learnt, so none was tried. With `sweep.surrogate=1` this is not looked for, and it is False.
         objective_reads: Keys of the configuration that the objective read.
         whole_names: What `metrics` calls what it returns.
         shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
             that it keeps, which training one trial would change for all others.
         peak: Bytes that training the full-size model takes, reckoned from a batch of it.
         epoch_seconds: Seconds that an epoch of it takes, reckoned likewise; infinite where the data have no length.
+        steady_epoch_seconds: The same from a batch that was run before, on one thread of a CPU: as training goes, with
+            a model on each core.
     """
 
     parameters: dict[str, str]
@@ -65,6 +67,7 @@ class DryRun:
     whole_names: tuple[str, ...] = ()
     peak: float = 0.0
     epoch_seconds: float = math.inf
+    steady_epoch_seconds: float = math.inf
 
 
 _BESIDE_A_STEP = 4
@@ -73,6 +76,8 @@ _BESIDE_A_STEP = 4
 PRETRAINED_SHARE = 0.1
 """So many of a model's elements come out the same from two seeds where they were trained before."""
 EXAMPLES = 4
+REPEAT_SECONDS = 0.1
+"""For so long, and three times, a batch is run again to see how long one takes; once where one takes ten times that."""
 MISFITS = 8
 """So many configurations in a row whose model is built but cannot be trained mean that none can."""
 
@@ -83,7 +88,6 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
     Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
 
     Args:
-        problem: What will be tuned.
         trials: At least one.
         survey: Whether to read the data once, too.
 
@@ -123,7 +127,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         raise misfit(str(error), error) from error
     if optimizer_name(trial.config) == OWN:
         _try_optimizer(trial, target)
-    pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
+    pretrained = problem.settings.sweep.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), duplicate(target)
     del other
@@ -164,17 +168,38 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _try_surrogate(tried, trial)
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
-    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds)
+    steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
+    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds, steady)
+
+
+def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
+    """Seconds of a training step's forward and backward pass, the quickest of a few; on a CPU, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _quickest(problem, target.train(), batch)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _quickest(problem: Problem, target: nn.Module, batch: Batch) -> float:
+    found, started = list[float](), time.perf_counter()
+    while time.perf_counter() - started < REPEAT_SECONDS or len(found) < 3:
+        began = time.perf_counter()
+        run_batch(problem, target, batch, "train_data")["loss"].item()
+        found.append(time.perf_counter() - began)
+        if found[-1] > 10 * REPEAT_SECONDS:
+            break
+    return min(found)
 
 
 def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:
     """Warn where a loader goes by another batch size than that of the configuration."""
     asked = trial.batch_size
     if "batch_size" in trial.config and (length > asked or (length < asked and not is_last())):
-        warnings.warn(
+        warn(
             f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
             "`batch_size` changes nothing where its loader takes no notice of it",
-            stacklevel=6,
         )
 
 
@@ -219,8 +244,8 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
         if width_form(problem.model_fn):
             raise Misfit(error) from error
         raise misfit(
-            f"`surrogate` is {problem.settings.surrogate:g}, but the model cannot be made narrower by itself "
-            f"({error}); give `model_fn` an argument `width_ratio`, or set `surrogate=1`",
+            f"`sweep.surrogate` is {problem.settings.sweep.surrogate:g}, but the model cannot be made narrower by "
+            f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep.surrogate=1`",
             error,
         ) from error
 

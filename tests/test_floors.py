@@ -13,11 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"checks", "config", "console", "lazy_exports", "package_conflicts", "secret_masking", "seeds", "trial"},
+    {"checks", "console", "lazy_exports", "package_conflicts", "renames", "secret_masking", "signatures", "trial"},
     {"schedulers"},
+    {"config", "seeds"},
     {
         *(
             "batch_checks",
+            "branches",
             "config_access",
             "data",
             "domains",
@@ -38,7 +40,7 @@ FLOORS = (
     {"processes"},
     {"training"},
     {"backends", "bubbles", "search", "stages"},
-    {"cli", "dashboard", "integrations", "testing", "tuner"},
+    {"cli", "dashboard", "integrations", "request", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
 

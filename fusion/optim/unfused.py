@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.single import torch_optimizer
 
 
@@ -17,7 +17,6 @@ class Apart:
     """One member's optimizer, on views of its part of the stacked parameters.
 
     Args:
-        hp: Its hyperparameters.
         views: Its part of each parameter, by name.
         lr: Multipliers of learning rates, by name.
         decay: Likewise, of weight decays.

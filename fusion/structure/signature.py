@@ -17,11 +17,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
-from threading import Lock, RLock
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -36,25 +33,9 @@ from fusion.structure.code import (
     wrapped,
 )
 from fusion.structure.floats import FloatSlot, is_number, is_probability
+from fusion.structure.kinds import HOOK_ATTRIBUTES, PLAIN, STATELESS, TEXTS, skipped_of, skipped_of_module
 from fusion.structure.values import digest, memory, parts_of_copy, short, slots_of
-from fusion.tensors import HOOKS, hooks_on
-
-# Not among the attributes to walk: what is walked by itself; the mode, which train() and eval() set all the time; and
-# what a copy does without.
-_NOT_STRUCTURE = {"_parameters", "_buffers", "_modules", "training", "_compiled_call_impl"}
-_RECURRENT_CACHES = {"_flat_weights", "_flat_weight_refs"}
-_HOOKS = {name for name in vars(nn.Module()) if "_hooks" in name}
-# Hooks on loading and saving never run: a fused model does both itself.
-_NOT_STRUCTURE |= {name for name in _HOOKS if "state_dict" in name} | {HOOKS}
-# How peft made a LoRA adapter, in layer and configuration; what forward reads of it, `scaling`, is a float.
-_LORA, _LORA_NOTES = "peft.tuners.lora.", {"lora_alpha", "r", "lora_dropout"}
-
-_PLAIN = {bool, int, str, bytes, type(None), type(...), type(NotImplemented)}
-_TEXTS = {complex, range, torch.dtype, torch.device, torch.memory_format, torch.layout, torch.Size}
-_TEXTS |= {torch._ops.OpOverload, torch._ops.OpOverloadPacket}
-# They keep what was once asked of them, such as their hash.
-_TEXTS |= {PosixPath, WindowsPath, PurePosixPath, PureWindowsPath}
-_STATELESS = {type(Lock()), type(RLock())}
+from fusion.tensors import hooks_on
 
 UNKNOWN = "unlike all others"
 """Begins what is noted of a value that cannot be looked into."""
@@ -126,9 +107,9 @@ class _Walk:
         for kind in ("_parameters", "_buffers"):
             for name, tensor in getattr(module, kind).items():
                 self._registered(_join(path, name), tensor, kind[1:-1])
-        skipped = _skipped(module)
+        skipped = skipped_of_module(module)
         for name, value in vars(module).items():
-            if name in _HOOKS and value is not None:
+            if name in HOOK_ATTRIBUTES and value is not None:
                 if value:
                     self._hooks(_join(path, name), name, vars(module))
             elif name not in skipped:
@@ -180,9 +161,9 @@ class _Walk:
         cls = type(value)
         if is_number(value, cls) or is_probability(value, slot):
             self._float(path, value, slot)
-        elif cls in _PLAIN:
+        elif cls in PLAIN:
             self._note(path, (cls.__name__, short(value)))
-        elif cls in _TEXTS:
+        elif cls in TEXTS:
             self._note(path, (cls.__name__, repr(value)))
         elif isinstance(value, Tensor):
             self._tensor(path, value)
@@ -244,7 +225,7 @@ class _Walk:
             self._shared(path, value())
         elif isinstance(value, RemovableHandle):
             self._handle(path, value)
-        elif type(value) in _STATELESS:
+        elif type(value) in STATELESS:
             self._note(path, name_of(type(value)))
         else:
             self._object(path, value)
@@ -313,7 +294,7 @@ class _Walk:
         items = list((dict if isinstance(mapping, dict) else type(mapping)).items(mapping))
         self._note(path, len(items))
         for i, (key, item) in enumerate(items):
-            place = f"{path}[{key!r}]" if type(key) in _PLAIN else f"{path}[key {i}]"
+            place = f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[key {i}]"
             self._value(f"{path}.key[{i}]", key)
             self._value(place, item, FloatSlot(mapping, key, item=True) if isinstance(mapping, dict) else None)
 
@@ -336,7 +317,7 @@ class _Walk:
         self._note(path, tuple(walks))
 
     def _attributes(self, path: str, value: Any) -> None:
-        skipped = _LORA_NOTES if type(value).__module__.startswith(_LORA) else ()
+        skipped = skipped_of(value)
         for name, item in getattr(value, "__dict__", {}).items():
             if name not in skipped:
                 self._value(_join(path, name), item, FloatSlot(value, name))
@@ -351,13 +332,6 @@ class _Walk:
         else:
             for name, part in parts.items():
                 self._value(f"{path}.{name}", part)
-
-
-def _skipped(module: nn.Module) -> set[str]:
-    """The attributes of a module that do not steer what it computes."""
-    if isinstance(module, nn.RNNBase):
-        return _NOT_STRUCTURE | _RECURRENT_CACHES
-    return _NOT_STRUCTURE | _LORA_NOTES if type(module).__module__.startswith(_LORA) else _NOT_STRUCTURE
 
 
 def _join(path: str, name: str) -> str:

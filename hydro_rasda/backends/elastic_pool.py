@@ -28,7 +28,6 @@ class _Ranks:
     """A full-size trial in training.
 
     Attributes:
-        task: What of it.
         devices: Each rank's.
         meeting: Where they find each other.
         endings: By rank, what it gave, or what ended its process.
@@ -51,7 +50,7 @@ class _Ranks:
 
 
 class DoublingPool(DevicePool):
-    """A pool whose full-size trials train on `rasda.workers` devices each, and survivors of a milestone on more.
+    """A pool whose full-size trials train on `race.workers` devices each, and survivors of a milestone on more.
 
     A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices
     never gives more. The ranks of one of which a process dies, or raises, are ended and replaced together.
@@ -59,15 +58,13 @@ class DoublingPool(DevicePool):
     Where one worker is all that is asked for, or one device all that there is, each device trains whole trials.
 
     Args:
-        run: Whose trials they train.
-        count: Number of devices.
         through: What carries the messages of ranks: NCCL wants a GPU for each.
-        grows: Whether trials grow where `rasda.workers` is 1 and `rasda.max_workers` says nothing.
+        grows: Whether trials grow where `race.workers` is 1 and `race.max_workers` says nothing.
     """
 
     def __init__(self, run: Run, count: int, through: Literal["gloo", "nccl"], grows: bool = False) -> None:
         super().__init__(run, count)
-        asked = run.settings.rasda
+        asked = run.settings.race
         self._asked = asked.workers > 1 or (grows if asked.max_workers is None else asked.max_workers > 1)
         self._rule = _rule(run.settings)
         self._through = through
@@ -245,7 +242,7 @@ def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
 
 
 def _rule(settings: TuneConfig) -> RASDA:
-    asked = settings.rasda
+    asked = settings.race
     return RASDA(
         settings.max_t,
         settings.first_look,

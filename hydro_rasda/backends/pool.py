@@ -72,10 +72,6 @@ class DevicePool:
     """Trains on a number of devices, each with a process of its own; see `Devices`.
 
     A device whose process dies, or hangs, gets a new one, and what it trained goes to whichever device is free.
-
-    Args:
-        run: Whose trials they train.
-        count: Number of devices.
     """
 
     def __init__(self, run: Run, count: int) -> None:

@@ -51,7 +51,6 @@ class LocalProcesses(DoublingPool):
     """Trains on several devices of this machine; see `LocalBackend`.
 
     Args:
-        run: Whose trials they train.
         devices: A process for each.
         memory: Bytes of the CPU's memory for all that train on it.
     """
@@ -188,7 +187,6 @@ def serve(handle: int, parent: int) -> None:
 
     Args:
         handle: Of the connection to it.
-        parent: Its number.
     """
     if sys.platform == "linux":
         depend_on(parent)
@@ -200,7 +198,6 @@ def answer_all(connection: Connection, opened: Callable[..., Trainer], more: Cal
     """Do what a connection asks for, one thing after another, until it ends.
 
     Args:
-        connection: To the tuner.
         opened: Makes what trains, of what the first message says.
         more: Waits for the next message; False where no more are to be taken.
     """

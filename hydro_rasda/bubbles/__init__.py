@@ -5,16 +5,12 @@ is in the host's process, so that neither random numbers, gradients, threads nor
 of Hydro's coordinator, which interleaves trials with the pre-training of large models.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from hydro_rasda.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from hydro_rasda.bubbles.backend import BubbleBackend
-    from hydro_rasda.bubbles.host import bubbles
-
-__all__ = ["BubbleBackend", "bubbles"]
-
-__getattr__ = lazy_exports(globals(), {"backend": ["BubbleBackend"], "host": ["bubbles"]})
+    from hydro_rasda.bubbles.backend import BubbleBackend as BubbleBackend
+    from hydro_rasda.bubbles.host import bubbles as bubbles
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(__name__)

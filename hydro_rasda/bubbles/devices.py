@@ -55,7 +55,6 @@ class _Visitor:
     """A guest that is there.
 
     Attributes:
-        name: Its own.
         piece: What it trains; None where it is idle.
     """
 
@@ -67,8 +66,6 @@ class BubbleDevices:
     """Gives guests what there is to train, a group or a full-size model each, and takes it back where they leave.
 
     Args:
-        run: Whose trials they train.
-        source: Where they come to.
         problem: What all of them are sent.
         groups: How many groups or full-size models train at the same time.
         checkpoint_s: After so long, one leaves a checkpoint.

@@ -29,7 +29,6 @@ class GuestProcess:
 
     Args:
         source: The folder where it looks for a sweep.
-        device: Where it trains.
         preempt: Whether to stop and continue it.
         before: The name of the guest before, and how it ended, as `subprocess` says it: the tuner is told, since what
             that one trained may have been the cause.

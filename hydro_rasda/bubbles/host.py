@@ -16,7 +16,7 @@ from hydro_rasda.bubbles.guest_process import GuestProcess
 from hydro_rasda.bubbles.pipeline_waits import watched
 from hydro_rasda.checks import check_number, require
 from hydro_rasda.run.files import refuse_open_to_others
-from hydro_rasda.schedulers.bubbles import Forecast, Guard
+from hydro_rasda.schedulers.bubble_policy import Forecast, Guard
 
 LOOK_S = 1.0
 """So often, at the beginning of a step, the host looks after its guest, and at what memory is left."""
@@ -40,8 +40,8 @@ def bubbles(
     the host computes is the same to the last bit. It trains groups of the sweep that
     `tune(backend=BubbleBackend(source))` runs meanwhile, wherever that is; without a sweep, it waits for one. Bubbles
     that are too short to be worth it stay empty, by the last steps' waits, and so does one step in
-    `schedulers.bubbles.CONTROL`, with which the others are compared: where guests cost the host more than 1 % of a
-    step, longer bubbles alone are used.
+    `schedulers.bubble_policy.CONTROL`, with which the others are compared: where guests cost the host more than 1 %
+    of a step, longer bubbles alone are used.
 
     Leaving lets the guest end the epoch that is under way, and hand over what it trained; where the host is killed, the
     guest ends with it, and what it trained since its last checkpoint trains again in another bubble.

@@ -38,7 +38,6 @@ def watched(schedule: Any, watcher: Watcher) -> Iterator[None]:
 
     Args:
         schedule: Any of `torch.distributed.pipelining`: it, and what it computes, stay as they are.
-        watcher: What is told.
 
     Raises:
         ValueError: where `schedule` is none.

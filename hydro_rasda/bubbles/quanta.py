@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hydro_rasda.bubbles.shared_memory import Page
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import Objective
-from hydro_rasda.schedulers.bubbles import Margin
+from hydro_rasda.schedulers.bubble_policy import Margin
 
 _LOOK_S = 2e-4
 

@@ -36,9 +36,7 @@ def train(connection: Connection, page: Page, device: str, preempt: bool, more: 
     """Train what a sweep sends, until it is over.
 
     Args:
-        connection: To the tuner.
         page: What the host says.
-        device: Where.
         preempt: Whether the host stops this process; otherwise it stops itself, between quanta.
         more: Waits for the next that the tuner says; False where there is nothing to wait for.
     """

@@ -27,7 +27,6 @@ class Logged:
     """A trial as far as it is known.
 
     Attributes:
-        number: The trial.
         config: Its configuration; nested names are "a/b".
         epochs: The last epoch of each stage.
         metrics: The last of each: "sweep/val_loss" and so on; NaN where not finite.

@@ -21,7 +21,7 @@ from hydro_rasda.run.files import open_to_write
 from hydro_rasda.run.portable import pickle_config_modules
 
 _HERE = Path(__file__).parent
-_CHILD, _CALL = _HERE / "child.py", _HERE / "call.py"
+_CHILD, _CALL = _HERE / "run_job.py", _HERE / "call_function.py"
 
 SETTLED_S = 20.0
 """After so long, what a job takes so far tells of its kind: data are loaded, and steps of training alike."""
@@ -31,15 +31,11 @@ class Process:
     """A job that was started, and all processes that it starts.
 
     Args:
-        task: The job.
-        device: Where it runs.
         grid: Says where its files are.
         expected: Bytes that it is given.
         shared: Environment by which it shares the device.
 
     Attributes:
-        task: The job.
-        device: Where it runs.
         memory: Peak of bytes so far.
         now: Bytes when they were looked at last.
         expected: Bytes that it was given when it began.
@@ -68,7 +64,6 @@ class Process:
         """Take in what has run beside it since the last time.
 
         Args:
-            others: The kinds of those jobs.
             crowd: The sum of all shares over what the device has; at least 1.
         """
         now = monotonic() - self._began
@@ -163,7 +158,6 @@ def start_child(
         lock: Held locked while any process of it is there.
         end: Appears, whole, once it has ended by itself.
         log: Gets what it writes.
-        environment: Its own.
     """
     with open_to_write(log, inside=2) as output:
         return subprocess.Popen(

@@ -37,14 +37,12 @@ class Packer:
     """Starts jobs and sees them end.
 
     Args:
-        grid: The jobs.
         listed: Says which devices there are now.
         policy: Says which jobs share one; None: `FastestTogether`, by what they were measured to slow each other.
         mps: Whether jobs share GPUs through NVIDIA's Multi-Process Service, where it can be started.
 
     Attributes:
         running: By name, what runs.
-        devices: By name, those that there are.
     """
 
     def __init__(
@@ -186,7 +184,6 @@ class Packer:
         """Say where a job stands whose processes are all over.
 
         Args:
-            name: Of the job.
             end: How it ended; None where it did not end by itself.
             stopped: Whether it may have been ended from outside.
             process: What was measured; None where an earlier process of this run had started it.

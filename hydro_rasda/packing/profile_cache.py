@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.packing.devices import Device
-from hydro_rasda.packing.estimates import Estimates, Slowdowns
+from hydro_rasda.packing.job_estimates import Estimates, Slowdowns
 from hydro_rasda.run.cache import is_positive, recall, remember
 
 
@@ -19,7 +19,6 @@ class Learnt:
 
     Attributes:
         key: Under which it is kept.
-        estimates: What jobs take.
         slowdowns: By how much they slow each other.
     """
 

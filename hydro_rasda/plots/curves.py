@@ -79,7 +79,6 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     are drawn.
 
     Args:
-        result: A run.
         metric: Another of its metrics, such as "train_loss".
     """
     metric = metric or result.metric

@@ -25,14 +25,13 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-import cloudpickle
 import torch
 
 from fusion.width.memory import peak_memory
 from hydro_rasda.processes.die_with_parent import depend_on
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.run.files import DamagedCheckpoint
-from hydro_rasda.schedulers.packing import Job, Room, beside
+from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 
 Notify = Callable[..., None]
 """Takes whatever a piece of work reports while it runs."""
@@ -68,50 +67,9 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Died:
-    """A piece of work whose process ended without an answer.
-
-    Attributes:
-        how: What ended it.
-    """
+    """A piece of work whose process ended without an answer."""
 
     how: str
-
-
-ONE_PROCESS = "HYDRO_RASDA_ONE_PROCESS"
-"""Set to anything in the environment, it keeps a CPU's work in one process: for a debugger."""
-
-
-def most_children(device: torch.device) -> int:
-    """How many pieces can train at the same time in processes of their own; 0 where only this one can.
-
-    As many as torch has threads, which `torch.set_num_threads` and OMP_NUM_THREADS say. Other systems than Linux cannot
-    be relied on to fork a process that has computed, nor can autograd where it keeps a thread for each GPU.
-    """
-    can_fork = device.type == "cpu" and sys.platform == "linux" and not torch.accelerator.is_available()
-    return torch.get_num_threads() if can_fork and not os.environ.get(ONE_PROCESS) else 0
-
-
-def can_be_pickled(thing: Any) -> bool:
-    """Whether a thing can be sent to another process; nothing of it is copied to find out."""
-
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-        def reducer_override(self, part: Any) -> Any:
-            if isinstance(part, torch.Tensor):
-                return int, ()
-            if isinstance(part, io.TextIOWrapper) and part not in (sys.stdout, sys.stderr):
-                raise TypeError("a copy of a text file is sent as what is in it, but is one file for forked processes")
-            return super().reducer_override(part)
-
-    try:
-        Pickler(_Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(thing)
-    except Exception:  # whatever a `__reduce__` raises
-        return False
-    return True
-
-
-class _Nowhere:
-    def write(self, content: Any) -> int:
-        return len(content)
 
 
 def imap_forked(
@@ -120,7 +78,6 @@ def imap_forked(
     """Do all pieces of work at the same time, or as many of them as have room beside each other, in any order.
 
     Args:
-        pieces: What to do.
         threads: Of torch, for each of them.
         notify: Called in this process with what a piece reports.
         pace: Ends those that are silent for too long, and learns; None waits for ever.
@@ -192,7 +149,6 @@ def map_forked(pieces: Sequence[Callable[[], Any]], children: int, pace: HangDet
     """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
 
     Args:
-        pieces: What to do.
         children: How many at the same time.
         pace: As of `imap_forked`.
 

@@ -24,10 +24,6 @@ class Deaths:
     def of_group(self, task: GroupTask, how: str) -> list[GroupTask] | GroupOutcome:
         """After a death of the process that trained groups.
 
-        Args:
-            task: What it trained.
-            how: What ended it.
-
         Returns:
             The tasks to train in its place, which the task itself may be; or the outcome of a trial that has failed.
         """

@@ -61,7 +61,7 @@ def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
 
 def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
     """What to tell of a winner that overfits beyond its surrogate; nothing of others, nor of a sweep at full width."""
-    if run.settings.surrogate == 1 or not finalists:
+    if run.settings.sweep.surrogate == 1 or not finalists:
         return []
     winner, _ = best_of(run, [*finalists])
     full, narrow = (_losses(run, stage, winner) for stage in ("target", "surrogate"))
@@ -71,8 +71,8 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
     end = full[max(full)]
     told = f"trial {winner} overfits at full size, which its surrogate of {max(narrow)} epochs did not show: val_loss "
     told += f"rises from {full[epoch].val:.3g} after epoch {epoch} to {end.val:.3g}, and train_loss ends at "
-    early = "" if run.settings.patience else ", or end such trainings early (`patience`)"
-    return [f"{told}{end.train:.3g}. Sweep the model itself (`surrogate=1`){early}"]
+    early = "" if run.settings.race.patience else ", or end such trainings early (`race.patience`)"
+    return [f"{told}{end.train:.3g}. Sweep the model itself (`sweep.surrogate=1`){early}"]
 
 
 def _losses(run: Run, stage: Stage, number: int) -> dict[int, Losses]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydro_rasda.checks import check_path
-from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig, recorded
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.full_size_stage import decided_targets, run_end, take_in_targets, tried_targets
@@ -17,7 +17,7 @@ from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.run.store import SPEC, Store, read_asked
 from hydro_rasda.run.transfer_stage import recalled_transfer
-from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, move_of
+from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
 from hydro_rasda.secret_masking import described_secrets, hide
 from hydro_rasda.trial import Trial
 
@@ -48,6 +48,8 @@ def read_record(path: str | Path) -> RunRecord:
     problem: Any = _Asked(settings_of(asked), asked.get("digests", {}).get("full_size"))
     run = Run(problem, Store.read(folder), hidden=described_secrets(asked.get("space", {})))
     dropped = _take_in_sweep(run)
+    if problem.full_size is not None or "sample_from(" in repr(asked.get("space")):  # others may read any key
+        run.unread.clear()
     run.transfer = recalled_transfer(run)
     take_in_targets(run)
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
@@ -95,14 +97,9 @@ def or_why(make: Callable[[], T]) -> T | Unreadable:
 
 def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
     """The settings of a run, as far as its `run.json` tells."""
+    own, sweep, race = recorded(asked)
     # `lr_rule` may be a function, and nothing that is read calls it.
-    rasda = RASDAConfig(**_known(RASDAConfig, asked["rasda"]) | {"lr_rule": "auto"})
-    return TuneConfig(**_known(TuneConfig, asked) | {"rasda": rasda})
-
-
-def _known(kind: type[RASDAConfig | TuneConfig], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a kind of settings has of values: earlier versions kept others, too."""
-    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+    return TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race | {"lr_rule": "auto"}))
 
 
 def _take_in_sweep(run: Run) -> set[int]:
@@ -118,9 +115,10 @@ def _take_in_sweep(run: Run) -> set[int]:
             before = dict(run.trials)
             for number, *plain in unit.value:
                 move = move_of(plain)
-                dropped = dropped | {number} if isinstance(move, Drop) else dropped - {number}
-                if isinstance(move, GoOn) and move.copy_of is not None:
+                dropped = dropped | {number} if isinstance(move, Stop) else dropped - {number}
+                if isinstance(move, Continue) and move.copy_of is not None:
                     run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
+                    run.unread[number] = run.unread.get(move.copy_of, frozenset())
     return dropped
 
 

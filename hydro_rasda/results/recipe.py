@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fusion.keys import OPTIMIZERS, SCHEDULES, read
+from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.console import show
 from hydro_rasda.objective import Supervised, Written
@@ -29,16 +29,16 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
     found = record.shown().trials[number]
     asked, objective = read_asked(record.path), as_given(problem.objective)
     if "full_size" in asked.get("digests", {}):
-        raise _cannot(number, "`full_size` trained it: that function is the recipe, with `best_config`")
+        raise _cannot(number, "`race.train` trained it: that function is the recipe, with `best_config`")
     if unknown := [name for name in _NEEDED if name not in asked]:
         raise _cannot(number, f"an earlier version made the run, and did not write down {', '.join(unknown)}")
     if getattr(objective, "optimizer_settings", None) is not None:
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
-    swept = swept_epochs(found, problem.settings.surrogate)
+    swept = swept_epochs(found, problem.settings.sweep.surrogate)
     _check_own_weights(number, swept, Store.read(record.path).units())
     workers = _workers(found)
     settings = problem.settings
-    averages = settings.keep == "best" and settings.ema > 0 and swept < found.kept_epoch
+    averages = settings.race.keep == "best" and settings.race.ema > 0 and swept < found.kept_epoch
     title = [f"Trains trial {number} of the run {record.path.name!r} again, as it was trained at full size."]
     title += [f"There {record.metric} was {show(found.metric, 6)} after epoch {found.kept_epoch} of {found.epochs}."]
     title += [f"{line[0].upper()}{line[1:]}." for line in chosen_line(record) if number == record.best_trial]
@@ -80,7 +80,7 @@ def _workers(trial: TrialRecord) -> int:
     if {*batches} - {read(trial.config, "batch_size")} or multipliers:
         told = " and then ".join(map(str, batches))
         why = f"workers were added in training, which its batch ({told} examples) and its learning rate followed"
-        raise _cannot(trial.trial, f"{why}; `RASDAConfig(max_workers=...)` of as many as `workers` adds none")
+        raise _cannot(trial.trial, f"{why}; `RaceConfig(max_workers=...)` of as many as `workers` adds none")
     return max((int(line.get("workers", 1)) for line in lines), default=1)
 
 

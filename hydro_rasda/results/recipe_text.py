@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from fusion.keys import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
+from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
 from fusion.optim import Hyperparameters
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
@@ -34,7 +34,6 @@ class Recipe:
         epochs: After how many it is over.
         settings: The run's.
         averaged_from: The epoch from which weights are averaged; None where they are not.
-        data: The form of the training data.
         objective: Whether an objective of the user's makes the loss, in place of a `loss_fn`.
         configured: Whether that takes the configuration, too; None where only the function tells.
         width: How the model function takes the width ratio; "unknown" where only the function tells.
@@ -353,7 +352,7 @@ def _average(recipe: Recipe) -> list[str]:
         return []
     lines = [
         "averaged += 1",
-        f"weight = max(1 / averaged, 1 / max(1.0, {recipe.settings.ema!r} * steps * MAX_T))",
+        f"weight = max(1 / averaged, 1 / max(1.0, {recipe.settings.race.ema!r} * steps * MAX_T))",
         "for tensor, mean in zip(tensors, means):",
         "    mean.lerp_(tensor.detach().to(mean.dtype), weight)",
     ]

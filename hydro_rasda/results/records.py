@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from surrogate import RankComparison
+    from surrogate.ranking import RankComparison
 
 Status = Literal["finished", "stopped", "undecided", "not begun", "diverged", "failed"]
 
@@ -29,7 +29,6 @@ class TrialRecord(Portable):
     """What became of one configuration.
 
     Attributes:
-        trial: Its number.
         config: The configuration.
         status: "finished": trained at full size to the last milestone, or as far as the time budget went; "stopped":
             halved away; "undecided": of a run that is not over: it may train on; "not begun": not trained, as the time
@@ -39,13 +38,16 @@ class TrialRecord(Portable):
         surrogate_epochs: Epochs trained on the surrogate.
         metric: The metric after `kept_epoch` at full size; NaN where it has none. With `keep="best"`, also of a trial
             that diverged or failed later.
-        epochs: Epochs trained at full size, those of the sweep included where it went on from there (`surrogate=1`).
+        epochs: Epochs trained at full size, those of the sweep included where it went on from there
+            (`sweep.surrogate=1`).
         chance: Probability that it is the best of all that trained at full size, if those that were stopped went on;
             NaN where it did not train there.
         kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or the best one
             where `keep="best"`.
         history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
         error: Traceback of a failed trial.
+        unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; `a.b` where they are
+            nested. Empty where a function of the user's own may read any key.
     """
 
     trial: int
@@ -59,6 +61,12 @@ class TrialRecord(Portable):
     kept_epoch: int
     history: tuple[Mapping[str, Any], ...] = field(repr=False)
     error: str | None = field(repr=False)
+    unread: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The part of the configuration that something reads: values by name, `a/b` where they are nested."""
+        return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in self.unread}
 
     def __eq__(self, other: object) -> bool:
         # A dataclass compares field by field from Python 3.13 on, and NaN equals nothing: no record would equal itself.

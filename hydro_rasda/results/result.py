@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_function, check_int, check_path
-from hydro_rasda.config import RASDAConfig
 from hydro_rasda.data import Data, batch_length, make_batches
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
 from hydro_rasda.problem import Problem
@@ -41,21 +40,19 @@ class TuneResult(RunRecord):
 
     Attributes:
         best_config: The winner's configuration: of the full-size models that trained to the end, the best there (see
-            `tune(keep=...)`). Where no full-size model has a metric yet, that of the surrogate that trained longest,
+            `RaceConfig.keep`). Where no full-size model has a metric yet, that of the surrogate that trained longest,
             and is best there.
         best_metric: The metric of the weights that the winner hands back, those of `TrialRecord.kept_epoch`; another
             trial, which is worse in the end, may have a better one. NaN where no full-size model has a metric yet.
         best_trial: Number of the trial with that configuration.
         trials: A record for each configuration, in the order of sampling.
-        metric: Name of the metric.
         mode: "min" or "max".
         expected_gain: What training one more configuration to the end at full size would be expected to improve
             `best_metric` by, were it as good as the finalists; NaN where fewer than two trained there.
-        cost: What the run cost.
-        transfer: How far the surrogates' ranking can be trusted; None unless `check_transfer` was asked for.
+        transfer: How far the surrogates' ranking can be trusted; None unless `sweep.check_transfer` was asked for.
         agreement: How full size ranks the finalists, compared with their surrogates, after the first epoch at which the
-            race let any of them go; None with `surrogate=1`, and where none trained at full size. It costs nothing, and
-            four finalists seldom tell; `transfer` compares more.
+            race let any of them go; None with `sweep.surrogate=1`, and where none trained at full size. It costs
+            nothing, and four finalists seldom tell; `transfer` compares more.
         path: The run directory, absolute.
         finished: Whether the run came to its end, also where a score was as good as `stop_at` asks. False where the
             time budget ended it before, and where `load` opened a run that still goes on, or that was interrupted.
@@ -63,7 +60,7 @@ class TuneResult(RunRecord):
         keep: Which epoch of a full-size training counts: its "best", or its "last". None where an earlier version made
             the run, and did not write it down.
         averaged: Whether the weights that `best_metric` is of, and that `best_model` gives, are averages over steps
-            (`ema`). None where no full-size model was trained, where `full_size` trained it, or as for `keep`.
+            (`ema`). None where no full-size model was trained, where `race.train` trained it, or as for `keep`.
     """
 
     _problem: Problem
@@ -96,7 +93,7 @@ class TuneResult(RunRecord):
             "metrics": None,
             "plans": Plans(),
             # Its `lr_rule` may be a function, too, and no result calls it.
-            "settings": replace(problem.settings, rasda=RASDAConfig()),
+            "settings": replace(problem.settings, race=replace(problem.settings.race, lr_rule="auto")),
         }
         functions = {name: dumped(getattr(problem, name)) for name in ("model_fn", "objective", "metrics")}
         return {**self.__dict__, "_problem": replace(problem, **gone), "functions": functions}
@@ -177,7 +174,7 @@ class TuneResult(RunRecord):
 
         Raises:
             ValueError: where that trial was not trained at full size, or the run's folder is gone. And where no plain
-                loop repeats the training: `full_size` trained it; workers were added in training, and batch and
+                loop repeats the training: `race.train` trained it; workers were added in training, and batch and
                 learning rate with them; it went on from another trial's weights (PBT); its objective says how
                 parameters are updated, as those of `tune_trainer` and `tune_module` do; or the optimizer or the
                 schedule is a function, of which a loaded run knows the name alone.

@@ -6,7 +6,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.results.records import STAGES, RunRecord, TrialRecord
@@ -31,9 +31,17 @@ def make_study(record: RunRecord) -> Study:
     except ImportError as error:
         raise ImportError("`to_optuna` needs Optuna, which is not there: pip install 'hydro-rasda[optuna]'") from error
     asked = read_asked(record.path)
-    domains = {"/".join(path): (path, words) for path, words in _leaves(asked["space"]) if _varies(words)}
-    values = {name: [_at(trial.config, path) for trial in record.trials] for name, (path, _) in domains.items()}
-    distributions = {name: distribution(words, values[name]) for name, (_, words) in domains.items()}
+    laws: dict[tuple[str, ...], list[str]] = {}
+    for path, words in _leaves(asked["space"]):
+        laws.setdefault(path, []).append(words)
+    values = {
+        "/".join(path): {i: value for i, trial in enumerate(record.trials) for value in _at(trial.config, path)}
+        for path, of in laws.items()
+        if len({*of}) > 1 or _varies(of[0])
+    }
+    distributions = {
+        name: _distribution({*laws[tuple(name.split("/"))]}, [*of.values()]) for name, of in values.items() if of
+    }
     study = optuna.create_study(
         study_name=record.path.name, direction="minimize" if record.mode == "min" else "maximize"
     )
@@ -43,11 +51,12 @@ def make_study(record: RunRecord) -> Study:
     furthest = max((trial.epochs for trial in record.trials if math.isfinite(trial.metric)), default=0)
     enough = max(1, furthest) if asked["keep"] == "last" else 1
     for i, trial in enumerate(record.trials):
-        params = {name: values[name][i] for name in distributions}
+        params = {name: values[name][i] for name in distributions if i in values[name]}
         if trial.status == "not begun":
             study.enqueue_trial(params)
         else:
-            study.add_trial(_trial(record, trial, params, distributions, enough))
+            known = {name: distributions[name] for name in params}
+            study.add_trial(_trial(record, trial, params, known, enough))
     return study
 
 
@@ -76,6 +85,14 @@ def _trial(
         system_attrs={"constraints": [0.0 if may_win else 1.0]},
         intermediate_values={epoch: math.nan if at is None else at for epoch, at in curve.items()},
     )
+
+
+def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
+    """A key in Optuna's terms, whose branches may draw it from several domains."""
+    if len(laws) == 1:
+        return distribution(min(laws), values)
+    numeric = all(type(value) in (int, float) for value in values)
+    return _span(values) if numeric else _categories("", values)
 
 
 def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
@@ -139,15 +156,22 @@ def _varies(words: str) -> bool:
 
 
 def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each key that a configuration can have, with the words for its domain: once for each branch that has it."""
     for name, words in space.items():
         if isinstance(words, Mapping):
             yield from _leaves(words, (*path, name))
+        elif isinstance(words, list):
+            for branch in words:
+                yield from _leaves(branch, path)
         else:
             yield (*path, name), words
 
 
-def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> list[Any]:
+    """The value under a path; none where the configuration is of another branch."""
     value: Any = config
     for name in path:
+        if not isinstance(value, Mapping) or name not in value:
+            return []
         value = value[name]
-    return _category(value)
+    return [_category(value)]

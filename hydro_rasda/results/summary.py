@@ -25,7 +25,6 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
     """What a run has found so far, whatever became of it.
 
     Args:
-        run: Where it stands.
         finalists: All that were trained at full size.
         undecided: Trials that may train on; None where the run is over.
     """
@@ -51,7 +50,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         best_trial=best,
         finished=run_end(run) == "finished",
         ended=over,
-        keep=run.settings.keep,
+        keep=run.settings.race.keep,
         averaged=_averaged(run, records[best]) if best in records else None,
         _hidden=frozenset(run.hidden),
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
@@ -63,7 +62,7 @@ def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
     has a score at full size."""
     began = [n for n in finalists if run.epochs("target", n) and n not in run.failures]
     epoch = min((run.epochs("target", n) for n in _scored(run, began)), default=0)
-    if run.settings.surrogate == 1 or not epoch:
+    if run.settings.sweep.surrogate == 1 or not epoch:
         return None
     narrow = min(epoch, *(run.epochs("surrogate", n) for n in began))
     scores = {n: (run.score_at("surrogate", n, narrow), run.score_at("target", n, epoch)) for n in sorted(began)}
@@ -97,8 +96,8 @@ def _averaged(run: Run, trial: TrialRecord) -> bool | None:
     """Whether the weights that count are averages over steps; None where no loop of the library trained them."""
     if not trial.epochs or run.problem.full_size is not None:
         return None
-    averages = run.settings.keep == "best" and run.settings.ema > 0
-    return averages and trial.kept_epoch > swept_epochs(trial, run.settings.surrogate)
+    averages = run.settings.race.keep == "best" and run.settings.race.ema > 0
+    return averages and trial.kept_epoch > swept_epochs(trial, run.settings.sweep.surrogate)
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
@@ -109,7 +108,7 @@ def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
 
 def eligible(run: Run, finalists: Sequence[int]) -> list[int]:
     """The finalists that may win: they have a finite metric and, where last weights count, came furthest."""
-    if run.settings.keep == "best":
+    if run.settings.race.keep == "best":
         return [n for n in finalists if math.isfinite(_kept(run, n)[1])]
     return _longest_trained(run, finalists)
 
@@ -131,7 +130,7 @@ def _kept(run: Run, number: int) -> tuple[int, float]:
     later: it may have diverged, or raised."""
     score = run.score("target", number)
     last = run.epochs("target", number), score
-    return run.best.get(number, last) if run.settings.keep == "best" or math.isfinite(score) else last
+    return run.best.get(number, last) if run.settings.race.keep == "best" or math.isfinite(score) else last
 
 
 def _record(run: Run, number: int, at_end: Collection[int], undecided: Collection[int], chance: float) -> TrialRecord:
@@ -153,6 +152,7 @@ def _record(run: Run, number: int, at_end: Collection[int], undecided: Collectio
             if line["stage"] == stage
         ),
         error=run.failures.get(number),
+        unread=tuple(sorted(run.unread.get(number, ()))),
     )
 
 

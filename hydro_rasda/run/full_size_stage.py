@@ -39,7 +39,7 @@ _KEPT = re.compile(r"target/to-(\d+)/kept.*")
 def race_of(run: Run) -> Race:
     """The rule that the settings of a run ask for."""
     asked = run.settings
-    return Race(asked.max_t, asked.mode, asked.rasda.reduction_factor, asked.full_trainings)
+    return Race(asked.max_t, asked.mode, asked.race.reduction_factor, asked.full_trainings)
 
 
 def deciding_curve(run: Run, number: int) -> dict[int, float]:
@@ -51,7 +51,7 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
     the user's own that returns before the end) says when to end, the best epoch so far counts.
     """
     settings, curve = run.settings, run.curve("target", number)
-    if settings.keep == "best" and (settings.patience is not None or done_early(run, number)):
+    if settings.race.keep == "best" and (settings.race.patience is not None or done_early(run, number)):
         return dict(zip(curve, accumulate(curve.values(), partial(_better, mode=settings.mode))))
     lines, name = run.metrics.get(("target", number), ()), settings.unaveraged
     return {line["epoch"]: run.score_of(line, name) for line in lines if name in line} or curve
@@ -67,7 +67,7 @@ def expected_ends(run: Run, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
     full = {n: {} if n in run.failures else deciding_curve(run, n) for n in began}
     found = race_of(run).expected_ends(full, [n for n in began if done_early(run, n)])
     none_ended = not any(at_the_end(run, n) for n in began)
-    for n in began if run.settings.keep == "best" and none_ended else ():
+    for n in began if run.settings.race.keep == "best" and none_ended else ():
         if ended_early(run, n) and n in run.best:
             _, best = run.best[n]
             found[n] = ExpectedEnd(best, 0.0)
@@ -148,7 +148,6 @@ def record_epochs(
 
     Args:
         run: It is taken in there, too.
-        number: The trial.
         lines: Its metrics since the last that was recorded, or from an earlier epoch on where it went back; the last
             line's epoch is the one that was reached.
         state: To go on from there.

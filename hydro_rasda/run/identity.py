@@ -74,7 +74,6 @@ class Identity:
 
         Args:
             settings: The arguments of `tune`.
-            problem: What is tuned.
             model: Name, shape and type of each parameter of the full-size model.
             data: The user's, by argument.
             batch_size: What functions that make loaders are asked for.

@@ -185,8 +185,6 @@ class Store:
         """Keep a unit of work that was done elsewhere, as the journal would give it back.
 
         Args:
-            key: Its name.
-            unit: What it gave.
             again: Whether it may have been done before; then this one counts, in its own place.
 
         Raises:

@@ -17,7 +17,7 @@ from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 
 if TYPE_CHECKING:
-    from surrogate import RankComparison
+    from surrogate.ranking import RankComparison
 
 FEWEST = 4
 """Fewer trials cannot be compared."""
@@ -47,7 +47,7 @@ def compare_checked(run: Run, chosen: Sequence[int], narrow: Sequence[float]) ->
         narrow,
         wide,
         mode=run.settings.mode,
-        top_k=min(3, run.settings.top_k),
+        top_k=min(3, run.settings.race.top_k),
         tolerance=abs(wide[0] - twice) if math.isfinite(wide[0] - twice) else 0.0,
     )
 

@@ -18,9 +18,8 @@ from itertools import islice
 from types import MappingProxyType
 
 from hydro_rasda.checks import check_int, check_mode, check_number, require
-from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.milestones import milestones
-from hydro_rasda.schedulers.ranking import rank
+from hydro_rasda.schedulers.ranking import Mode, rank
 
 
 class Decision(StrEnum):
@@ -36,9 +35,6 @@ class Rung(Mapping[str, float | None]):
 
     It is a value: `recorded` leaves it as it is and returns another. The two share one dict, of which the older rung
     counts the first entries alone, so that n reports do not make n copies.
-
-    Args:
-        scores: By trial.
     """
 
     def __init__(self, scores: Mapping[str, float | None] = MappingProxyType({})) -> None:

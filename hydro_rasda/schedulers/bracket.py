@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from hydro_rasda.schedulers.halving import SuccessiveHalving
-from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, Standing, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Bracket(SweepRule):
         """
         stops = self._milestones(sweep)
         if new := self._waiting_at(0, sweep):
-            return {number: GoOn(stops[0]) for number in new}
+            return {number: Continue(stops[0]) for number in new}
         there = (stop for stop in stops if self._training_to(stop, sweep) or self._waiting_at(stop, sweep))
         lowest = next(there, None)
         if lowest is not None and not sweep.left and not self._training_to(lowest, sweep):
@@ -58,10 +58,10 @@ class Bracket(SweepRule):
             return {}
         kept = self._halving.promote(self._scores_at(stop, sweep))
         waiting, going_on = self._waiting_at(stop, sweep), set(kept)
-        moves: dict[int, Move] = {number: Drop() for number in waiting if number not in going_on}
+        moves: dict[int, Move] = {number: Stop() for number in waiting if number not in going_on}
         if not self._is_last(stop, kept, stops):
             above = next(later for later in stops if later > stop)
-            moves |= {number: GoOn(above) for number in kept if number in waiting}
+            moves |= {number: Continue(above) for number in kept if number in waiting}
         return moves
 
     def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
@@ -70,7 +70,7 @@ class Bracket(SweepRule):
             waiting = self._waiting_at(stop, sweep)
             promoted = self._halving.promote(self._scores_at(stop, sweep), complete=False) if waiting else ()
             if found := [number for number in promoted if number in waiting]:
-                return {number: GoOn(above) for number in found}
+                return {number: Continue(above) for number in found}
         return {}
 
     def finalists(self, sweep: SweepState) -> Sequence[int]:
@@ -84,8 +84,12 @@ class Bracket(SweepRule):
 
     def epochs(self, sweep: SweepState) -> int:
         """Epochs that all trials together are expected to train."""
-        stops = self._halving.milestones
-        return sum(size * (stop - start) for size, (start, stop) in zip(self._sizes(sweep), pairwise((0, *stops))))
+        return sum(size * epochs for size, epochs in self.rungs(sweep))
+
+    def rungs(self, sweep: SweepState) -> list[tuple[int, int]]:
+        """Of each rung, the trials that are expected on it, and how many epochs each of them trains for it."""
+        spans = pairwise((0, *self._halving.milestones))
+        return [(size, stop - start) for size, (start, stop) in zip(self._sizes(sweep), spans)]
 
     def _waiting_at(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
         return self._own(sweep.waiting_at(stop))

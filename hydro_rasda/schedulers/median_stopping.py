@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from hydro_rasda.checks import check_int, require
-from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, Standing, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class MedianStopping(SweepRule):
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
         """Have all trials but those worse than the median train for one more epoch."""
         if new := sweep.waiting_at(0):
-            return {number: GoOn(self.grace_period) for number in new}
+            return {number: Continue(self.grace_period) for number in new}
         moves: dict[int, Move] = {}
         for epoch in sorted({trial.epoch for trial in sweep.waiting.values()} - {self.last}):
             if sweep.idle or not sweep.training_to(epoch):
                 for number, trial in sweep.waiting_at(epoch).items():
-                    moves[number] = Drop() if self._is_worse(trial, sweep) else GoOn(epoch + 1)
+                    moves[number] = Stop() if self._is_worse(trial, sweep) else Continue(epoch + 1)
         return moves
 
     def _is_worse(self, trial: Standing, sweep: SweepState) -> bool:

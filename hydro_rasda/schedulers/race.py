@@ -14,9 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median
 
-from hydro_rasda.config import Mode, TuneConfig
-from hydro_rasda.schedulers.milestones import milestones
-from hydro_rasda.schedulers.ranking import rank
+from hydro_rasda.schedulers.ranking import Mode, rank
 
 Curve = Mapping[int, float]
 """A trial's score by epoch."""
@@ -26,11 +24,6 @@ ERROR = 0.5
 
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 101) for i in range(101)]
 _SHIFTS = [1.0433 * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]  # of deviation 1
-
-
-def race_milestones(settings: TuneConfig) -> tuple[int, ...]:
-    """Epochs after which finalists are compared; the last one is the end of a training."""
-    return milestones(settings.first_look, settings.max_t, settings.rasda.scaling_factor)
 
 
 @dataclass(frozen=True)

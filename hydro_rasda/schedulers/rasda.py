@@ -15,12 +15,15 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hydro_rasda.checks import check_choice, check_int, check_number, is_number, require
-from hydro_rasda.config import GROW, Grow, Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.growth import LEAST_EFFICIENCY, Growth, efficient
+from hydro_rasda.schedulers.ranking import Mode
+
+Grow = Literal["due", "efficient"]
+GROW: tuple[str, ...] = ("due", "efficient")
 
 
 class Verdict(NamedTuple):

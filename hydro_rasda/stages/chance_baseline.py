@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fusion.warn import warn
 from hydro_rasda.config import Mode
 from hydro_rasda.data import Batch, Batches, batch_length
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
@@ -63,10 +63,10 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
     told = (
         f"no trial's {run.settings.metric} differs from chance at the first rung (epoch {epoch}): the best is "
         f"{best:.4g}, a constant prediction has {chance.score:.4g}. So noise decides who goes on; give trials time to "
-        "learn (a larger `grace_period`), or look at the range of `lr`"
+        "learn (a larger `sweep.grace_period`), or look at the range of `lr`"
     )
     run.say(told)
-    warnings.warn(told, stacklevel=8)
+    warn(told)
 
 
 def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chance | None:

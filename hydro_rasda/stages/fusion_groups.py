@@ -11,7 +11,7 @@ from functools import partial
 from torch import nn
 
 from fusion import fusion_key
-from fusion.keys import read
+from fusion.hyperparameters import read
 from hydro_rasda.config_access import Notes, Reads, all_of, leaves
 from hydro_rasda.contracts import evenly
 from hydro_rasda.objective import reads_config, steering
@@ -33,7 +33,6 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
     """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
 
     Args:
-        problem: What is tuned.
         trials: Whose models are built.
         children: Processes that are forked to build them; 0 builds them in this one.
         doing: Told what this process builds itself.
@@ -110,7 +109,6 @@ class _Seen:
     """Configurations in which all that decides about the model is equal.
 
     Attributes:
-        batch_size: Theirs.
         reads: What `model_fn` reads of them.
         notes: Which keys those are.
         digest: Of the models built so far; empty where these were of several kinds.
@@ -170,7 +168,7 @@ def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
 def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
     # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
-    scales = repr(multipliers(settings, surrogate, problem.settings.surrogate))
+    scales = repr(multipliers(settings, surrogate, problem.settings.sweep.surrogate))
     parts = read(settings.config, "accumulate")
     return hashlib.sha256(repr(fusion_key(surrogate, trial.batch_size, parts, scales)).encode()).hexdigest()[:12]
 
@@ -184,5 +182,5 @@ def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
         given.read |= {key for key, value in leaves(steering(trial.config)) if not isinstance(value, float)}
         also = given.of(trial.config)
         reads = None if also is None else reads | also
-    plan = problem.plans.known_for(problem.settings.surrogate, trial.config)
+    plan = problem.plans.known_for(problem.settings.sweep.surrogate, trial.config)
     return reads if reads is None or plan is None else reads | plan[1]

@@ -12,13 +12,13 @@ import torch
 
 from hydro_rasda.dry_run import MISFITS, DryRun, dry_run
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.processes.forks import Died, Notify, imap_forked
 from hydro_rasda.processes.retry_policy import DEATHS
 from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.files import make_private
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.surrogate_plans import Plans
-from hydro_rasda.training.device import usable_children
 from hydro_rasda.trial import Trial
 
 DRY_RUN = ".dry-run"
@@ -32,7 +32,6 @@ def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | N
     that a later call of the same name passes over it.
 
     Args:
-        problem: What is to be tuned.
         trials: At least one.
         folder: The run's; None where no later call could have the same.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fusion import lr_factor
+from fusion.warn import warn
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import naming_batch
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
@@ -26,7 +26,7 @@ ASKED_STEPS = 64
 
 _PRETRAINED = (
     "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
-    "width would lose them, so the model itself is swept (`surrogate=1`). If it should start at random, have "
+    "width would lose them, so the model itself is swept (`sweep.surrogate=1`). If it should start at random, have "
     "`model_fn` neither load weights nor seed itself"
 )
 
@@ -52,7 +52,6 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     """Try a problem out, and warn of what would go wrong without a word.
 
     Args:
-        problem: What is to be tuned.
         space: What the trials' configurations are drawn from.
         trials: At least one.
         folder: The run's; None where no later call could have the same.
@@ -68,25 +67,26 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     _check_largest_batches(problem, trials)
     warmup = longest_warmup(space, (trial.config for trial in trials))
     if found.pretrained:
-        told = _PRETRAINED.format(settings.surrogate)
+        told = _PRETRAINED.format(settings.sweep.surrogate)
         messages.append(told)
-        warnings.warn(told, stacklevel=3)
-        settings = replace(settings, surrogate=1)
-    if settings.surrogate < 1:
+        warn(told)
+        settings = replace(settings, sweep=replace(settings.sweep, surrogate=1))
+    if settings.sweep.surrogate < 1:
         for trial in trials:
             check_rule(trial.config)
-    _warn_of_doubtful(space, settings.surrogate)
+    _warn_of_doubtful(space, settings.sweep.surrogate)
     _warn_of_endless(warmup, settings.max_t)
     later = _without_rungs_before(warmup, settings)
     if later != settings:
-        rungs = f"at epoch {later.grace_period} of the sweep and {later.first_look} at full size"
+        rungs = f"at epoch {later.sweep.grace_period} of the sweep and {later.first_look} at full size"
         messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
-    if settings.surrogate < 1 and settings.num_samples <= settings.top_k:
+    if settings.sweep.surrogate < 1 and settings.num_samples <= settings.race.top_k:
         few = f"all {settings.num_samples} configurations can become finalists, whatever their surrogates say"
-        messages.append(f"{few}: `surrogate=1` trains them at full size from the start")
+        messages.append(f"{few}: `sweep.surrogate=1` trains them at full size from the start")
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
     problem = replace(problem, peak=found.peak, epoch_seconds=found.epoch_seconds)
+    problem = replace(problem, steady_epoch_seconds=found.steady_epoch_seconds)
     return Ready(problem, settings, found.parameters, messages)
 
 
@@ -131,26 +131,24 @@ def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
 def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
     doubtful = doubtful_hyperparameters(tuned(space), ratio)
     if doubtful:
-        warnings.warn(
+        warn(
             f"what is best for {', '.join(doubtful)} may not transfer: it regularizes, and a model of {ratio:g} of the "
-            "width overfits less; a wider surrogate (`surrogate=1/4`) or `check_transfer=True` makes sure",
-            stacklevel=4,
+            "width overfits less; a wider surrogate (`sweep.surrogate=1/4`) or `sweep.check_transfer=True` makes sure"
         )
 
 
 def _warn_of_endless(warmup: float, max_t: int) -> None:
     if warmup >= max_t:
-        warnings.warn(
+        warn(
             f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
             "rung lies before a warm-up is over; shorten the warm-ups",
-            stacklevel=4,
         )
 
 
 def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
     """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
-    rasda, most = settings.rasda, settings.max_t
-    grace = first_milestone(settings.grace_period, most, settings.reduction_factor, warmup)
-    full = first_milestone(settings.first_look, most, rasda.scaling_factor, warmup)
-    asked = rasda.grace_period if full == settings.first_look else full
-    return replace(settings, grace_period=grace, rasda=replace(rasda, grace_period=asked))
+    sweep, race, most = settings.sweep, settings.race, settings.max_t
+    grace = first_milestone(sweep.grace_period, most, sweep.reduction_factor, warmup)
+    full = first_milestone(settings.first_look, most, race.scaling_factor, warmup)
+    asked = race.grace_period if full == settings.first_look else full
+    return replace(settings, sweep=replace(sweep, grace_period=grace), race=replace(race, grace_period=asked))

@@ -29,8 +29,8 @@ from hydro_rasda.run.full_size_stage import (
     tried_targets,
 )
 from hydro_rasda.run.state import Run, metric_lines
-from hydro_rasda.schedulers import race_milestones
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
+from hydro_rasda.stages.run_plan import FULL_SIZE, SURROGATES, race_pieces
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
@@ -51,11 +51,15 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
 
 def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     settings = run.settings
-    stops = race_milestones(settings)
+    stops, reached = settings.race_milestones, 0
+    run.time_left.plan(SURROGATES, [])
     left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
         while left:
-            run.begin_stage("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))
+            epochs = sum(max(0, stop - run.epochs("target", n)) for n in left)
+            plan = race_pieces(run, len(left), epochs, reached, _epochs_trained(run, finalists, reached))
+            run.time_left.plan(FULL_SIZE, plan)
+            run.begin_stage(FULL_SIZE, epochs)
             _train_to(stop, run, left, devices, raised)
             run.end_stage()
             if found_enough(run):
@@ -73,6 +77,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             left = _bring_back(run, finalists, stopped, stop)
         if not left:
             break
+        reached = stop
         if racing > 1 or stop == stops[-1]:
             kept = f"{len(left)} of {racing} go on" if stop < stops[-1] else "done"
             _, score = run.best.get(left[0], (stop, run.score_at("target", left[0], stop)))
@@ -85,8 +90,6 @@ def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]
     """Choose again among those that were stopped, where all that went on diverged or failed before their end.
 
     Args:
-        run: The run.
-        finalists: All that began.
         stopped: By milestone, those that were stopped there; who comes back is taken out.
         stop: The milestone of the race.
     """
@@ -147,7 +150,7 @@ def _goes_on(run: Run, number: int, stop: int) -> bool:
 def _next_task(run: Run, number: int, stop: int, beside: int) -> FullSizeTask:
     """What is left to do for a finalist before the milestone."""
     source = source_of(run, number)
-    start, every = run.epochs("target", number), run.settings.checkpoint_every or stop
+    start, every = run.epochs("target", number), run.settings.race.checkpoint_every or stop
     span = Span(start, min(stop, start - start % every + every))
     key = f"target/trial-{number}/to-{span.stop}"
     return FullSizeTask(key, number, span, source, run.settings.seed, beside)

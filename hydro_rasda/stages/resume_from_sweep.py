@@ -20,7 +20,7 @@ def hand_over(run: Run, finalists: Sequence[int]) -> None:
         finalists: Those that have trained on at full size already stay as they are.
     """
     # A training function of the user's has states of its own.
-    if run.settings.surrogate == 1 and run.problem.full_size is None:
+    if run.settings.sweep.surrogate == 1 and run.problem.full_size is None:
         for number in finalists:
             if _goes_on(run, number):
                 record_swept(run, number, _state(run, number))
@@ -34,14 +34,14 @@ def _goes_on(run: Run, number: int) -> bool:
     if number not in run.sources or not run.can_load(run.sources[number]) or recorded_epochs(run, number) >= max(curve):
         return False
     # The sweep kept the last weights alone: where earlier ones are to be kept, they are trained once more.
-    kept = max(curve) if run.settings.keep == "last" else kept_epoch(curve, run.settings.mode)
+    kept = max(curve) if run.settings.race.keep == "last" else kept_epoch(curve, run.settings.mode)
     return math.isfinite(run.score("surrogate", number)) and kept == max(curve)
 
 
 def _state(run: Run, number: int) -> State:
     load = partial(run.store.load, device=run.problem.device)
     state = state_of(run.problem, run.trials, number, run.sources[number], load)
-    if run.settings.keep == "best":
+    if run.settings.race.keep == "best":
         for epoch, score in run.curve("surrogate", number).items():
             state["best"] = bettered(state.get("best"), epoch, score, run.settings.mode, lambda: state["model"])
     return state

@@ -16,13 +16,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from fusion.keys import check
+from fusion.hyperparameters import check
+from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
+from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import FINALISTS, Run, failure_line, metric_lines
-from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, rank
+from hydro_rasda.schedulers import Bracket, Continue, Move, Stop, SuccessiveHalving, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
@@ -38,9 +40,9 @@ from hydro_rasda.space import derived
 from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.fusion_groups import find_kinds
+from hydro_rasda.stages.run_plan import SURROGATES, RunPlan
 from hydro_rasda.stages.transfer_check import check_transfer
 from hydro_rasda.stages.unused_keys import Unread, warn_of_unread
-from hydro_rasda.training.device import usable_children
 from hydro_rasda.trial import Trial
 
 
@@ -66,8 +68,10 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
 def halving(run: Run) -> SweepRule:
     """Successive halving, as the run's settings say."""
     settings = run.settings
-    stops = sweep_milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
-    return Bracket(SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k))
+    stops = sweep_milestones(settings.sweep.grace_period, settings.max_t, settings.sweep.reduction_factor)
+    return Bracket(
+        SuccessiveHalving(stops, settings.sweep.reduction_factor, settings.mode, keep_at_least=settings.race.top_k)
+    )
 
 
 class _Sweep:
@@ -76,11 +80,13 @@ class _Sweep:
     def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule) -> None:
         settings = run.settings
         self._run, self._search, self._devices, self._rule = run, search, devices, rule
-        self._state = SweepState(settings.mode, settings.max_t, settings.top_k, settings.seed)
+        self._state = SweepState(settings.mode, settings.max_t, settings.race.top_k, settings.seed)
         self._state.left = settings.num_samples
         self._dispatcher = Dispatcher(run, devices)
+        self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
         self._candidates: deque[Trial] = deque()
-        self._unread: list[Unread] = []
+        self._unread: Unread = {}
+        self._read: set[str] = set()
         self._children = usable_children(run.problem)
         self._done = 0
         self._first_rung_is_over = False
@@ -113,7 +119,7 @@ class _Sweep:
                     self._record(finished)
 
     def _show(self) -> None:
-        self._run.begin_stage("surrogates", max(0, self._expected() - self._done))
+        self._run.begin_stage(SURROGATES, max(0, self._expected() - self._done))
 
     def _expected(self) -> int:
         return checked_epochs(self._rule, self._rule.epochs(self._state))
@@ -145,11 +151,17 @@ class _Sweep:
             if unseen[0].number not in seen:
                 raise DamagedJournal(f"the unit {key!r} of {run.store.path / JOURNAL} tells of no trial: begin anew")
             unseen = [trial for trial in unseen if trial.number not in seen]
-            self._unread += [line.get("unread", {}) for line in unit.lines if line["event"] == "trial"]
+            for line in unit.lines:
+                if line["event"] == "trial":
+                    unread = line.get("unread", {})
+                    self._unread |= unread
+                    self._read |= {*paths(run.trials[line["trial"]].config)} - unread.keys()
         # A training function of the user's own may read any key.
         told = run.problem.full_size is None and not derived(run.space)
+        if not told:
+            run.unread.clear()
         if len(run.trials) >= run.settings.num_samples and told:
-            warn_of_unread(self._unread)
+            warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 
     def _decide(self) -> bool:
         """Have the rule decide, or the journal where it was decided before; whether any trial goes on or is dropped."""
@@ -169,7 +181,7 @@ class _Sweep:
         self._carry_out(moves, recalled)
         if first_rung is not None:
             self._first_rung_is_over = True
-            if run.settings.check_transfer:
+            if run.settings.sweep.check_transfer:
                 run.transfer = check_transfer(run, *first_rung, self._devices)
                 self._show()
         return bool(moves)
@@ -193,11 +205,11 @@ class _Sweep:
     def _carry_out(self, moves: Mapping[int, Move], recalled: bool) -> None:
         state, run = self._state, self._run
         stood = sorted({state.trials[number].epoch for number in moves})
-        dropped = sorted(number for number, move in moves.items() if isinstance(move, Drop))
+        dropped = sorted(number for number, move in moves.items() if isinstance(move, Stop))
         for number in dropped:
             self._search.close(number, run.epochs("surrogate", number), state.trials[number].score)
             state.drop(number)
-        going_on = {number: move for number, move in moves.items() if isinstance(move, GoOn)}
+        going_on = {number: move for number, move in moves.items() if isinstance(move, Continue)}
         self._copy({number: move for number, move in going_on.items() if move.copy_of is not None}, recalled)
         run.forget(dropped)
         for number, move in going_on.items():
@@ -207,7 +219,7 @@ class _Sweep:
         for stop in stood:
             self._tell(stop, recalled)
 
-    def _copy(self, copies: Mapping[int, GoOn], recalled: bool) -> None:
+    def _copy(self, copies: Mapping[int, Continue], recalled: bool) -> None:
         """Have trials go on with other ones' weights and configurations, as these were before any of them copied."""
         run, dispatcher, trials = self._run, self._dispatcher, dict(self._run.trials)
         of = {number: move.copy_of for number, move in copies.items() if move.copy_of is not None}
@@ -219,6 +231,7 @@ class _Sweep:
         for number, copied in of.items():
             self._search.close(number, run.epochs("surrogate", number), self._state.trials[number].score)
             run.trials[number] = Trial(number, {**trials[copied].config, **copies[number].changes})
+            run.unread[number] = run.unread.get(copied, frozenset())
             config = hide(run.trials[number].config, run.hidden)
             run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
         before = {number: run.sources[number] for number in of if number in run.sources}
@@ -247,6 +260,7 @@ class _Sweep:
         devices, dispatcher = self._devices, self._dispatcher
         while dispatcher and self._may_begin() and devices.idle():
             dispatcher.start_next()
+            self._plan.tell(self._done)
         nothing_trains = not self._state.training and not devices.busy()
         if dispatcher or not devices.idle() or not (self._may_begin() or nothing_trains):
             return False
@@ -327,7 +341,7 @@ class _Sweep:
         if not state.best(1) or not (chosen or left):
             raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
         if not chosen:
-            raise ValueError(f"`sweep_rule` {type(self._rule).__name__} names no finalists, but must name at least one")
+            raise ValueError(f"`sweep.rule` {type(self._rule).__name__} names no finalists, but must name at least one")
         recalled = run.decided(FINALISTS, run.trials)
         self._tell(last, recalled)
         for number in sorted(n for n, standing in state.trials.items() if not standing.dropped):
@@ -335,7 +349,7 @@ class _Sweep:
         finalists = run.decide(FINALISTS, run.trials, lambda: chosen)
         among = tuple(sorted(run.trials))
         run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
-        go_on = finalists if run.settings.surrogate == 1 else []
+        go_on = finalists if run.settings.sweep.surrogate == 1 else []
         run.forget([n for n in run.sources if n not in go_on])
         return finalists
 
@@ -352,7 +366,7 @@ class _Sweep:
             raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
         for n in numbers:
             self._search.close(n, run.epochs("surrogate", n), scores[n])
-        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.top_k]
+        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
 
 
 def _cannot_grow(number: int) -> ValueError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 
+from fusion.warn import warn
 from hydro_rasda.config import Mode
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
 from hydro_rasda.run.journal import Unit
@@ -13,7 +13,7 @@ from hydro_rasda.run.state import Run, shortened
 from hydro_rasda.run.transfer_stage import FEWEST, check_keys, choose_checked, compare_checked
 from hydro_rasda.schedulers import rank
 from hydro_rasda.seeds import next_seed
-from surrogate import RankComparison
+from surrogate.ranking import RankComparison
 
 CHECKED = 6
 """Configurations that are tried at full size, spread evenly over the surrogates' ranking."""
@@ -51,7 +51,7 @@ def check_transfer(
     comparison = compare_checked(run, chosen, [scores[number] for number in chosen])
     run.say(f"transfer is {comparison.verdict}: rank correlation {comparison.rho:.2f} with full size")
     if comparison.verdict != "trusted":
-        warnings.warn(f"transfer to full size is {comparison.verdict}. {comparison.advice}", stacklevel=8)
+        warn(f"transfer to full size is {comparison.verdict}. {comparison.advice}")
     return comparison
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from fusion.keys import KEYS, is_group, is_read, own_arguments
+from fusion.hyperparameters import KEYS, is_group, is_read, own_arguments
+from fusion.warn import warn
 from hydro_rasda.config_access import Notes, paths
 from hydro_rasda.problem import Problem
 from hydro_rasda.trial import Trial
@@ -43,19 +43,17 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     return {path: _closest(path, known) for path in left}
 
 
-def warn_of_unread(found: Iterable[Unread]) -> None:
-    """Warn of what was unread in every trial.
+def warn_of_unread(unread: Unread) -> None:
+    """Warn of keys that no trial's model or objective read.
 
     Warns:
         UserWarning: where there is such a key.
     """
-    first, *others = found
-    names = [_told(key, meant) for key, meant in first.items() if all(key in other for other in others)]
+    names = [_told(key, meant) for key, meant in unread.items()]
     if names:
-        warnings.warn(
+        warn(
             f"neither `model_fn` nor the library reads {', '.join(names)}: what `space` says there changes nothing, "
             "though the best configuration will name it",
-            stacklevel=9,
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.contracts import (
     Backend,
     Devices,
@@ -75,8 +75,8 @@ def opened(
     backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]], **settings: Any
 ) -> Iterator[tuple[Run, Devices]]:
     """A run of these trials, as the next process would open it, and its devices."""
-    rasda = RASDAConfig(grace_period=1, max_workers=1)
-    asked = TuneConfig(max_t=MAX_T, surrogate=0.5, rasda=rasda, **settings)
+    race = RaceConfig(grace_period=1, max_workers=1)
+    asked = TuneConfig(max_t=MAX_T, sweep=SweepConfig(surrogate=0.5), race=race, **settings)
     trials = {number: Trial(number, {"batch_size": 8, **config}) for number, config in enumerate(configs)}
     with Store.open(folder, {}, "auto") as store:
         run = Run(_problem(backend.device, asked), store, trials=trials)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from fusion import keep_freed_memory
-from fusion.keys import read
+from fusion.hyperparameters import read
+from fusion.width import keep_freed_memory
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem

@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
-from fusion import keep_freed_memory
+from fusion.width import keep_freed_memory
 from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.forks import Crowd, Died, Notify, can_be_pickled, imap_forked, most_children
+from hydro_rasda.processes.child_count import usable_children
+from hydro_rasda.processes.forks import Crowd, Died, Notify, imap_forked
 from hydro_rasda.processes.hang_detector import HangDetector
-from hydro_rasda.processes.memory_profile import Peaks, kind_of_group, kind_of_target
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.processes.retry_policy import Deaths, ended, failure, parted
 from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.events import Stage
-from hydro_rasda.schedulers.packing import Job, Room, beside
+from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.fused import Load, joined, train_group
 from hydro_rasda.training.planning import machine, planned_widths
@@ -37,7 +38,6 @@ class Work:
     """What training needs beside a task.
 
     Attributes:
-        trials: By number.
         load: Gives an earlier task's checkpoint by its key, on the device.
         should_stop: Asked after each epoch.
         notify: Called with how many epochs were trained, over all models that train as one, and the metrics after them.
@@ -72,7 +72,6 @@ class Device:
     """Trains what it is given; returns when that is done.
 
     Args:
-        problem: What is tuned, on this device.
         may_die: Whether this process is the device's own, which is replaced where it dies: a single core then trains in
             it, and not in one forked of it.
         share: What it has of the device's memory.
@@ -166,8 +165,6 @@ class Device:
         """Train at most `cores` full-size models at the same time, on the more threads the fewer they are.
 
         Args:
-            tasks: What to train.
-            work: What that needs.
             devices: How many, this one included, share the trials that are trained to the tasks' milestone.
 
         Yields:
@@ -254,22 +251,3 @@ _Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
 
 def _alone(forked: _Forked, task: Any) -> Any:
     return next(outcome for _, outcome in forked([task]))
-
-
-def usable_children(problem: Problem) -> int:
-    """How many processes are forked to train a problem's models at the same time; 0 where this one trains.
-
-    As many as its device allows, if they can share its data.
-
-    An open file has one position for all forked processes, so that what two of them read is right for neither. What
-    holds a file or a connection is recognised by that it cannot be pickled.
-    """
-    most = most_children(problem.device)
-    return most if most and can_be_shared(problem) else 0
-
-
-def can_be_shared(problem: Problem) -> bool:
-    """Whether several processes can train a problem's models: see `usable_children`."""
-    return can_be_pickled(
-        (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.full_size, problem.metrics)
-    )

@@ -113,7 +113,6 @@ def train_target_on_ranks(
     Args:
         problem: What is tuned, on this rank's device.
         trial: The task's trial.
-        task: What to do.
         state: What its source gave.
         place: Which rank this is.
         open_store: See `Place.joined`.
@@ -133,7 +132,7 @@ def train_target_on_ranks(
                 if own_loop:
                     train_own_on_rank(worker)
                 else:
-                    train_full_size(worker, problem.settings.rasda.lr_rule)
+                    train_full_size(worker, problem.settings.race.lr_rule)
             reached = worker.reached(state)
     except (Exception, SystemExit):
         return FullSizeOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)

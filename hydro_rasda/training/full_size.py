@@ -21,9 +21,9 @@ from hydro_rasda.trial import Trial
 def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:
     """A trial's full-size model, to be trained on one rank or several."""
     settings, model = problem.settings, problem.target(trial)
-    ema = settings.ema if settings.keep == "best" else 0.0
+    ema = settings.race.ema if settings.race.keep == "best" else 0.0
     scale = loss_scale(settings.precision, 1, problem.device)
-    how: dict[str, Any] = {"graph": records(problem), "scale": scale, "sharded": settings.rasda.strategy == "fsdp"}
+    how: dict[str, Any] = {"graph": records(problem), "scale": scale, "sharded": settings.race.strategy == "fsdp"}
     return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema, **how)
 
 
@@ -38,12 +38,9 @@ def train_full_size_trial(
     """Train one full-size model for a span of epochs.
 
     Args:
-        problem: What is tuned.
         trial: The task's trial.
-        task: What to do.
         state: What its source gave.
         should_stop: Asked after each epoch.
-        on_epoch: Told of each epoch.
     """
     started = time.perf_counter()
 

@@ -29,7 +29,6 @@ class Given:
     """What a device gets with a task.
 
     Attributes:
-        trials: By number.
         load: Gives an earlier task's checkpoint by its key, on the CPU.
         seconds: That it may take.
         devices: How many share the full-size trials.
@@ -45,12 +44,9 @@ class Trainer:
     """Trains on one device, in a process of its own.
 
     Args:
-        problem: What is tuned, on any device.
-        where: The device.
         threads: Of torch.
         notify: See `Work.notify`.
         should_leave: Whether to end after the epoch that is under way, whatever time there is.
-        share: What it has of the device.
     """
 
     def __init__(
@@ -90,7 +86,6 @@ class Trainer:
         """Train a full-size trial as one of several ranks, each a trainer of its own.
 
         Args:
-            task: What to do.
             given: What it needs besides.
             place: Which rank this is.
             meeting: Where the ranks find each other: here, a file.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fusion.streams import seed_generators
-from hydro_rasda.checks import is_number, require
+from hydro_rasda.checks import is_metric, require
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask
 from hydro_rasda.problem import Problem
@@ -40,7 +40,7 @@ class Kept:
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
         self._settings = settings
         self._best = None if state is None else state.get("best")
-        # A checkpoint that the library's own training left has none, where `full_size` came later.
+        # A checkpoint that the library's own training left has none, where `race.train` came later.
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
@@ -51,10 +51,10 @@ class Kept:
         """
         metric, mode = self._settings.metric, self._settings.mode
         rule = f"a mapping with the number {metric!r}, which is `tune`'s `metric`"
-        require(is_number(metrics.get(metric)), "metrics", dict(metrics), rule)
+        require(is_metric(metrics.get(metric)), "metrics", dict(metrics), rule)
         require(saving is not None, "state", None, "given with every report")
-        numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_number(v)}
-        if self._settings.keep == "best":
+        numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_metric(v)}
+        if self._settings.race.keep == "best":
             self._best = bettered(
                 self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(_state_of(saving)["model"])
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hydro_rasda import RunExists, TuneResult
+from hydro_rasda import RunExists, SweepConfig, TuneResult
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.data import Batch, Shard
@@ -101,7 +101,7 @@ def full_size(problem: Problem) -> FullSizeOutcome:
 @pytest.fixture(params=["mlp", "convolutions", "recurrent"])
 def task(request: pytest.FixtureRequest, problem: Problem) -> Problem:
     model_fn = {"mlp": problem.model_fn, "convolutions": convolutions, "recurrent": recurrent}[request.param]
-    return replace(problem, model_fn=model_fn, settings=TuneConfig(surrogate=0.5, max_t=EPOCHS))
+    return replace(problem, model_fn=model_fn, settings=TuneConfig(sweep=SweepConfig(surrogate=0.5), max_t=EPOCHS))
 
 
 @in_half

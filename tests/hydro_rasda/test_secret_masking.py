@@ -12,7 +12,7 @@ import torch
 from ray.tune.search.optuna import OptunaSearch
 from torch import nn
 
-from hydro_rasda import RunExists, TuneResult, choice, grid_search, load, loguniform, uniform
+from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, load, loguniform, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.secret_masking import (
     HIDDEN,
@@ -56,7 +56,7 @@ def test_models_get_them_and_nothing_keeps_them(
 ) -> None:
     told: list[Any] = []
     first = [{"lr": 0.9}, {"lr": 0.1}]
-    given: dict[str, Any] = {"model_fn": model_fn, "space": SPACE, "first": first}
+    given: dict[str, Any] = {"model_fn": model_fn, "space": SPACE, "sweep": SweepConfig(first=first)}
     result = quick(**given, num_samples=6, progress=True, callbacks=[told.append])
     assert result.trials[0].status == "failed"
     # What is handed back is the user's own.
@@ -133,8 +133,10 @@ def test_a_run_that_kept_them_goes_on_and_shows_them_no_more(
 def test_searchers_go_on_with_them(quick: Quick, tmp_path: Path) -> None:
     space = {"lr": loguniform(1e-3, 0.5), "hf_token": TOKEN, "hub": {"api_key": KEY}, "dropout": uniform(0, 0.5)}
     given: dict[str, Any] = {"model_fn": model_fn, "space": space, "max_t": 1}
-    few = quick(**given, searcher=OptunaSearch(seed=0), num_samples=4)
-    many = quick(**given, searcher=OptunaSearch(seed=0), num_samples=6)  # warns where it does not find its own again
+    few = quick(**given, sweep=SweepConfig(searcher=OptunaSearch(seed=0)), num_samples=4)
+    many = quick(
+        **given, sweep=SweepConfig(searcher=OptunaSearch(seed=0)), num_samples=6
+    )  # warns where it does not find its own again
     assert [trial.config for trial in many.trials[:4]] == [trial.config for trial in few.trials]
     assert TOKEN.encode() not in (tmp_path / "run" / "journal.jsonl").read_bytes()
 

@@ -140,9 +140,7 @@ class RayDevices(DoublingPool):
     """Trains on all devices of a cluster. Nodes may come and go: a full-size trial gets at most what the living hold.
 
     Args:
-        run: Whose trials they train.
         worker: Resources of a device, in Ray's words.
-        count: Number of devices.
     """
 
     def __init__(self, run: Run, worker: Mapping[str, float], count: int) -> None:

@@ -26,7 +26,6 @@ class RankWorker(Worker):
 
     Args:
         job: What `elastic` asks of a rank.
-        data: What it was given.
         connection: To the trial's actor.
     """
 

@@ -26,7 +26,6 @@ from hydro_rasda.backends.ray.sizes import Sizes
 from hydro_rasda.backends.ray.staging import ControllerStage, store_results
 from hydro_rasda.backends.ray.worker_queue import WaitingQueue
 from hydro_rasda.checks import check_int, check_mode, check_text, is_number, require
-from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
     RASDA,
     Decision,
@@ -38,6 +37,7 @@ from hydro_rasda.schedulers import (
     place,
     worker_slots,
 )
+from hydro_rasda.schedulers.rasda import Grow
 
 _SAVED = f"a RASDAScheduler keeps its state in the experiment's folder ({FILE_NAME}), where `Tuner.restore` finds it"
 
@@ -113,7 +113,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stop_last_trials: bool = True,
     ) -> None:
         super().__init__()
-        bounded = is_number(autoscale_wait_s) and 0 <= autoscale_wait_s < math.inf
+        bounded = is_number(autoscale_wait_s) and autoscale_wait_s >= 0
         require(bounded, "autoscale_wait_s", autoscale_wait_s, "a finite number of seconds >= 0")
         self._autoscale_wait_s = autoscale_wait_s
         require(brackets == 1, "brackets", brackets, "1: there is one bracket")

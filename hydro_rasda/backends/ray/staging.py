@@ -92,7 +92,6 @@ class ControllerStage:
 
         Args:
             waiting: Trials that could be next, after the chosen one.
-            holding: Trials that hold workers.
             free: Workers that are left.
             chosen: The trial that the controller is told to start now.
         """

@@ -89,7 +89,6 @@ class WaitingQueue:
         """When trials give their workers back, if they keep them as long as trials of their rungs usually do.
 
         Args:
-            trials: They hold workers.
             rungs: By trial, the milestones that it survived; 0 where it is not named.
             now: The time, which counts as the start of those that Ray started by itself.
         """

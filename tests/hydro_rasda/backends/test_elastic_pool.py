@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hydro_rasda import LocalBackend, RASDAConfig, RayBackend, TuneResult
+from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult
 from hydro_rasda.contracts import Backend, FullSizeOutcome, FullSizeTask, Span
 from hydro_rasda.data import Batch
 from hydro_rasda.problem import OwnLoop
@@ -57,11 +57,11 @@ def open_run(tmp_path: Path) -> Iterator[Open]:
     """Opens the run as the next process would."""
     opened: list[Run] = []
 
-    def call(rasda: RASDAConfig, configs: Any = (SCHEDULED,), **changes: Any) -> Run:
+    def call(race: RaceConfig, configs: Any = (SCHEDULED,), **changes: Any) -> Run:
         for run in opened:
             run.store.close()
         what = replace(problem(), **changes)
-        opened.append(finalists.open_run(tmp_path / "run", what, list(configs), max_t=MAX_T, rasda=rasda))
+        opened.append(finalists.open_run(tmp_path / "run", what, list(configs), max_t=MAX_T, race=race))
         return opened[-1]
 
     yield call
@@ -91,7 +91,7 @@ def train(run: Run, backend: Backend) -> FullSizeOutcome:
 
 def test_ranks_train_what_those_of_a_script_do_bit_for_bit(two: Backend, open_run: Open) -> None:
     """The same shards, learning rates and checkpoint as `elastic(train_full_size)` has."""
-    run = open_run(RASDAConfig(workers=2))
+    run = open_run(RaceConfig(workers=2))
     outcome = train(run, two)
     assert outcome.error is None, outcome.error
     reports, (saved,) = on_ranks(
@@ -113,7 +113,7 @@ def test_ranks_train_what_those_of_a_script_do_bit_for_bit(two: Backend, open_ru
 @pytest.mark.slow
 def test_ranks_that_split_a_model_train_as_those_that_hold_it_whole(two: Backend, open_run: Open) -> None:
     """And leave the same checkpoint."""
-    whole, split = (train(open_run(RASDAConfig(workers=2, strategy=of)), two) for of in STRATEGIES)
+    whole, split = (train(open_run(RaceConfig(workers=2, strategy=of)), two) for of in STRATEGIES)
     assert split.error is None, split.error
     for (_, metrics), (_, expected) in zip(split.history, whole.history, strict=True):
         assert metrics["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-11)
@@ -127,7 +127,7 @@ def test_ranks_that_split_a_model_train_as_those_that_hold_it_whole(two: Backend
 def test_survivors_double_and_each_epoch_is_one_process(two: Backend, open_run: Open) -> None:
     """Two trials race on two devices; of the better one, the epochs are those of one process with as large a batch."""
     configs = [SCHEDULED, {**SCHEDULED, "lr": 1e-6}]
-    run = open_run(RASDAConfig(grace_period=1, workers=1, max_workers=4), configs)
+    run = open_run(RaceConfig(grace_period=1, workers=1, max_workers=4), configs)
     with two.open(run) as devices:
         train_finalists(run, [0, 1], devices)
     best, worse = lines(run, 0), lines(run, 1)
@@ -144,12 +144,12 @@ def test_survivors_double_and_each_epoch_is_one_process(two: Backend, open_run: 
 @pytest.mark.slow
 def test_a_run_goes_on_on_another_number_of_devices(two: Backend, open_run: Open) -> None:
     """On fewer than its first workers, a trial keeps the batch that was tuned; to the last digits it is the same."""
-    rasda = RASDAConfig(grace_period=2, workers=2, max_workers=2)
-    run = open_run(rasda)
+    race = RaceConfig(grace_period=2, workers=2, max_workers=2)
+    run = open_run(race)
     with two.open(run) as devices, pytest.raises(KeyboardInterrupt):
         train_finalists(run, [0], Interrupting(devices))
     assert [line["workers"] for line in lines(run, 0)] == [2, 2]
-    run = open_run(rasda)
+    run = open_run(race)
     with LocalBackend(["cpu"]).open(run) as devices:
         train_finalists(run, [0], devices)
     assert run.epochs("target", 0) == MAX_T
@@ -202,7 +202,7 @@ def test_ranks_that_die_are_replaced_and_one_that_raises_is_told_of(
     """What dies once trains again to what it would have been; what dies each time fails alone."""
     hows = [("dies once", 1), ("dies ever", 99), ("raises", 1)]
     configs = [{**SCHEDULED, "how": how, "times": times} for how, times in hows]
-    run = open_run(RASDAConfig(workers=2), configs, **failing(tmp_path / "failures"))
+    run = open_run(RaceConfig(workers=2), configs, **failing(tmp_path / "failures"))
     tasks = [FullSizeTask(f"key {n}", n, Span(0, MAX_T), None, run.settings.seed) for n in range(len(hows))]
     with two.open(run) as devices:
         again, died, raised = sorted(devices.train_each(tasks), key=lambda outcome: outcome.task.number)
@@ -219,8 +219,11 @@ def test_ranks_that_die_are_replaced_and_one_that_raises_is_told_of(
 @pytest.mark.slow
 def test_a_search_whose_finalists_share_devices(two: Backend, quick: Callable[..., TuneResult]) -> None:
     """Against one device, which trains the same batches alone."""
-    rasda = RASDAConfig(workers=2, max_workers=2)
-    one, several = (quick(rasda=rasda, fusion=1, name=name, backend=of) for name, of in [("1", "local"), ("2", two)])
+    race = RaceConfig(workers=2, max_workers=2)
+    one, several = (
+        quick(race=race, sweep=SweepConfig(fusion=1), name=name, backend=of)
+        for name, of in [("1", "local"), ("2", two)]
+    )
     assert several.best_metric == pytest.approx(one.best_metric, rel=1e-3)
     trained = [record for record in several.trials if record.epochs]
     assert trained
@@ -231,7 +234,7 @@ def test_a_search_whose_finalists_share_devices(two: Backend, quick: Callable[..
 def test_ranks_run_a_training_function_of_the_users_own(two: Backend, digits: Any, tmp_path: Path) -> None:
     """It is left where its span ends, on both ranks, and goes on from there."""
     own = replace(problem(), full_size=OwnLoop(train_own, digits))
-    run = finalists.open_run(tmp_path / "run", own, [{"lr": 0.1}], max_t=MAX_T, rasda=RASDAConfig(workers=2))
+    run = finalists.open_run(tmp_path / "run", own, [{"lr": 0.1}], max_t=MAX_T, race=RaceConfig(workers=2))
     tasks = [FullSizeTask("key", 0, Span(0, 2), None, 0), FullSizeTask("key", 0, Span(2, MAX_T), "first", 0)]
     with two.open(run) as devices:
         (first,) = devices.train_each(tasks[:1])

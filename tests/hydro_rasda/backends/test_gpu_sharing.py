@@ -16,7 +16,7 @@ import psutil
 import pytest
 from torch import Tensor, nn
 
-from hydro_rasda import LocalBackend, TuneResult
+from hydro_rasda import LocalBackend, RaceConfig, TuneResult
 from hydro_rasda.backends import gpu_sharing
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.packing.test_mps import daemons, left, seen
@@ -46,7 +46,7 @@ def test_two_processes_of_a_gpu_share_its_daemon(
     quick: Quick, seen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_sharing, "uuid_of", lambda where: "GPU-0")
-    quick(objective=noting(tmp_path / "pipes"), backend=TWO, max_t=1, top_k=1)
+    quick(objective=noting(tmp_path / "pipes"), backend=TWO, max_t=1, race=RaceConfig(top_k=1))
     (line,) = daemons(seen)
     assert line["gpu"] == "GPU-0"
     assert {*(tmp_path / "pipes").read_text().split()} == {line["pipe"]}
@@ -55,7 +55,7 @@ def test_two_processes_of_a_gpu_share_its_daemon(
 
 
 def test_other_devices_need_none(quick: Quick, seen: Path, tmp_path: Path) -> None:
-    quick(objective=noting(tmp_path / "pipes"), backend=TWO, max_t=1, top_k=1)
+    quick(objective=noting(tmp_path / "pipes"), backend=TWO, max_t=1, race=RaceConfig(top_k=1))
     assert daemons(seen) == []
     assert {*(tmp_path / "pipes").read_text().split()} == {"none"}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import RASDAConfig
+from hydro_rasda import RaceConfig
 from hydro_rasda.backends.elastic_pool import DoublingPool
 from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span, Widths, group_key
@@ -241,8 +241,8 @@ class ScriptedDoubling(ScriptedPool, DoublingPool):
 
 def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_path: Path) -> None:
     """As while transfer is checked; else no device would ever be free for a rank."""
-    rasda = RASDAConfig(workers=2)
-    run = open_run(tmp_path / "run", problem.with_settings(rasda=rasda), 8)
+    race = RaceConfig(workers=2)
+    run = open_run(tmp_path / "run", problem.with_settings(race=race), 8)
     with run.store, closing(ScriptedDoubling(run, deadly=[0])) as pool:
         pool.idle()
         pool.start(0, group(0))
@@ -255,7 +255,7 @@ def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_ends_with_its_machine_is_not_to_blame(problem: Problem, tmp_path: Path, workers: int) -> None:
     """Of a group, of a full-size model, and of one of several ranks."""
-    run = open_run(tmp_path / "run", problem.with_settings(rasda=RASDAConfig(workers=workers)), 8)
+    run = open_run(tmp_path / "run", problem.with_settings(race=RaceConfig(workers=workers)), 8)
     with run.store, closing(ScriptedDoubling(run, deadly=[0, 1])) as pool:
         pool.idle()
         pool.start(0, group(0))
@@ -277,7 +277,7 @@ def test_a_process_that_raised_is_kept_where_nobody_waits_for_it(run: Run) -> No
         (outcome,) = pool.train_each(targets(1))
         assert outcome.error == "it raised"
         assert len(pool.processes) == 2
-    run.problem = run.problem.with_settings(rasda=RASDAConfig(workers=2))
+    run.problem = run.problem.with_settings(race=RaceConfig(workers=2))
     with closing(ScriptedDoubling(run)) as pool:
         pool.raising = frozenset([1])
         (outcome,) = pool.train_each(targets(1))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda import LocalBackend, TuneResult
+from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult
 from hydro_rasda.backends.process_pool import PROBLEM, read_shared, write_shared
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.models import Config, mlp
@@ -28,7 +28,10 @@ pytestmark = pytest.mark.usefixtures("one_process")
 
 def test_two_devices_train_what_one_does(quick: Quick, tmp_path: Path) -> None:
     """Where one member at a time trains, nothing is grouped otherwise; the functions are no module's."""
-    settings: dict[str, Any] = {"model_fn": lambda config, width_ratio=1.0: mlp(config, width_ratio), "fusion": 1}
+    settings: dict[str, Any] = {
+        "model_fn": lambda config, width_ratio=1.0: mlp(config, width_ratio),
+        "sweep": SweepConfig(fusion=1),
+    }
     pids = tmp_path / "pids"
     pids.mkdir()
 
@@ -62,8 +65,7 @@ def killing(folder: Path, times: int) -> Callable[..., nn.Module]:
     return model_fn
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("times", "failed"), [(1, []), (1000, [1])])
+@pytest.mark.parametrize(("times", "failed"), [(1, []), pytest.param(1000, [1], marks=pytest.mark.slow)])
 def test_what_kills_its_process_costs_others_nothing(
     quick: Quick, tmp_path: Path, times: int, failed: list[int]
 ) -> None:
@@ -71,7 +73,7 @@ def test_what_kills_its_process_costs_others_nothing(
 
     deadly = {"deadly": ray.tune.grid_search([False, True]), "lr": 0.1, "batch_size": 64}
     model_fn = killing(tmp_path / "deaths", times)
-    result = quick(model_fn=model_fn, space=deadly, num_samples=1, max_t=1, top_k=1, backend=TWO)
+    result = quick(model_fn=model_fn, space=deadly, num_samples=1, max_t=1, race=RaceConfig(top_k=1), backend=TWO)
     assert [record.trial for record in result.trials if record.status == "failed"] == failed
     trained = {record.trial: record.surrogate_epochs for record in result.trials if record.trial not in failed}
     assert trained == dict.fromkeys({0, 1} - set(failed), 1)
@@ -84,7 +86,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     script = f"""
         import os, signal, sys, time, warnings
         import torch
-        from hydro_rasda import LocalBackend, choice, tune
+        from hydro_rasda import LocalBackend, SweepConfig, choice, tune
         warnings.simplefilter("ignore")
         here = os.getpid()
         torch.set_num_threads(1)
@@ -101,7 +103,8 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
             return {{"loss": model(batch[0]).square().mean()}}
         data = torch.rand(64, 4), torch.zeros(64)
         tune(model_fn, {{"lr": choice([0.1, 0.2])}}, train_data=data, val_data=data, objective=objective, num_samples=2,
-             fusion=1, backend=LocalBackend(["cpu", "cpu"]), storage_path={str(tmp_path)!r}, name="run", progress=False)
+             sweep=SweepConfig(fusion=1), backend=LocalBackend(["cpu", "cpu"]),
+             storage_path={str(tmp_path)!r}, name="run", progress=False)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert "KeyboardInterrupt" in done.stderr, done.stderr

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import TuneResult
+from hydro_rasda import SweepConfig, TuneResult
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.run.events import EpochsTrained, Event
 from tests.hydro_rasda.bubbles.conftest import waiting_hosts
 from tests.hydro_rasda.bubbles.hosts import Host
 
 Quick = Callable[..., TuneResult]
-
-pytestmark = pytest.mark.slow
 
 
 def answer(result: TuneResult) -> Any:
@@ -37,7 +35,9 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+@pytest.mark.parametrize(
+    "schedule", ["GPipe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("1F1B", "Interleaved1F1B"))]
+)
 def test_neither_host_nor_sweep_comes_to_another_result(
     schedule: str, two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
@@ -55,6 +55,7 @@ def test_neither_host_nor_sweep_comes_to_another_result(
     assert all(0 < rank["open"] <= rank["waited"] for rank in found)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_killed_and_one_of_another_size_lose_nothing(
     two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
@@ -94,10 +95,11 @@ def test_a_guest_that_is_killed_comes_back(two_threads: None, quick: Quick, tmp_
     assert answer(beside) == answer(alone)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_interrupted_goes_on_from_its_guests_last_checkpoint(
     two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
-    alone = quick(name="alone", grace_period=4)
+    alone = quick(name="alone", sweep=SweepConfig(grace_period=4))
     epochs = list[int]()
 
     def interrupt(event: Event) -> None:
@@ -109,8 +111,8 @@ def test_a_sweep_that_is_interrupted_goes_on_from_its_guests_last_checkpoint(
     backend = BubbleBackend(tmp_path / "bubbles", checkpoint_s=0)
     with waiting_hosts(tmp_path / "bubbles", 2):
         with pytest.raises(KeyboardInterrupt):
-            quick(name="beside", grace_period=4, backend=backend, callbacks=[interrupt])
+            quick(name="beside", sweep=SweepConfig(grace_period=4), backend=backend, callbacks=[interrupt])
         assert list((tmp_path / "beside" / "checkpoints").glob("*so-far*"))
-        beside = quick(name="beside", grace_period=4, backend=backend)
+        beside = quick(name="beside", sweep=SweepConfig(grace_period=4), backend=backend)
     assert answer(beside) == answer(alone)
     assert not list((tmp_path / "beside" / "checkpoints").glob("*so-far*"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hydro_rasda import RASDAConfig, TuneResult, Worker
+from hydro_rasda import RaceConfig, TuneResult, Worker
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.bubbles.partial_units import TargetWork
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Span
@@ -62,7 +62,7 @@ def test_a_training_function_that_returns_early_ends_its_trial(
     def full_size(worker: Worker) -> None:
         worker.report({"val_loss": 0.5}, {"model": mlp(dict(worker.config)).state_dict()})
 
-    rasda = RASDAConfig(grace_period=3)
-    result = quick(num_samples=2, max_t=3, rasda=rasda, backend=BubbleBackend(two_hosts), full_size=full_size)
+    race = RaceConfig(grace_period=3, train=full_size)
+    result = quick(num_samples=2, max_t=3, race=race, backend=BubbleBackend(two_hosts))
     assert result.finished
     assert {record.epochs for record in result.trials} <= {0, 1}

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import Event, RunEnded
+from hydro_rasda import SweepConfig
 from hydro_rasda.cli import main
+from hydro_rasda.contracts import Event
+from hydro_rasda.run.events import RunEnded
 from hydro_rasda.run.store import Store, read_asked
 from tests.hydro_rasda.cli.conftest import search
 from tests.hydro_rasda.results.test_load import contents
@@ -123,8 +125,8 @@ def test_a_run_that_goes_on_is_not_disturbed(tmp_path: Path, capsys: pytest.Capt
         assert called("clean {} --yes --json", str(folder)) == 2
         assert contents(folder) == before
 
-    search(tmp_path, "watched", num_samples=6, callbacks=[look], fusion=1)
-    search(tmp_path, "alone", num_samples=6, fusion=1)
+    search(tmp_path, "watched", num_samples=6, callbacks=[look], sweep=SweepConfig(fusion=1))
+    search(tmp_path, "alone", num_samples=6, sweep=SweepConfig(fusion=1))
     assert "another process is working on the run in" in capsys.readouterr().err
     assert {"EpochEnded", "CheckpointSaved", "RungDecided"} <= {*seen}
     # Before a trial has a score, `best` has no answer.
@@ -149,4 +151,4 @@ def test_a_run_that_is_held_says_so(past: str, tmp_path: Path, capsys: pytest.Ca
             assert main(["runs", str(tmp_path), "--json"]) == 0
             states.append(json.loads(capsys.readouterr().out)[0]["state"])
     assert main(["runs", str(tmp_path), "--json"]) == 0
-    assert [*states, json.loads(capsys.readouterr().out)[0]["state"]] == ["running", "running", "not finished"]
+    assert [*states, json.loads(capsys.readouterr().out)[0]["state"]] == ["running", "running", "interrupted"]

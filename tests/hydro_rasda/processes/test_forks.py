@@ -6,40 +6,31 @@ import ctypes
 import math
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-import tracemalloc
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
 
 from hydro_rasda.contracts import evenly
-from hydro_rasda.problem import Problem
 from hydro_rasda.processes import forks
 from hydro_rasda.processes.forks import (
-    ONE_PROCESS,
     Died,
     Notify,
-    can_be_pickled,
     imap_forked,
     map_forked,
-    most_children,
 )
 from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint
-from hydro_rasda.training.device import usable_children
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="processes that have computed are forked on Linux alone"
@@ -265,42 +256,6 @@ def test_map_keeps_the_order_and_forks_only_where_it_helps() -> None:
     assert map_forked([os.getpid], children=1) != [os.getpid()], "what ends a single one would end this process"
 
 
-def test_children_are_torch_threads_on_a_cpu(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        on_a_cpu = 0 if torch.accelerator.is_available() else 3
-        assert most_children(torch.device("cpu")) == on_a_cpu
-        assert most_children(torch.device("cuda")) == 0
-        with open(__file__) as file:
-            assert usable_children(replace(problem, model_fn=lambda config: file)) == 0  # type: ignore[arg-type,return-value]
-        assert usable_children(problem) == on_a_cpu
-        monkeypatch.setenv(ONE_PROCESS, "1")
-        assert usable_children(problem) == 0
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_what_can_be_pickled_is_found_out_without_a_copy(tmp_path: Path) -> None:
-    large = {"tensor": torch.zeros(2**26), "array": np.zeros(2**25)}
-    tracemalloc.start()
-    assert can_be_pickled(lambda: large["tensor"])
-    assert tracemalloc.get_traced_memory()[1] < 2**20
-    tracemalloc.stop()
-    with open(tmp_path / "data", "wb") as file:
-        assert not can_be_pickled(lambda: file.name)
-    assert not can_be_pickled(sqlite3.connect(tmp_path / "database"))
-    assert not can_be_pickled([threading.Lock()])
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 7, 9])
-def test_even_parts(parts: int) -> None:
-    found = evenly(range(7), parts)
-    assert [n for part in found for n in part] == list(range(7))
-    assert len(found) == min(parts, 7)
-    assert max(map(len, found)) - min(map(len, found)) <= 1
-
-
 def test_children_find_imported_what_torch_imports_late() -> None:
     script = """
         import sys
@@ -329,3 +284,11 @@ def test_an_interrupt_while_a_process_is_forked_is_not_lost() -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert done.returncode != 0
     assert "KeyboardInterrupt" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 9])
+def test_even_parts(parts: int) -> None:
+    found = evenly(range(7), parts)
+    assert [n for part in found for n in part] == list(range(7))
+    assert len(found) == min(parts, 7)
+    assert max(map(len, found)) - min(map(len, found)) <= 1

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hydro_rasda import TuneResult, choice, load, loguniform
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform
+from hydro_rasda.config import Keep
 
 Quick = Callable[..., TuneResult]
 
@@ -61,13 +62,13 @@ SMALL: dict[str, Any] = {
     "space": {"lr": loguniform(1e-3, 0.3), "extra": {"activation": choice([nn.ReLU, nn.GELU])}},
     "num_samples": 3,
     "max_t": 2,
-    "surrogate": 1,
+    "sweep": SweepConfig(surrogate=1),
 }
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
-def test_what_is_written_is_the_best_model_and_its_configuration(quick: Quick, tmp_path: Path, keep: str) -> None:
-    result = quick(**SMALL, keep=keep, top_k=3, full_trainings=3)
+def test_what_is_written_is_the_best_model_and_its_configuration(quick: Quick, tmp_path: Path, keep: Keep) -> None:
+    result = quick(**SMALL, race=RaceConfig(keep=keep, top_k=3), full_trainings=3)
     assert result.best_checkpoint is not None
     assert result.best_checkpoint.is_file()
     assert result.save_model(tmp_path / "new" / "best") == tmp_path / "new" / "best"

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from hydro_rasda import AllTrialsFailed, RASDAConfig, TuneResult, choice, load, loguniform, uniform
+from hydro_rasda import AllTrialsFailed, RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.report import state_of
 from hydro_rasda.results.result import make_result
@@ -85,7 +85,7 @@ def test_another_process_without_data_and_model_finds_what_tune_returned(
         "extra": {"depth": choice([1, 2])},
         "batch_size": 64,
     }
-    made = quick(model_fn=stumbles_in_some, space=space, num_samples=16, check_transfer=True)
+    made = quick(model_fn=stumbles_in_some, space=space, num_samples=16, sweep=SweepConfig(check_transfer=True))
     assert {record.status for record in made.trials} == {"finished", "stopped", "diverged", "failed"}
     assert made.transfer is not None
     assert made.finished
@@ -106,11 +106,11 @@ def test_another_process_without_data_and_model_finds_what_tune_returned(
 @pytest.mark.parametrize(
     "asked",
     [
-        {"keep": "last", "rasda": RASDAConfig(grace_period=1)},
-        {"surrogate": 1},
-        {"sweep_rule": Population(0.5), "space": {"lr": loguniform(1e-3, 0.3)}, "num_samples": 4},
+        {"race": RaceConfig(keep="last", grace_period=1)},
+        {"sweep": SweepConfig(surrogate=1)},
+        {"sweep": SweepConfig(rule=Population(0.5)), "space": {"lr": loguniform(1e-3, 0.3)}, "num_samples": 4},
         {"time_budget_s": 1e-3},
-        {"rasda": RASDAConfig(lr_rule=lambda growth: growth)},
+        {"race": RaceConfig(lr_rule=lambda growth: growth)},
     ],
     ids=["last", "full width", "copies", "out of time", "function"],
 )
@@ -130,7 +130,11 @@ def test_a_run_that_was_given_more_samples(quick: Quick) -> None:
 @pytest.mark.parametrize("how", ["to the end", "by time", "by score"])
 def test_one_function_says_how_a_run_has_ended(quick: Quick, how: str) -> None:
     """It is given more samples, none of which is any good: nothing trains at full size."""
-    asked: dict[str, Any] = {"first": [{"lr": 0.1}], "space": {"lr": loguniform(1e-9, 1e-8)}, "top_k": 1, "fusion": 1}
+    asked: dict[str, Any] = {
+        "sweep": SweepConfig(first=[{"lr": 0.1}], fusion=1),
+        "space": {"lr": loguniform(1e-9, 1e-8)},
+        "race": RaceConfig(top_k=1),
+    }
     asked |= {"by time": {"time_budget_s": 1e-3}, "by score": {"stop_at": 9.0}}.get(how, {})
     first = quick(**asked, num_samples=2)
     journal = (first.path / "journal.jsonl").read_bytes()
@@ -145,7 +149,7 @@ def test_one_function_says_how_a_run_has_ended(quick: Quick, how: str) -> None:
 
 @pytest.mark.usefixtures("one_process")
 def test_one_that_was_interrupted_tells_what_there_is_so_far(quick: Quick, tmp_path: Path) -> None:
-    arguments = {"model_fn": counted([], interrupted_at=60), "num_samples": 4, "fusion": 1}
+    arguments = {"model_fn": counted([], interrupted_at=60), "num_samples": 4, "sweep": SweepConfig(fusion=1)}
     with pytest.raises(KeyboardInterrupt):
         quick(**arguments)
     found = load(tmp_path / "run")
@@ -159,7 +163,7 @@ def test_one_that_was_interrupted_tells_what_there_is_so_far(quick: Quick, tmp_p
 
 
 def test_at_any_point_it_opens_and_no_trial_counts_as_stopped_that_goes_on(quick: Quick, tmp_path: Path) -> None:
-    result = quick(rasda=RASDAConfig(grace_period=1), checkpoint_every=1)
+    result = quick(race=RaceConfig(checkpoint_every=1, grace_period=1))
     lines = (result.path / "journal.jsonl").read_bytes().splitlines(keepends=True)
     units = [i for i, line in enumerate(lines) if b'"event": "unit"' in line]
     part = tmp_path / "part"
@@ -307,5 +311,5 @@ def test_what_an_earlier_version_did_not_write_down_is_not_guessed(quick: Quick,
         load(made.path).recipe()
     spec.write_text(json.dumps({name: value for name, value in asked.items() if name not in ("ema", "keep")}))
     assert (load(made.path).keep, load(made.path).averaged) == (None, None)
-    last = quick(num_samples=2, max_t=2, keep="last", name="last")
+    last = quick(num_samples=2, max_t=2, race=RaceConfig(keep="last"), name="last")
     assert (last.keep, last.averaged) == ("last", False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.replay.table import load
-from hydro_rasda import TuneResult, choice
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.overfitting import Losses, overfits_beyond, overfitting_line
 from hydro_rasda.run.journal import Unit
@@ -117,11 +117,11 @@ def opened(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def test_it_is_told_of_the_winner(opened: Callable[..., Run]) -> None:
     told = (
         "trial 0 overfits at full size, which its surrogate of 2 epochs did not show: val_loss rises from 0.6 after "
-        "epoch 2 to 0.85, and train_loss ends at 0. Sweep the model itself (`surrogate=1`)"
+        "epoch 2 to 0.85, and train_loss ends at 0. Sweep the model itself (`sweep.surrogate=1`)"
     )
-    assert overfitting_line(opened(), [0, 1]) == [f"{told}, or end such trainings early (`patience`)"]
-    assert overfitting_line(opened(patience=2), [0, 1]) == [told]
-    assert overfitting_line(opened(surrogate=1), [0, 1]) == []
+    assert overfitting_line(opened(), [0, 1]) == [f"{told}, or end such trainings early (`race.patience`)"]
+    assert overfitting_line(opened(race=RaceConfig(patience=2)), [0, 1]) == [told]
+    assert overfitting_line(opened(sweep=SweepConfig(surrogate=1)), [0, 1]) == []
     assert overfitting_line(opened(), [1]) == []
     assert overfitting_line(opened(), []) == []
 
@@ -139,10 +139,17 @@ def test_tune_says_so_once_and_not_of_digits(quick: Callable[..., TuneResult], d
     y = torch.tensor((data.target - 152) / 77, dtype=torch.float32)[:, None]
     few = {"train_data": (x[:150], y[:150]), "val_data": (x[150:], y[150:]), "loss_fn": F.mse_loss}
     space = {"lr": choice([0.003, 0.004]), "optimizer": "adamw", "batch_size": 16}
-    asked = {"num_samples": 3, "max_t": 27, "reduction_factor": 3, "top_k": 1, "surrogate": 1 / 8}
+    asked = {
+        "num_samples": 3,
+        "max_t": 27,
+        "sweep": {"reduction_factor": 3, "surrogate": 1 / 8},
+        "race": RaceConfig(top_k=1),
+    }
     for _ in range(2):  # the second call finds all done
         result = quick(model_fn=regressor, space=space, **few, **asked)
         (told,) = [text for _, text in result.messages if "overfits at full size" in text]
-        assert told.endswith("Sweep the model itself (`surrogate=1`), or end such trainings early (`patience`)")
+        assert told.endswith(
+            "Sweep the model itself (`sweep.surrogate=1`), or end such trainings early (`race.patience`)"
+        )
     plain = quick(name="digits")
     assert not any("overfits" in text for _, text in plain.messages)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from hydro_rasda import RASDAConfig, TuneResult, choice, load
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.objective import OptimizerSettings
 from hydro_rasda.results.recipe import _check_own_weights, recipe_of
@@ -84,9 +84,13 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "warm-up, linear, clipping, dropout": (
         mlp,
         {**ADAMW, "schedule": "linear", "warmup_epochs": 1.5, "grad_clip": 0.5, "dropout": 0.2, "beta1": 0.8},
-        {"ema": 0.1},
+        {"race": RaceConfig(ema=0.1)},
     ),
-    "last weights": (mlp, {**ADAMW, "optimizer": "adam", "schedule": "step", "step_size": 2}, {"keep": "last"}),
+    "last weights": (
+        mlp,
+        {**ADAMW, "optimizer": "adam", "schedule": "step", "step_size": 2},
+        {"race": RaceConfig(keep="last")},
+    ),
     "batch statistics in parts": (
         with_batch_norm,
         {**SGD, "accumulate": 3, "schedule": "exponential", "gamma": 0.5},
@@ -95,7 +99,7 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "rates of parts": (
         in_parts,
         {**ADAMW, "lr.head": 0.001, "lr.head.bias": 0.02, "shape": {"bias": True}, "optimizer": "rmsprop"},
-        {"ema": 0},
+        {"race": RaceConfig(ema=0)},
     ),
     "independent decay": (mlp, {**ADAMW, "independent_weight_decay": True, "weight_decay": 1e-4}, {}),
     "bfloat16": (mlp, {**ADAMW, "schedule": "one_cycle"}, {"precision": "bf16"}),
@@ -191,7 +195,7 @@ def test_other_forms_of_data(form: str, quick: Quick, digits: tuple[Pair, Pair])
 def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """Functions, and secrets: no text has those; a loaded run has not the functions either."""
     space = {**ADAMW, "optimizer": own_optimizer, "schedule": own_schedule, "amsgrad": True, "hf_token": "hush-hush"}
-    result = quick(space=space, num_samples=2, surrogate=1)
+    result = quick(space=space, num_samples=2, sweep=SweepConfig(surrogate=1))
     text = result.recipe()
     assert "hush" not in text
     assert "def train(model_fn, train_data, loss_fn, *, optimizer, schedule, hf_token, device=None):" in text
@@ -204,7 +208,7 @@ def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair,
 @pytest.mark.usefixtures("one_process")
 def test_what_a_sweep_at_full_width_trained_is_not_averaged(quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """Fused with others, in sums of another order; averages begin where full-size training takes over."""
-    result = quick(space=ADAMW, num_samples=4, surrogate=1, ema=0.2, max_t=6)
+    result = quick(space=ADAMW, num_samples=4, sweep=SweepConfig(surrogate=1), race=RaceConfig(ema=0.2), max_t=6)
     assert result.averaged
     text = result.recipe()
     (begun,) = [int(line.split()[-1][:-1]) for line in text.splitlines() if "if epoch >= " in line]
@@ -250,13 +254,13 @@ def own_loop(worker: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"full_size": own_loop}, "`full_size` trained it"),
+        ({"race": RaceConfig(train=own_loop)}, r"`race\.train` trained it"),
         ({"objective": steered(F.cross_entropy)}, r"its objective says by itself .* \(`optimizer_settings`\)"),
     ],
 )
 def test_what_no_plain_loop_repeats_is_refused(arguments: dict[str, Any], why: str, quick: Quick) -> None:
     result = quick(space=ADAMW, num_samples=2, max_t=2, **arguments)
-    assert result.averaged is (None if "full_size" in arguments else True)
+    assert result.averaged is (None if "race" in arguments else True)
     with pytest.raises(ValueError, match=f"no plain loop trains trial {result.best_trial} again: {why}"):
         result.recipe()
     narrow = next(trial.trial for trial in quick(space=ADAMW, name="other").trials if not trial.epochs)
@@ -278,8 +282,8 @@ def test_weights_of_another_trial_are_refused() -> None:
 @pytest.mark.parametrize("grows", [False, True])
 def test_several_workers(grows: bool, quick: Quick, digits: tuple[Pair, Pair]) -> None:
     """So many workers train as one would; where more are added, batch and learning rate grow, which is refused."""
-    asked = RASDAConfig(workers=1, max_workers=2, grace_period=1) if grows else RASDAConfig(workers=2, max_workers=2)
-    result = quick(space=ADAMW, num_samples=2, rasda=asked, backend=LocalBackend(["cpu"] * 2))
+    asked = RaceConfig(workers=1, max_workers=2, grace_period=1) if grows else RaceConfig(workers=2, max_workers=2)
+    result = quick(space=ADAMW, num_samples=2, race=asked, backend=LocalBackend(["cpu"] * 2))
     if grows:
         told = r"workers were added in training, which its batch \(32 and then 64 examples\).*max_workers"
         with pytest.raises(ValueError, match=told):

@@ -4,7 +4,7 @@ import math
 import pickle
 from dataclasses import replace
 
-from hydro_rasda import Cost, TrialRecord
+from hydro_rasda.results import Cost, TrialRecord
 
 
 def test_spared_seconds() -> None:

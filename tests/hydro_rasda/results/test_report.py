@@ -74,14 +74,15 @@ def test_the_winner_is_first_also_where_it_was_stopped() -> None:
 
 
 def test_a_line_says_how_sure_the_choice_is() -> None:
-    told = "trial 2 is the best of 2 at full size with probability 0.90"
-    assert f"{told}; training one more would be expected to gain at most 0.0125 in val_loss\n" in printed(RECORD)
+    told = "trial 2 won among 2 at full size (confidence 90%)"
+    assert f"{told}; one more full training should lower val_loss by at most 0.0125\n" in printed(RECORD)
+    assert "should raise val_loss by" in printed(replace(RECORD, mode="max"))
     assert f"{told}\n" in printed(replace(RECORD, expected_gain=math.nan))
     doubtful = tuple(replace(each, chance={2: 0.2, 1: 0.8}.get(each.trial, math.nan)) for each in RECORD.trials)
-    other = "trial 1, stopped after epoch 2, may have become better (0.80): a larger `full_trainings` would show\n"
+    other = "trial 1 was stopped after epoch 2 and may have become better (80%): raise `full_trainings` to find out\n"
     assert other in printed(replace(RECORD, trials=doubtful))
     alone = replace(RECORD, trials=tuple(replace(each, chance=math.nan) for each in RECORD.trials[:2]))
-    assert "probability" not in printed(alone)
+    assert "confidence" not in printed(alone)
 
 
 def test_a_line_says_which_weights_the_winner_keeps() -> None:
@@ -106,7 +107,7 @@ def test_a_line_says_whether_surrogates_and_full_size_agree() -> None:
     line = "surrogates and full size on 4 finalists after epoch 3: "
     assert f"{line}rank correlation 1.00, they agree (chance alone: 4%)\n" in told(5, 6, 7, 8)
     assert f"{line}rank correlation 0.80, too few to tell (chance alone: 17%)\n" in told(5, 6, 8, 7)
-    assert f"{line}rank correlation -1.00, they disagree (chance alone: 4%); `check_tr" in told(8, 7, 6, 5)
+    assert f"{line}rank correlation -1.00, they disagree (chance alone: 4%); `sweep.check_tr" in told(8, 7, 6, 5)
     assert f"{line}no rank correlation\n" in told(5, 5, 5, 5)
     assert "surrogates and full size" not in told(5)
 

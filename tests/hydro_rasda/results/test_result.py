@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydro_rasda import AllTrialsFailed, RASDAConfig, TuneResult, choice, grid_search, loguniform, tune
+from hydro_rasda import (
+    AllTrialsFailed,
+    RaceConfig,
+    SweepConfig,
+    TuneResult,
+    choice,
+    grid_search,
+    loguniform,
+    tune,
+)
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.report import best_first
 from hydro_rasda.results.result import make_result
@@ -45,10 +54,8 @@ def result(digits: tuple[Pair, Pair], tmp_path_factory: pytest.TempPathFactory) 
         val_data=digits[1],
         num_samples=8,
         max_t=4,
-        reduction_factor=2,
-        top_k=2,
-        surrogate=1 / 2,
-        fusion=8,
+        sweep=SweepConfig(reduction_factor=2, surrogate=1 / 2, fusion=8),
+        race=RaceConfig(top_k=2),
         storage_path=tmp_path_factory.mktemp("runs"),
         progress=False,
     )
@@ -156,7 +163,7 @@ def test_functions_that_pickle_cannot_take_come_along_or_are_asked_for(
     again = pickle.loads(pickle.dumps(local))
     assert again.evaluate(digits[1]) == local.evaluate(digits[1])
     with open(tmp_path / "notes", "wb") as file:
-        holds = {"rasda": RASDAConfig(lr_rule=lambda growth: (file, growth)[1]), "name": "held"}
+        holds = {"race": RaceConfig(lr_rule=lambda growth: (file, growth)[1]), "name": "held"}
         held = quick(model_fn=lambda config, width_ratio=1.0: (file, mlp(config, width_ratio))[1], **small, **holds)
         again = pickle.loads(pickle.dumps(held))
     with pytest.raises(ValueError, match="`model_fn` did not come along when this result was loaded or pickled"):
@@ -232,8 +239,8 @@ def race(problem: Problem, tmp_path: Path) -> Iterator[Callable[..., TuneResult]
     opened: list[Run] = []
 
     def call(scores: Scores, epochs: float = math.inf, finalists: Sequence[int] | None = None) -> TuneResult:
-        rasda = RASDAConfig(grace_period=1)
-        run = open_run(tmp_path / f"run-{len(opened)}", problem, len(scores), max_t=4, rasda=rasda, keep="last")
+        race = RaceConfig(grace_period=1)
+        run = open_run(tmp_path / f"run-{len(opened)}", problem, len(scores), max_t=4, race=replace(race, keep="last"))
         opened.append(run)
         return make_result(run, train_finalists(run, finalists or sorted(scores), Scripted(scores, epochs)))
 
@@ -257,7 +264,7 @@ def test_the_winner_trained_to_the_end(race: Callable[..., TuneResult]) -> None:
 @pytest.mark.parametrize("after", [[math.nan], []])
 def test_the_best_epoch_counts_whatever_came_after_it(after: list[float], problem: Problem, tmp_path: Path) -> None:
     """It diverges, or raises, as the other trial does: none comes to its end. A second process finds the same."""
-    settings = {"max_t": 4, "rasda": RASDAConfig(grace_period=1), "keep": "best"}
+    settings = {"max_t": 4, "race": RaceConfig(grace_period=1, keep="best")}
     script = Scripted({0: [0.34, 0.3, *after], 1: [0.35]}, keep="best")
     run = open_run(tmp_path / "run", problem, 2, **settings)
     result = make_result(run, train_finalists(run, [0, 1], script))
@@ -274,7 +281,7 @@ def test_the_best_epoch_counts_whatever_came_after_it(after: list[float], proble
 
 
 def test_of_those_that_trained_to_the_end_the_best_wins(problem: Problem, tmp_path: Path) -> None:
-    run = open_run(tmp_path / "run", problem, 3, max_t=2, rasda=RASDAConfig(grace_period=2))
+    run = open_run(tmp_path / "run", problem, 3, max_t=2, race=RaceConfig(grace_period=2))
     result = make_result(run, train_finalists(run, [0, 1, 2], Scripted({0: [0.1, 0.5], 1: [0.9, 0.3], 2: [0.3, 0.4]})))
     assert outcome(result) == [("finished", 2, 0.5), ("finished", 2, 0.3), ("finished", 2, 0.4)]
     assert result.best_metric == 0.3
@@ -305,11 +312,10 @@ def test_the_best_epoch_is_kept_where_asked(
         "space": {"lr": grid_search([0.05, 0.1])},
         "num_samples": 1,
         "mode": "max",
-        "checkpoint_every": 1,
-        "rasda": RASDAConfig(grace_period=4),
     }
-    last = quick(**asked, keep="last", name="last")
-    result = quick(**asked, progress=True)
+    race = RaceConfig(checkpoint_every=1, grace_period=4)
+    last = quick(**asked, race=replace(race, keep="last"), name="last")
+    result = quick(**asked, race=race, progress=True)
     curves = [[line["val_loss"] for line in r.history if line["stage"] == "target"] for r in result.trials]
     assert curves == [[line["val_loss"] for line in r.history if line["stage"] == "target"] for r in last.trials]
     assert [record.metric for record in last.trials] == [curve[-1] for curve in curves]
@@ -319,7 +325,7 @@ def test_the_best_epoch_is_kept_where_asked(
     assert result.evaluate(digits[1])["loss"] == result.best_metric
     assert last.evaluate(digits[1])["loss"] == last.best_metric < result.best_metric
     assert "(1 of 4)" in capsys.readouterr().out
-    again = quick(**asked)
+    again = quick(**asked, race=race)
     assert (again.trials, again.best_metric) == (result.trials, result.best_metric)
 
 

@@ -15,6 +15,7 @@ from ray import tune as ray_tune
 from torch import nn
 
 from hydro_rasda import (
+    RaceConfig,
     TuneResult,
     choice,
     grid_search,
@@ -65,7 +66,7 @@ def test_importances_of_all_trials_and_our_best(quick: Quick, mode: str) -> None
 
 def test_a_surrogate_that_is_better_than_the_best_model_does_not_win(quick: Quick) -> None:
     """Scores of the sweep are all made better than any of full size; those stopped there, for last weights too."""
-    result = quick(keep="last", top_k=3)
+    result = quick(race=RaceConfig(keep="last", top_k=3))
     journal = result.path / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     stopped = [record.trial for record in result.trials if 0 < record.epochs < 4]

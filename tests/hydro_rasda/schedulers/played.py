@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from hydro_rasda.schedulers import GoOn, Mode, SweepRule, SweepState
+from hydro_rasda.schedulers import Continue, Mode, SweepRule, SweepState
 
 Curves = Sequence[Sequence[float]]
 
@@ -45,7 +45,7 @@ def play(rule: SweepRule, curves: Curves, mode: Mode = "min", at_once: int | Non
 def _carry_out(moves: Mapping[int, object], sweep: SweepState) -> None:
     sweep.idle = False
     for number, move in moves.items():
-        if isinstance(move, GoOn):
+        if isinstance(move, Continue):
             sweep.go_on(number, move.to)
         else:
             sweep.drop(number)

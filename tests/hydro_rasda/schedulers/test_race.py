@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydro_rasda.config import RASDAConfig, TuneConfig
-from hydro_rasda.schedulers import ExpectedEnd, Race, chances, expected_gain, race_milestones
+from hydro_rasda import RaceConfig
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.schedulers import ExpectedEnd, Race, chances, expected_gain
 from hydro_rasda.schedulers.race import ERROR
 
 
@@ -36,14 +37,14 @@ def test_the_first_comparison_is_at_half_of_a_training_and_costs_no_more_than_th
     max_t: int, stops: tuple[int, ...]
 ) -> None:
     settings = TuneConfig(max_t=max_t)
-    assert race_milestones(settings) == stops
+    assert settings.race_milestones == stops
     rule = race(max_t=max_t, full_trainings=settings.full_trainings)
     left = rule.promote(stops[0], dict(enumerate([0.4, 0.3, 0.2, 0.1])), trained=4 * stops[0])
     assert left[:2] == [3, 2]
     # Of an odd number of epochs, one epoch of a finalist more.
     assert 4 * stops[0] + len(left) * (max_t - stops[0]) <= 3 * max_t + 1
-    asked = TuneConfig(max_t=max_t, rasda=RASDAConfig(grace_period=1))
-    assert race_milestones(asked)[0] == 1
+    asked = TuneConfig(max_t=max_t, race=RaceConfig(grace_period=1))
+    assert asked.race_milestones[0] == 1
 
 
 def test_a_stopped_trial_is_expected_to_change_as_those_that_went_on() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydro_rasda import SweepConfig
 from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.hang_detector import HangDetector
@@ -128,7 +129,7 @@ def test_no_shortcut_takes_one_structure_for_another(
 ) -> None:
     """Each trial is of the kind that it is of alone, where its model is always built."""
     if not takes_width:
-        build, problem = model_fn, problem.with_settings(surrogate=1)
+        build, problem = model_fn, problem.with_settings(sweep=SweepConfig(surrogate=1))
         model_fn = lambda config: build(config)  # noqa: E731
     alike: list[Config] = [
         {"activation": "relu", "net": {"activation": "relu"}, "batch_size": 32} for _ in range(ALIKE + 1)
@@ -151,7 +152,7 @@ def test_models_that_are_alike_are_not_all_built(problem: Problem) -> None:
         return mlp({"activation": config["activation"]})
 
     given = trials(*({"lr": 0.1 * (1 + i), "activation": "relu", "colour": 1} for i in range(20)))
-    unit = find_kinds(replace(problem, model_fn=model_fn).with_settings(surrogate=1), given, 0)
+    unit = find_kinds(replace(problem, model_fn=model_fn).with_settings(sweep=SweepConfig(surrogate=1)), given, 0)
     assert len(built) == ALIKE
     assert len(set(unit.value.values())) == 1
     assert [line["unread"] for line in unit.lines] == [{"colour": None}] * 20

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hydro_rasda import TuneResult, choice
+from hydro_rasda import SweepConfig, TuneResult, choice
 from hydro_rasda.data import make_batches
 from hydro_rasda.dry_run import MISFITS
 from hydro_rasda.problem import Problem
@@ -112,7 +112,7 @@ def test_on_one_thread_a_search_ends_in_the_morning(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        result = quick(model_fn=model_fn, space=SPACE, fusion=1, num_samples=6)
+        result = quick(model_fn=model_fn, space=SPACE, sweep=SweepConfig(fusion=1), num_samples=6)
     finally:
         torch.set_num_threads(before)
     _all_but_the_deadly(result)
@@ -131,7 +131,7 @@ def test_where_nothing_is_forked_the_same_call_leaves_out_what_ended_it_twice(
     """Each call is a process of its own here, which its trials may end."""
 
     def call(notify: Any) -> list[tuple[str, bool]]:
-        result = quick(model_fn=model_fn, space=SPACE, fusion=1, num_samples=4, seed=2)
+        result = quick(model_fn=model_fn, space=SPACE, sweep=SweepConfig(fusion=1), num_samples=4, seed=2)
         return [(trial.status, bool(trial.config["deadly"])) for trial in result.trials]
 
     calls = 0

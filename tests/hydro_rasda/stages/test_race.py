@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import RASDAConfig
+from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.summary import sum_up
@@ -29,7 +29,7 @@ from hydro_rasda.stages.race import train_finalists
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.
-RACE: dict[str, Any] = {"max_t": 4, "rasda": RASDAConfig(grace_period=1)}
+RACE: dict[str, Any] = {"max_t": 4, "race": RaceConfig(grace_period=1)}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race:
     assert (found.epoch, found.verdict) == (1, "open")
     assert {n: pair for n, pair in found.scores.items() if n != 3} == {0: (0.5, 0.9), 1: (0.6, 0.8), 2: (0.7, 0.7)}
     assert found.rho == pytest.approx(0.2)  # places 0, 1, 2, 3 against 2, 1, 0, 3
-    wide = open_race(5, full_trainings=0, surrogate=1)
+    wide = open_race(5, full_trainings=0, sweep=SweepConfig(surrogate=1))
     recall_targets(wide)
     assert sum_up(wide, [0, 1, 2, 3]).agreement is None
 
@@ -93,7 +93,7 @@ def test_as_many_go_on_as_can_train_to_the_end(
 
 def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., Run]) -> None:
     """At epoch 2, to which all were swept, there is a whole training left: two times 2 epochs."""
-    run = open_race(3, full_trainings=1, surrogate=1, rasda=RASDAConfig(grace_period=2))
+    run = open_race(3, full_trainings=1, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=2))
     scores = {n: values for n, values in SCORES.items() if n < 3}
     run.record("surrogate/to-2/group-0", curves("surrogate", {n: values[:2] for n, values in scores.items()}))
     for number in scores:
@@ -109,7 +109,7 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
     """Trial 0 was better than trial 1 ever is; in the end, of the weights that training leaves, it is worse."""
     own = {0: [0.9, 0.9, 0.9, 0.9], 1: [0.8, 0.7, 0.6, 0.5]}
     averaged = {0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.55]}
-    run = open_race(2, rasda=RASDAConfig(grace_period=4))
+    run = open_race(2, race=RaceConfig(grace_period=4))
     best = {0: (2, 0.2), 1: (4, 0.55)}
     for number, scores in (averaged if unaveraged else own).items():
         lines = curves("target", {number: scores}).lines
@@ -124,13 +124,13 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
 
 
 def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run]) -> None:
-    run = open_race(2, patience=2, rasda=RASDAConfig(grace_period=4))
+    run = open_race(2, race=RaceConfig(patience=2, grace_period=4))
     train_finalists(run, [0, 1], Scripted({0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.35]}))
     assert sum_up(run, [0, 1]).best_trial == 0
 
 
 def test_a_diverged_trials_best_epoch_wins_only_where_no_other_came_to_its_end(open_race: Callable[..., Run]) -> None:
-    run = open_race(2, rasda=RASDAConfig(grace_period=4))
+    run = open_race(2, race=RaceConfig(grace_period=4))
     lines = curves("target", {0: [0.9, 0.2, math.nan]}).lines
     record_epochs(run, 0, lines, {"model": {}, "best": {"epoch": 2, "score": 0.2, "model": {}}})
     assert sum_up(run, [0, 1]).best_trial == 0
@@ -154,7 +154,7 @@ def test_at_chance_level_none_is_stopped(open_race: Callable[..., Run]) -> None:
 
 
 def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[..., Run]) -> None:
-    run = open_race(checkpoint_every=3)
+    run = open_race(race=RaceConfig(grace_period=1, checkpoint_every=3))
     train_finalists(run, [3, 2, 1, 0], Scripted({**SCORES, 2: [0.7], 1: [math.inf]}))
     units = run.store.units()
     trials = {key: unit.value for key, unit in units.items() if key.startswith("target/trial-")}
@@ -198,7 +198,7 @@ def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[.
 
 
 def test_who_was_interrupted_catches_up_first(open_race: Callable[..., Run]) -> None:
-    settings = {"rasda": RASDAConfig(grace_period=2)}
+    settings = {"race": RaceConfig(grace_period=2)}
     train_finalists(open_race(2, **settings), [0, 1], Scripted(SCORES, epochs=1))
     train_finalists(open_race(2, **settings), [0, 1], device := Scripted(SCORES))
     assert device.trained[:3] == [(1, 1), (1, 2), (0, 2)]

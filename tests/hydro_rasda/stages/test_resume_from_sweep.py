@@ -1,4 +1,4 @@
-"""With `surrogate=1`, the finalists go on at full size from where the sweep left them."""
+"""With `sweep.surrogate=1`, the finalists go on at full size from where the sweep left them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda import RASDAConfig, TuneResult, choice, grid_search, loguniform
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, grid_search, loguniform
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.full_size_stage import recall_targets
@@ -55,7 +55,7 @@ def fine_tuned(config: Config) -> nn.Module:
 @pytest.mark.parametrize(("model_fn", "fused"), [(mlp, True), (mlp, False), (fine_tuned, True)])
 def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_fn: Any, fused: bool) -> None:
     # Epochs of a sweep are not those of averaged weights.
-    problem = replace(problem, model_fn=model_fn).with_settings(surrogate=1, ema=0)
+    problem = replace(problem, model_fn=model_fn).with_settings(sweep=SweepConfig(surrogate=1), race=RaceConfig(ema=0))
     trials = {n: Trial(n, {**config, "batch_size": 32, "dropout": 0.2}) for n, config in enumerate(CONFIGS)}
     task = GroupTask("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
     outcome = train_group(problem, trials, task, load=pytest.fail)
@@ -80,7 +80,7 @@ def epochs(result: TuneResult, stage: str) -> dict[int, list[int]]:
 
 
 def test_the_sweeps_epochs_count_once_and_its_checkpoints_go(quick: Quick) -> None:
-    result = quick(surrogate=1, space=SPACE, rasda=RASDAConfig(grace_period=1))
+    result = quick(sweep=SweepConfig(surrogate=1), space=SPACE, race=RaceConfig(grace_period=1))
     swept, full = epochs(result, "surrogate"), epochs(result, "target")
     (winner,) = [record for record in result.trials if record.status == "finished"]
     assert full == {winner.trial: [3, 4]}, "both finalists were swept to epoch 2, at which one of them is halved"
@@ -92,12 +92,14 @@ def test_the_sweeps_epochs_count_once_and_its_checkpoints_go(quick: Quick) -> No
     for number in finalists:
         result.best_model(number)
     assert len(list((result.path / "checkpoints").iterdir())) == 2
-    again = quick(surrogate=1, space=SPACE, rasda=RASDAConfig(grace_period=1))
+    again = quick(sweep=SweepConfig(surrogate=1), space=SPACE, race=RaceConfig(grace_period=1))
     assert (again.trials, again.cost.target_epochs) == (result.trials, 2)
 
 
 def test_finalists_that_the_sweep_trained_to_the_end_train_no_more(quick: Quick, digits: tuple[Pair, Pair]) -> None:
-    result = quick(surrogate=1, space=SPACE, grace_period=4, rasda=RASDAConfig(grace_period=4), keep="last")
+    result = quick(
+        sweep=SweepConfig(surrogate=1, grace_period=4), space=SPACE, race=RaceConfig(keep="last", grace_period=4)
+    )
     assert result.cost.target_epochs == 0
     assert epochs(result, "target") == {}
     finished = [record for record in result.trials if record.status == "finished"]
@@ -108,8 +110,12 @@ def test_finalists_that_the_sweep_trained_to_the_end_train_no_more(quick: Quick,
 
 def test_a_best_epoch_whose_weights_are_gone_is_trained_once_more(quick: Quick) -> None:
     """Here the largest loss is the best: the first epoch's, of which the sweep keeps no weights."""
-    asked: dict[str, Any] = {"surrogate": 1, "space": {"lr": grid_search([0.05, 0.1])}, "num_samples": 1}
-    asked |= {"grace_period": 2, "rasda": RASDAConfig(grace_period=4)}
+    asked: dict[str, Any] = {
+        "sweep": SweepConfig(surrogate=1, grace_period=2),
+        "race": RaceConfig(grace_period=4),
+        "space": {"lr": grid_search([0.05, 0.1])},
+        "num_samples": 1,
+    }
     high = quick(**asked, mode="max", name="high")
     assert epochs(high, "target") == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
     assert [record.kept_epoch for record in high.trials] == [1, 1]
@@ -118,7 +124,7 @@ def test_a_best_epoch_whose_weights_are_gone_is_trained_once_more(quick: Quick) 
 
 
 def test_narrow_surrogates_are_not_handed_over(quick: Quick) -> None:
-    result = quick(space=SPACE, rasda=RASDAConfig(grace_period=4))
+    result = quick(space=SPACE, race=RaceConfig(grace_period=4))
     assert sorted(epochs(result, "target").values()) == [[1, 2, 3, 4]] * 2
 
 
@@ -131,7 +137,7 @@ def open_swept(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     def call() -> Run:
         for run in opened:
             run.store.close()
-        run = open_run(tmp_path / "run", problem, 2, surrogate=1, rasda=RASDAConfig(grace_period=1))
+        run = open_run(tmp_path / "run", problem, 2, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=1))
         opened.append(run)
         if run.store.done(group.key):
             run.recall(group.key)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from hydro_rasda import TuneResult, choice, loguniform, uniform
+from hydro_rasda import SweepConfig, TuneResult, choice, loguniform, uniform
 from tests.hydro_rasda.models import Config, mlp
 
 Quick = Callable[..., TuneResult]
+ROOM = Path(__file__).parents[1]
 
 
 class Gain(nn.Module):
@@ -41,7 +42,7 @@ def test_no_check_unless_asked_for(quick: Quick) -> None:
 
 def test_check_at_full_width_agrees_with_itself(quick: Quick) -> None:
     """The surrogates are the targets: the same initial weights and batches, fused or not, rank alike."""
-    result = quick(surrogate=1, check_transfer=True)
+    result = quick(sweep=SweepConfig(surrogate=1, check_transfer=True))
     assert result.transfer is not None
     assert result.transfer.rho == pytest.approx(1.0)
     assert result.transfer.regret[1] == pytest.approx(0.0, abs=1e-4)
@@ -51,7 +52,7 @@ def test_check_at_full_width_agrees_with_itself(quick: Quick) -> None:
 def test_what_two_seeds_of_one_configuration_differ_by_counts_as_no_regret(quick: Quick, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        transfer = quick(check_transfer=True).transfer
+        transfer = quick(sweep=SweepConfig(check_transfer=True)).transfer
     lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     values = {line["key"]: line["value"] for line in lines if line.get("key", "").startswith("check/")}
     (again,) = (key for key in values if key.endswith("/again"))
@@ -63,8 +64,9 @@ def test_what_two_seeds_of_one_configuration_differ_by_counts_as_no_regret(quick
 
 def test_a_ranking_upside_down_is_not_trusted(quick: Quick) -> None:
     space = {"lr": choice([0.01]), "optimizer": "sgd", "gain": uniform(0.0, 1.0)}
-    with pytest.warns(UserWarning, match="transfer to full size is"):
-        result = quick(model_fn=learns_only_wide, space=space, num_samples=12, check_transfer=True)
+    with pytest.warns(UserWarning, match="transfer to full size is") as told:
+        result = quick(model_fn=learns_only_wide, space=space, num_samples=12, sweep=SweepConfig(check_transfer=True))
+    assert {Path(warning.filename) for warning in told} == {ROOM / "conftest.py"}, "it names the call of `tune`"
     assert result.transfer is not None
     assert result.transfer.rho < 0.5
     assert result.transfer.verdict != "trusted"
@@ -74,7 +76,7 @@ def test_the_check_is_a_part_of_the_run(quick: Quick) -> None:
     """A resumed run reads it, and the verdict does not depend on it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        first, again = quick(check_transfer=True), quick(check_transfer=True)
+        first, again = quick(sweep=SweepConfig(check_transfer=True)), quick(sweep=SweepConfig(check_transfer=True))
     assert first.transfer == again.transfer
     assert first.transfer is not None
     assert not math.isnan(first.transfer.rho)
@@ -84,18 +86,21 @@ def test_it_is_said_where_surrogates_decide_nothing(quick: Quick) -> None:
     def told(**settings: Any) -> list[str]:
         said: list[str] = []
         quick(callbacks=[lambda event: said.append(getattr(event, "text", ""))], max_t=1, **settings)
-        return [text for text in said if "`surrogate=1`" in text]
+        return [text for text in said if "`sweep.surrogate=1`" in text]
 
-    (few,) = told(num_samples=2, top_k=2, name="few")
-    assert few.startswith("all 2 configurations can become finalists, whatever their surrogates say: `surrogate=1`")
-    assert not told(num_samples=2, top_k=2, surrogate=1, name="wide")
-    assert not told(num_samples=3, top_k=2, name="more")
+    (few,) = told(num_samples=2, name="few")
+    assert few.startswith(
+        "all 2 configurations can become finalists, whatever their surrogates say: `sweep.surrogate=1`"
+    )
+    assert not told(num_samples=2, sweep=SweepConfig(surrogate=1), name="wide")
+    assert not told(num_samples=3, name="more")
 
 
 def test_regularizers_tuned_on_a_narrow_surrogate_are_warned_of(quick: Quick) -> None:
     space = {"lr": loguniform(1e-3, 0.3), "weight_decay": loguniform(1e-6, 1e-2), "dropout": 0.1}
-    with pytest.warns(UserWarning, match="what is best for weight_decay may not transfer"):
-        quick(space=space, surrogate=1 / 8)
+    with pytest.warns(UserWarning, match="what is best for weight_decay may not transfer") as told:
+        quick(space=space, sweep={"surrogate": 1 / 8})
+    assert Path(told[0].filename) == ROOM / "conftest.py", "it names the call of `tune`"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        quick(space=space, surrogate=1 / 2, name="wider")
+        quick(space=space, sweep=SweepConfig(surrogate=1 / 2), name="wider")

@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hydro_rasda import TuneResult, Worker, choice, loguniform, sample_from, uniform
+from hydro_rasda import RaceConfig, TuneResult, Worker, choice, loguniform, sample_from, uniform
 from hydro_rasda.problem import Problem
 from hydro_rasda.stages.unused_keys import build_noting, unread_of, warn_of_unread
 from hydro_rasda.trial import Trial
@@ -111,14 +111,14 @@ def test_the_key_that_was_meant(problem: Problem) -> None:
     assert unread(problem, lambda c: c.get("drop_out", 0.0), config) == meant
 
 
-def test_only_what_no_trial_reads_is_told() -> None:
+def test_what_is_unread_is_told_with_what_was_meant() -> None:
     with pytest.warns(UserWarning, match=r"neither `model_fn` nor the library reads `x` \(did you mean `y`\?\): what"):
-        warn_of_unread([{"x": "y", "z": None}, {"x": "y"}])
+        warn_of_unread({"x": "y"})
     with pytest.warns(UserWarning, match=r"`momentum` \(read where `optimizer` is sgd or rmsprop\)"):
-        warn_of_unread([{"momentum": None}])
+        warn_of_unread({"momentum": None})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_unread([{"x": None}, {}])
+        warn_of_unread({})
 
 
 Quick = Callable[..., TuneResult]
@@ -141,7 +141,7 @@ def test_a_training_function_of_the_users_own_may_read_any_key(quick: Quick) -> 
         model = mlp(worker.config)
         worker.report({"val_loss": worker.config["lr_g"]}, {"model": model.state_dict()})
 
-    result = quick(space={**LR, "lr_g": uniform(0, 1)}, max_t=1, num_samples=2, full_size=train)
+    result = quick(space={**LR, "lr_g": uniform(0, 1)}, max_t=1, num_samples=2, race=RaceConfig(train=train))
     assert result.best_metric == result.best_config["lr_g"]
 
 
@@ -190,3 +190,11 @@ def test_what_the_objective_reads_is_read(quick: Quick) -> None:
         result = quick(space=space, max_t=1, num_samples=4, objective=objective)
     assert len(told) == 1
     assert result.finished
+
+
+def test_a_key_of_a_branch_is_told_where_no_trial_of_the_branch_reads_it(quick: Quick) -> None:
+    branches = choice([{"optimizer": "sgd", "momentun": 0.9}, {"optimizer": "adamw", "beta1": 0.8, "momentum": 0.9}])
+    with pytest.warns(
+        UserWarning, match=r"reads `momentum` \(read where .*\), `momentun` \(did you mean `momentum`\?\): "
+    ):
+        quick(space={**LR, "by": branches}, num_samples=8, max_t=1)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.forks import ONE_PROCESS
+from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hydro_rasda import RaceConfig
 from hydro_rasda.config import Mode
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History, Span
 from hydro_rasda.data import ALONE, make_batches
@@ -55,7 +56,7 @@ def test_training_in_spans_is_training_in_one(problem: Problem, optimizer: dict[
 def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> None:
     """Training knows nothing of them."""
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
-    own, other = (trained(problem.with_settings(ema=ema), trial, Span(0, 6)) for ema in (0.0, 0.5))
+    own, other = (trained(problem.with_settings(race=RaceConfig(ema=ema)), trial, Span(0, 6)) for ema in (0.0, 0.5))
     assert [line["train_loss"] for _, line in own.history] == [line["train_loss"] for _, line in other.history]
     assert own.state is not None
     assert other.state is not None
@@ -80,8 +81,8 @@ def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> No
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: Mode) -> None:
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
-    last = trained(problem.with_settings(keep="last"), trial, Span(0, 6))
-    problem = problem.with_settings(mode=mode, ema=0)
+    last = trained(problem.with_settings(race=RaceConfig(keep="last")), trial, Span(0, 6))
+    problem = problem.with_settings(mode=mode, race=RaceConfig(ema=0))
     scores = [metrics["val_loss"] for _, metrics in last.history]
     best = rank(scores, mode)[0] + 1
     assert 1 < best < 6, "choose another learning rate"
@@ -101,12 +102,12 @@ def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: M
 def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> None:
     """Whatever span it is in, and whether or not the process lived to tell."""
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
-    problem = problem.with_settings(ema=0)
+    problem = problem.with_settings(race=RaceConfig(ema=0))
     scores = [metrics["val_loss"] for _, metrics in trained(problem, trial, Span(0, 6)).history]
     best = [scores.index(min(scores[: epoch + 1])) for epoch in range(6)]
     last = next(epoch + 1 for epoch in range(6) if epoch - best[epoch] == 1)
     assert 1 < last < 6, "choose another learning rate"
-    patient = problem.with_settings(patience=1)
+    patient = problem.with_settings(race=RaceConfig(patience=1, ema=0))
     outcome = trained(patient, trial, Span(0, 6))
     assert (outcome.ended, [metrics["val_loss"] for _, metrics in outcome.history]) == (True, scores[:last])
     first = trained(patient, trial, Span(0, last - 1))
@@ -132,7 +133,7 @@ def test_what_is_not_finite_is_never_kept_and_of_equals_the_last_is(problem: Pro
 
 def test_an_epoch_whose_loss_is_not_finite_is_not_the_best(problem: Problem) -> None:
     wild = {"lr": 1e30, "optimizer": "sgd", "batch_size": 32}
-    counts = problem.with_settings(metric="val_accuracy", mode="max", keep="best")
+    counts = problem.with_settings(metric="val_accuracy", mode="max", race=RaceConfig(keep="best"))
     state = trained(counts, Trial(0, wild), Span(0, 2)).state
     assert state is not None
     assert "best" not in state

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import GraphWarning
+from fusion.graph import GraphWarning
 from fusion.optim import native
-from hydro_rasda import TuneResult
+from hydro_rasda import LocalBackend, RaceConfig, TuneResult
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.problem import Problem
@@ -156,7 +156,7 @@ def test_sparse_gradients_train_as_they_did(problem: Problem, recorder: Recorder
     data = make_batches((x, y), "train_data", problem.device, 0)
     problem = replace(problem, model_fn=lambda config: Sparse(), train_data=data, val_data=data)
     outcome = train_full_size_trial(
-        problem.with_settings(ema=0.0),
+        problem.with_settings(race=RaceConfig(ema=0.0)),
         Trial(0, {"optimizer": "sgd", "lr": 0.1, "batch_size": 4}),
         FullSizeTask("key", 0, Span(0, 1), None, 0),
         None,
@@ -196,7 +196,7 @@ def test_a_whole_run_chooses_the_same(quick: Callable[..., TuneResult], recorder
     recorded = quick(name="recorded", **asked)
     assert recorder.replays > 0
     made = recorder.recordings
-    plain = quick(name="plain", graph=False, **asked)
+    plain = quick(name="plain", backend=LocalBackend(graph=False), **asked)
     assert recorder.recordings == made
     assert recorded.best_config == plain.best_config
     assert recorded.best_metric == pytest.approx(plain.best_metric, rel=1e-3)
@@ -205,7 +205,7 @@ def test_a_whole_run_chooses_the_same(quick: Callable[..., TuneResult], recorder
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU")
 def test_it_is_refused_where_there_is_no_gpu(quick: Callable[..., TuneResult]) -> None:
     with pytest.raises(ValueError, match="`graph` is True, but must be 'auto' or False where no device is a GPU"):
-        quick(graph=True)
+        quick(backend=LocalBackend(graph=True))
 
 
 @pytest.mark.slow

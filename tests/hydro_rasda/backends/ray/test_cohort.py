@@ -9,10 +9,11 @@ import pytest
 from ray import tune
 
 from benchmarks.scale_rows import StandInController, stand_in_trial
-from hydro_rasda import JournalEntry, RASDAScheduler, read_journal
+from hydro_rasda import RASDAScheduler
+from hydro_rasda.backends.ray import JournalEntry, read_journal
 from hydro_rasda.backends.ray.grants import Grants
-from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import RASDA
+from hydro_rasda.schedulers.rasda import Grow
 from tests.hydro_rasda.backends.ray.curves import Opens, held_up
 from tests.hydro_rasda.backends.ray.test_scheduler import run
 
@@ -20,7 +21,6 @@ LONG = 1e6
 """A wait that no test lives to see the end of."""
 
 
-@pytest.mark.slow
 def test_eight_that_begin_together_are_halved_exactly(ray8: None, tmp_path: Path) -> None:
     watch = Opens(tmp_path / "go", "start", 8)
     trials = [{"x": i / 8, "seconds": 0.2, "until": str(tmp_path / "go")} for i in reversed(range(8))]

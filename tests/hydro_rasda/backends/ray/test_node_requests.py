@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.scale_rows import StandInController
-from hydro_rasda import RASDAScheduler, read_journal
-from hydro_rasda.backends.ray import node_requests
+from hydro_rasda import RASDAScheduler
+from hydro_rasda.backends.ray import node_requests, read_journal
 from hydro_rasda.backends.ray.node_requests import NodeRequests
 from hydro_rasda.backends.ray.slots import Slots
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hydro_rasda.schedulers.packing import (
+from hydro_rasda.schedulers.packing_policy import (
     SLACK,
     Job,
     Placed,

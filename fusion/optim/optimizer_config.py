@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from fusion.checks import check_mapping, require
-from fusion.keys import KEYS, OPTIMIZERS, OWN, VECTORIZED, check, default, is_read, own_arguments, read
+from fusion.hyperparameters import KEYS, OPTIMIZERS, OWN, VECTORIZED, check, default, is_read, own_arguments, read
 
 __all__ = ["OPTIMIZERS", "Hyperparameters"]
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """One member's optimizer; ranges and defaults, which are those of `torch.optim`, stand in `fusion.keys`.
+    """One member's optimizer; ranges and defaults, which are those of `torch.optim`, stand in `fusion.hyperparameters`.
 
     Attributes:
         kind: Name of the optimizer; of one that `make` makes, that of the class it is of or is derived from, or "own".

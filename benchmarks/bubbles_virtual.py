@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hydro_rasda.checks import check_int, check_number, require
-from hydro_rasda.schedulers.bubbles import CONTROL, SHORTEST_S
+from hydro_rasda.schedulers.bubble_policy import CONTROL, SHORTEST_S
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 

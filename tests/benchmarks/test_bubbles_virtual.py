@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda.schedulers.bubbles import CONTROL
-from hydro_rasda.simulator.bubbles import DAY, Pipeline, harvest
+from benchmarks.bubbles_virtual import DAY, Pipeline, harvest
+from hydro_rasda.schedulers.bubble_policy import CONTROL
 
 
 @pytest.mark.parametrize("p", [1, 2, 4, 7])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from surrogate import make_surrogate
-from surrogate.forward import ScaleInput, find_readouts
+from surrogate.readouts import ScaleInput, find_readouts
 from surrogate.widths import compare_shapes, shapes_of
 from tests.surrogate.models import ZOO
 

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from hydro_rasda.packing import Estimate, Task
-from hydro_rasda.packing.estimates import Estimates, Slowdowns
+from hydro_rasda.packing.job_estimates import Estimates, Slowdowns
 from hydro_rasda.schedulers import Job
-from hydro_rasda.schedulers.packing import GUESS, MARGIN
+from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
 
 
 def task(name: str, memory: float | None = None, share: float | None = None, seconds: float | None = None) -> Task:

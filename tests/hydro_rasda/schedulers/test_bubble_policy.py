@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hydro_rasda.schedulers.bubbles import CONTROL, SHORTEST_S, Forecast, Guard, Margin
+from hydro_rasda.schedulers.bubble_policy import CONTROL, SHORTEST_S, Forecast, Guard, Margin
 
 
 def test_a_forecast_is_of_a_position_and_of_the_last_steps() -> None:

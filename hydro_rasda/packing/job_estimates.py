@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from hydro_rasda.packing.tasks import Estimate, Task
 from hydro_rasda.schedulers import Interference, Job
-from hydro_rasda.schedulers.packing import GUESS, MARGIN
+from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
 
 _FIELDS = ("memory", "share", "seconds")
 
@@ -124,7 +124,6 @@ class Slowdowns:
         """A job is done.
 
         Args:
-            kind: Its own.
             seconds: That it took, over those that it was given, and without what its neighbours' shares explain.
             beside: By kind, how many jobs ran beside it on average.
         """

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from benchmarks.packing_virtual import Machine, simulate_packing
 from hydro_rasda.schedulers import (
     FastestTogether,
     Interference,
@@ -17,7 +18,6 @@ from hydro_rasda.schedulers import (
     worst_fit,
     worst_fit_decreasing,
 )
-from hydro_rasda.simulator import Machine, simulate_packing
 from tests.hydro_rasda.schedulers.packing_cases import a_problem, shortest
 
 NONE = Interference()

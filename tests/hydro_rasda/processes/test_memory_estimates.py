@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hydro_rasda import SweepConfig
 from hydro_rasda.problem import Problem
-from hydro_rasda.processes.memory_profile import Peaks, kind_of_group, kind_of_target
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.run.cache import cache_folder
-from hydro_rasda.schedulers.packing import GUESS
+from hydro_rasda.schedulers.packing_policy import GUESS
 from hydro_rasda.trial import Trial
 
 
@@ -55,7 +56,7 @@ def test_what_matters_is_kept_for_later_runs(problem: Problem) -> None:
     later = Peaks(problem, "surrogate")
     assert later.expected("kind", 2) == 100
     assert Peaks(problem, "target").expected("kind", 2) == 70
-    assert Peaks(problem.with_settings(surrogate=0.25), "surrogate").expected("kind", 2) == 0
+    assert Peaks(problem.with_settings(sweep=SweepConfig(surrogate=0.25)), "surrogate").expected("kind", 2) == 0
     later.learn("kind", 2, 200)
     later.keep(room=120)
     assert Peaks(problem, "surrogate").expected("kind", 2) == 200

@@ -5,7 +5,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
-from surrogate.tracing import trace_sizes
+from surrogate.size_constraints import trace_sizes
 from tests.surrogate.plain import Literal, SplitAttention
 
 

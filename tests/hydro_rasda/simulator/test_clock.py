@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hydro_rasda.simulator.storage import SharedStorage
+from hydro_rasda.simulator.clock import SharedStorage
 
 
 def shared(arrivals: dict[float, float], bandwidth: float) -> dict[int, float]:

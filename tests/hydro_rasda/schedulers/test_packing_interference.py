@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from hydro_rasda.schedulers.packing import Job, Placed, Room
-from hydro_rasda.schedulers.sharing import LEAST, LOOK, FastestTogether, Interference
+from hydro_rasda.schedulers.packing_interference import LEAST, LOOK, FastestTogether, Interference
+from hydro_rasda.schedulers.packing_policy import Job, Placed, Room
 from tests.hydro_rasda.schedulers.packing_cases import a_problem, left, shortest
 
 

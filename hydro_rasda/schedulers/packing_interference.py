@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from hydro_rasda.checks import require
-from hydro_rasda.schedulers.packing import SLACK, Job, Placed, Room, longest_first
+from hydro_rasda.schedulers.packing_policy import SLACK, Job, Placed, Room, longest_first
 
 LOOK = 8
 """So many of the jobs that take longest are compared: more would put off long ones, and end with these alone."""
@@ -48,7 +48,6 @@ class Interference:
         """How fast each of some jobs gets on where they share a device, over having one of its kind alone.
 
         Args:
-            jobs: All that run there.
             rate: Of the device, in reference devices.
 
         >>> jobs = [Job("a", 4, 0.5, 60, "cnn"), Job("b", 4, 0.75, 60, "vit")]
@@ -116,7 +115,6 @@ class _Together:
     """The jobs of a device.
 
     Attributes:
-        rate: Of the device.
         memory: That is left.
         work: That they do there in a second, in what a reference device does.
     """

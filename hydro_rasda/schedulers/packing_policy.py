@@ -36,7 +36,6 @@ class Job(NamedTuple):
     """Work that shares devices with other work.
 
     Attributes:
-        name: Its own.
         memory: That it needs, at its peak; in the unit of the devices' memory.
         compute: Share of a reference device that it keeps busy when it is alone there.
         seconds: That it still takes, alone on a reference device.
@@ -54,7 +53,6 @@ class Room(NamedTuple):
     """What a device has left.
 
     Attributes:
-        device: Its name.
         memory: Free, in the unit of the jobs' memory.
         compute: Free, in reference devices: of a device with the rate 2 that is half in use, 1.
         rate: Of the whole device, while as many jobs run there as it has compute for.

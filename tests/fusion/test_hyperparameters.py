@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusion
-from fusion.keys import KEYS, OPTIMIZERS, SCHEDULES, check, default, is_read, read
+from fusion.hyperparameters import KEYS, OPTIMIZERS, SCHEDULES, check, default, is_read, read
 from hydro_rasda import tune
 
 TORCH = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)}
@@ -63,5 +63,5 @@ def _named(text: str, first: str, last: str) -> set[str]:
 
 def test_the_pages_name_every_key() -> None:
     guide = (Path(fusion.__file__).parents[1] / "docs" / "guides" / "space.md").read_text(encoding="utf-8")
-    assert _named(guide, "The library itself reads", "; `fusion/keys.py`") == set(KEYS)
-    assert _named(inspect.getdoc(tune) or "", "The library reads", "; `fusion.keys`") == set(KEYS)
+    assert _named(guide, "The library itself reads", "; `fusion/hyperparameters.py`") == set(KEYS)
+    assert _named(inspect.getdoc(tune) or "", "The library reads", "; `fusion.hyperparameters`") == set(KEYS)

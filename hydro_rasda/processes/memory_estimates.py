@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion.keys import KEYS, KINDS, optimizer_name, read
+from fusion.hyperparameters import KEYS, KINDS, optimizer_name, read
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import is_count, is_positive, recall, remember
 from hydro_rasda.run.events import Stage
 from hydro_rasda.run.fingerprint import content, digest
-from hydro_rasda.schedulers.packing import GUESS
+from hydro_rasda.schedulers.packing_policy import GUESS
 from hydro_rasda.trial import Trial
 
 Bytes = dict[int, float]
@@ -32,7 +32,6 @@ class Peaks:
     Where all that trains at the same time fits memory by far, nothing is kept, as nothing depends on it.
 
     Args:
-        problem: What is tuned.
         stage: Of it.
     """
 
@@ -80,7 +79,7 @@ class Peaks:
         if self._known is None:
             problem, settings = self._problem, self._problem.settings
             functions = digest(content((problem.model_fn, problem.objective)))
-            ratio = settings.surrogate if self._stage == "surrogate" else 1
+            ratio = settings.sweep.surrogate if self._stage == "surrogate" else 1
             like = f"{self._stage} {ratio:g}/{functions}/{outline(problem.example_input)}/{settings.precision}"
             self._key = f"peaks/{like}"
             kept = recall(self._key) or {}

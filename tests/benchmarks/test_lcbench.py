@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hydro_rasda.simulator import lcbench, lcbench_folder, lcbench_tasks
+from benchmarks.lcbench import lcbench, lcbench_folder, lcbench_tasks
 
 
 @pytest.fixture(autouse=True)
