@@ -132,7 +132,7 @@ def nameless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
         ({"model_fn": lambda config: 1 / 0}, ValueError, "`model_fn` fails for every configuration, for .*'lr': 0.1"),
         ({"model_fn": lambda config: None}, ValueError, "`model_fn` returned a NoneType, but must return a torch.nn"),
         ({"model_fn": lazy}, ValueError, "`model_fn` returned a Sequential whose '0.weight' is lazy: it has no shape"),
-        ({"model_fn": lazy, "sweep": SweepConfig(surrogate=1)}, ValueError, "`model_fn` .* '0.weight' is lazy"),
+        ({"model_fn": lazy, "surrogate": 1}, ValueError, "`model_fn` .* '0.weight' is lazy"),
         ({"model_fn": on_meta}, ValueError, "`model_fn` returned a Linear whose 'weight' lies on the device 'meta'"),
         ({"data": (X.to("meta"), LABELS)}, ValueError, r"`train_data\[0\].device` is 'meta', but must be one where"),
         ({"model_fn": ignores_width}, ValueError, "model_fn.*width_ratio"),

@@ -259,7 +259,7 @@ def test_what_no_trial_could_have_a_copy_of_is_refused(make: Any, rule: str, wit
     value = within(make())
     with pytest.raises(ValueError, match=rf"^`space\['x'\]` is .*, but must be {rule}"):
         check_space({"lr": loguniform(1e-3, 1), "x": value})
-    with pytest.raises(ValueError, match=rf"^`first\[0\]\['x'\]` is .*, but must be {rule}"):
+    with pytest.raises(ValueError, match=rf"^`sweep\.first\[0\]\['x'\]` is .*, but must be {rule}"):
         check_first([{"x": value}], {"lr": loguniform(1e-3, 1), "x": choice([1, 2])})
     with pytest.raises(ValueError, match="`space` cannot be sampled"):
         sample({"x": sample_from(lambda config: make())}, 1, 0)

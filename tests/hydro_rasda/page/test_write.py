@@ -113,7 +113,7 @@ def test_the_call_has_the_parts_of_today(sorts: Sorts) -> None:
     asked = read_asked(sorts["over"].path)
     asked |= {"surrogate": 0.5, "fusion": 8, "sweep_rule": "Median", "searcher": "OptunaSearch", "keep": "last"}
     asked["rasda"] |= {"workers": 2}
-    asked["digests"] |= {"first": "a", "full_size": "b", "metrics": "c"}
+    asked["digests"] = {"first": "a", "full_size": "b", "metrics": "c"}
     told = call_of(asked)
     sweep = "SweepConfig(surrogate=0.5, fusion=8, rule=Median(...), searcher=OptunaSearch(...), first=first)"
     assert f"    sweep={sweep},\n" in told

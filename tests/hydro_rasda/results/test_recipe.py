@@ -260,7 +260,7 @@ def own_loop(worker: Any) -> None:
 )
 def test_what_no_plain_loop_repeats_is_refused(arguments: dict[str, Any], why: str, quick: Quick) -> None:
     result = quick(space=ADAMW, num_samples=2, max_t=2, **arguments)
-    assert result.averaged is (None if "full_size" in arguments else True)
+    assert result.averaged is (None if "race" in arguments else True)
     with pytest.raises(ValueError, match=f"no plain loop trains trial {result.best_trial} again: {why}"):
         result.recipe()
     narrow = next(trial.trial for trial in quick(space=ADAMW, name="other").trials if not trial.epochs)

@@ -106,7 +106,7 @@ def test_a_line_says_whether_surrogates_and_full_size_agree() -> None:
     line = "surrogates and full size on 4 finalists after epoch 3: "
     assert f"{line}rank correlation 1.00, they agree (chance alone: 4%)\n" in told(5, 6, 7, 8)
     assert f"{line}rank correlation 0.80, too few to tell (chance alone: 17%)\n" in told(5, 6, 8, 7)
-    assert f"{line}rank correlation -1.00, they disagree (chance alone: 4%); `check_tr" in told(8, 7, 6, 5)
+    assert f"{line}rank correlation -1.00, they disagree (chance alone: 4%); `sweep.check_tr" in told(8, 7, 6, 5)
     assert f"{line}no rank correlation\n" in told(5, 5, 5, 5)
     assert "surrogates and full size" not in told(5)
 

@@ -312,10 +312,10 @@ def test_the_best_epoch_is_kept_where_asked(
         "space": {"lr": grid_search([0.05, 0.1])},
         "num_samples": 1,
         "mode": "max",
-        "race": RaceConfig(checkpoint_every=1, grace_period=4),
     }
-    last = quick(**asked, race=RaceConfig(keep="last"), name="last")
-    result = quick(**asked, progress=True)
+    race = RaceConfig(checkpoint_every=1, grace_period=4)
+    last = quick(**asked, race=replace(race, keep="last"), name="last")
+    result = quick(**asked, race=race, progress=True)
     curves = [[line["val_loss"] for line in r.history if line["stage"] == "target"] for r in result.trials]
     assert curves == [[line["val_loss"] for line in r.history if line["stage"] == "target"] for r in last.trials]
     assert [record.metric for record in last.trials] == [curve[-1] for curve in curves]
@@ -325,7 +325,7 @@ def test_the_best_epoch_is_kept_where_asked(
     assert result.evaluate(digits[1])["loss"] == result.best_metric
     assert last.evaluate(digits[1])["loss"] == last.best_metric < result.best_metric
     assert "(1 of 4)" in capsys.readouterr().out
-    again = quick(**asked)
+    again = quick(**asked, race=race)
     assert (again.trials, again.best_metric) == (result.trials, result.best_metric)
 
 

@@ -111,11 +111,11 @@ def test_finalists_that_the_sweep_trained_to_the_end_train_no_more(quick: Quick,
 def test_a_best_epoch_whose_weights_are_gone_is_trained_once_more(quick: Quick) -> None:
     """Here the largest loss is the best: the first epoch's, of which the sweep keeps no weights."""
     asked: dict[str, Any] = {
-        "sweep": SweepConfig(surrogate=1),
+        "sweep": SweepConfig(surrogate=1, grace_period=2),
+        "race": RaceConfig(grace_period=4),
         "space": {"lr": grid_search([0.05, 0.1])},
         "num_samples": 1,
     }
-    asked |= {"sweep": SweepConfig(grace_period=2), "race": RaceConfig(grace_period=4)}
     high = quick(**asked, mode="max", name="high")
     assert epochs(high, "target") == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}
     assert [record.kept_epoch for record in high.trials] == [1, 1]
