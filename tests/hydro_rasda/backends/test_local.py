@@ -84,5 +84,5 @@ def test_what_is_no_device_is_refused(device: Any) -> None:
 
 
 def test_a_local_backend_has_a_device() -> None:
-    with pytest.raises(ValueError, match=r"`devices` is \[\], but must be None, or one device or more"):
+    with pytest.raises(ValueError, match=r"`device` is \[\], but must be None, or one device or more"):
         LocalBackend([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -320,6 +321,21 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
         "eval_dataset",
     ]
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("best", "race", "told"),
+    [
+        (False, RaceConfig(patience=3), "race.patience=3: set load_best_model_at_end=True"),
+        (True, RaceConfig(keep="last"), "race.keep='last': load_best_model_at_end=True says otherwise"),
+    ],
+)
+def test_training_arguments_decide_which_weights_are_kept(
+    best: bool, race: RaceConfig, told: str, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path, load_best_model_at_end=best)
+    with pytest.raises(ValueError, match=rf"^tune_trainer\(\) cannot follow:\n- {re.escape(told)}$"):
+        tuned(gpt2, args, race=race)
 
 
 @pytest.mark.parametrize(
