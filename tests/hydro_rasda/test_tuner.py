@@ -327,7 +327,7 @@ def test_a_run_can_be_given_more_samples(quick: Quick) -> None:
 
 def test_a_time_budget_ends_a_long_run(quick: Quick) -> None:
     result = quick(time_budget_s=4.0, num_samples=4, max_t=100_000, grace_period=50_000)
-    assert 4.0 <= result.cost.seconds < 60.0  # of many minutes
+    assert 4.0 <= result.cost.seconds < 600.0  # of hours
     assert math.isfinite(result.best_metric)
     assert result.cost.target_epochs >= 1
 

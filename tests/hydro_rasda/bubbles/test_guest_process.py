@@ -35,14 +35,14 @@ def test_a_guest_runs_in_bubbles_alone(tmp_path: Path) -> None:
     process = GuestProcess(tmp_path, "cpu", preempt=True)
     try:
         assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
-        process.tie(30)
+        process.tie(600)
         assert process.page.tied
         wait_until(lambda: state_of(process.pid) == "T")
         process.open(0.01)
         wait_until(lambda: state_of(process.pid) != "T")
         process.close()
         wait_until(lambda: state_of(process.pid) == "T")
-        process.leave(30)
+        process.leave(600)
         assert process.over == 0
     finally:
         process.end()
@@ -51,8 +51,8 @@ def test_a_guest_runs_in_bubbles_alone(tmp_path: Path) -> None:
 def test_a_stopped_guest_ends_with_its_host(tmp_path: Path) -> None:
     host = (
         "import sys, time; from pathlib import Path; from hydro_rasda.bubbles.guest_process import GuestProcess\n"
-        "guest = GuestProcess(Path(sys.argv[1]), 'cpu', True); guest.tie(30); print(guest.pid, flush=True)\n"
-        "time.sleep(60)"
+        "guest = GuestProcess(Path(sys.argv[1]), 'cpu', True); guest.tie(600); print(guest.pid, flush=True)\n"
+        "time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", host, tmp_path], stdout=subprocess.PIPE, text=True) as popen:
         assert popen.stdout is not None
