@@ -23,7 +23,7 @@ from hydro_rasda.training.full_size import train_full_size_trial
 from tests.hydro_rasda.backends import finalists
 from tests.hydro_rasda.conftest import SPACE
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray2", "one_process")]
+pytestmark = pytest.mark.usefixtures("ray2", "one_process")
 
 Quick = Callable[..., TuneResult]
 HERE, THERE = LocalBackend(["cpu"] * 2), RayBackend(resources_per_worker={"CPU": 1})
@@ -59,7 +59,7 @@ RACE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("max_workers", [1, 2])
+@pytest.mark.parametrize("max_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp_path: Path, max_workers: int) -> None:
     """To the last digit, where each trial has one worker."""
     rasda = RASDAConfig(grace_period=1, max_workers=max_workers)
@@ -90,6 +90,7 @@ class LeavesAfter:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @each_first
 @pytest.mark.parametrize(("prefix", "count"), [("/group-", 2), ("target/trial-", 3), ("target/trial-", 6)])
 def test_a_run_goes_on_on_the_other_backend_in_either_stage(
@@ -150,6 +151,7 @@ class Interrupted:
             yield from self._devices.train_each([task])
 
 
+@pytest.mark.slow
 @each_first
 def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backends: tuple[Backend, Backend]) -> None:
     """Each trial's epochs stand in the journal once, and are those of an unbroken training, weights included."""
@@ -176,6 +178,7 @@ def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backe
         assert all(torch.equal(saved[name], value) for name, value in alone.state["model"].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ray_first", [False, True])
 def test_what_one_backend_finished_the_other_returns(quick: Quick, tmp_path: Path, ray_first: bool) -> None:
     there: dict[str, Any] = {"backend": "ray", "resources_per_worker": {"CPU": 1}}

@@ -62,8 +62,7 @@ def killing(folder: Path, times: int) -> Callable[..., nn.Module]:
     return model_fn
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("times", "failed"), [(1, []), (1000, [1])])
+@pytest.mark.parametrize(("times", "failed"), [(1, []), pytest.param(1000, [1], marks=pytest.mark.slow)])
 def test_what_kills_its_process_costs_others_nothing(
     quick: Quick, tmp_path: Path, times: int, failed: list[int]
 ) -> None:

@@ -19,8 +19,6 @@ from tests.hydro_rasda.bubbles.hosts import Host
 
 Quick = Callable[..., TuneResult]
 
-pytestmark = pytest.mark.slow
-
 
 def answer(result: TuneResult) -> Any:
     """All that a sweep found, to the last digit."""
@@ -37,7 +35,9 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+@pytest.mark.parametrize(
+    "schedule", ["GPipe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("1F1B", "Interleaved1F1B"))]
+)
 def test_neither_host_nor_sweep_comes_to_another_result(
     schedule: str, two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
@@ -55,6 +55,7 @@ def test_neither_host_nor_sweep_comes_to_another_result(
     assert all(0 < rank["open"] <= rank["waited"] for rank in found)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_killed_and_one_of_another_size_lose_nothing(
     two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_guest_that_is_killed_comes_back(two_threads: None, quick: Quick, tmp_
     assert answer(beside) == answer(alone)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_interrupted_goes_on_from_its_guests_last_checkpoint(
     two_threads: None, quick: Quick, tmp_path: Path
 ) -> None:

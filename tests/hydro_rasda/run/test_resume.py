@@ -71,8 +71,7 @@ def stop_after(units: int, how: signal.Signals, storage_path: Path, name: str, t
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, threads: int) -> None:
     """On several threads, trials train beside each other, and their order in the journal is that of their ends."""
     unbroken = finish(start(tmp_path, "unbroken", threads))
