@@ -18,6 +18,7 @@ import pytest
 from hydro_rasda.cli import main
 from hydro_rasda.page import write_page
 from hydro_rasda.page.call import call_of, domain_of
+from hydro_rasda.page.words import answer
 from hydro_rasda.page.write import page, sections
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
@@ -49,6 +50,11 @@ class Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += "" if self._script else data
+
+
+def test_of_one_full_size_model_alone_no_page_says_how_sure_it_is(sorts: Sorts) -> None:
+    told = "How sure that is cannot be said: one model alone was trained at full size."
+    assert [sort for sort, record in sorts.items() if told in answer(record)] == ["single"]
 
 
 @pytest.mark.parametrize("sort", ["over", "interrupted", "swept", "single", "failed", "empty", "large"])
