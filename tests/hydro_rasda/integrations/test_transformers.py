@@ -25,6 +25,7 @@ from hydro_rasda import choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
 from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
+from hydro_rasda.integrations.transformers.tune import _warmup_epochs
 from tests import zoo
 
 pytestmark = [
@@ -235,6 +236,17 @@ LLAMA: dict[str, Any] = {
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
 }
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "batch_size", "epochs"),
+    [(0, 8, None), (0.5, 8, 1.5), (6, 8, 2.0), (6, choice([4, 8, 16]), 3.0)],  # of 24 examples
+)
+def test_a_warmup_counts_as_the_longest_of_all_trials(
+    warmup_steps: float, batch_size: Any, epochs: float | None, tmp_path: Path
+) -> None:
+    found = _warmup_epochs({"batch_size": batch_size}, arguments(tmp_path, warmup_steps=warmup_steps), 24)
+    assert found == ({} if epochs is None else {"warmup_epochs": epochs})
 
 
 @pytest.mark.filterwarnings("error:neither .model_fn. nor the library reads")
