@@ -18,7 +18,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda import SweepConfig
 from hydro_rasda.packing import Device, PackResult, Task, cpu, pack
 from hydro_rasda.schedulers import Policy, one_a_device
 
@@ -186,7 +185,8 @@ def search(place: str, way: str, quick: bool, folder: str) -> Row:
         val_data=val_data,
         num_samples=1,
         max_t=3 if quick else 27,
-        sweep=SweepConfig(surrogate=1, fusion=1),
+        surrogate=1,
+        fusion=1,
         backend=backend,
         storage_path=folder,
         progress=False,

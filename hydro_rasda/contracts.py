@@ -59,6 +59,7 @@ class Group:
 
     Attributes:
         kind: Digest of the fusion key that they share.
+        members: Their numbers.
         fused: Whether they train as one; otherwise they train one after another, which is faster for a few.
         micro_batches: Parts that each batch is split into, where a single member does not fit memory with whole ones.
         compiled: Whether their step is compiled first, on a CPU.
@@ -138,11 +139,12 @@ class GroupOutcome:
 
 
 @dataclass(frozen=True)
-class FullSizeTask:
+class TargetTask:
     """A unit of work: one full-size model, for a span of epochs.
 
     Attributes:
         key: Tells it from all others of the run.
+        number: The trial.
         span: Which epochs.
         source: Name of the checkpoint to go on from; None starts from the trial's initial weights.
         seed: Determines those, and dropout.
@@ -158,10 +160,11 @@ class FullSizeTask:
 
 
 @dataclass(frozen=True)
-class FullSizeOutcome:
+class TargetOutcome:
     """What training a full-size model gave.
 
     Attributes:
+        task: What was asked for.
         state: To go on from; None where it failed.
         history: Epochs trained, with the metrics after each.
         error: Traceback, where it failed.
@@ -173,7 +176,7 @@ class FullSizeOutcome:
         more: What the run's record keeps besides, for who goes on from it: plain values.
     """
 
-    task: FullSizeTask
+    task: TargetTask
     state: Mapping[str, Any] | None
     history: History
     error: str | None
@@ -241,10 +244,10 @@ class Widths:
         return won > 2 * self.compile_seconds
 
 
-class FullSizeTrainer(Protocol):
+class TargetTrainer(Protocol):
     """Trains full-size models."""
 
-    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
+    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
         """Train full-size models, each as far as the time budget goes.
 
         Args:
@@ -261,6 +264,8 @@ class Finished:
     """A group that a device has trained.
 
     Attributes:
+        task: What it was asked for.
+        outcome: What it gave.
         seconds: Wall time that it took.
         device: Which trained it; None where there is only one.
     """
@@ -271,7 +276,7 @@ class Finished:
     device: int | None = None
 
 
-class Devices(FullSizeTrainer, Protocol):
+class Devices(TargetTrainer, Protocol):
     """What a backend opens for a run: devices that each train one task at a time."""
 
     def idle(self) -> Sequence[int]:
@@ -311,8 +316,7 @@ class Devices(FullSizeTrainer, Protocol):
 class Backend(Protocol):
     """Where trials train; `tune(backend=...)` takes one. It is made without a run, and can be opened for several.
 
-    `hydro_rasda.testing` checks that an implementation keeps these promises. It may also have attributes
-    `loader_workers` and `graph`, as `LocalBackend` has; without them, the defaults hold.
+    `hydro_rasda.testing` checks that an implementation keeps these promises.
 
     Attributes:
         device: Where models are that the tuner itself builds: before any training, and of what was trained.

@@ -26,6 +26,7 @@ class ParamWidth:
     """How one parameter of the surrogate compares with the target's.
 
     Attributes:
+        target_shape: Shape in the target.
         shape: Shape in the surrogate; a dimension that differs is a width ("infinite" in mup's words).
     """
 

@@ -13,42 +13,39 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"checks", "console", "lazy_exports", "package_conflicts", "renames", "secret_masking", "signatures", "trial"},
+    {"checks", "config", "hidden", "package_conflicts", "seeds", "trial"},
     {"schedulers"},
-    {"config", "seeds"},
     {
         *(
             "batch_checks",
-            "branches",
-            "config_access",
             "data",
             "domains",
             "dry_run",
             "loss_weight",
             "metrics",
             "objective",
+            "plans",
             "precision",
             "problem",
+            "reads",
             "space",
             "variants",
         ),
-        *("surrogate_plans", "whole_metrics"),
+        "whole_metrics",
     },
-    {"run"},
-    {"results", "page", "plots", "loggers"},
+    {"loggers", "page", "plots", "run"},
     {"contracts"},
-    {"processes"},
     {"training"},
-    {"backends", "bubbles", "search", "stages"},
-    {"cli", "dashboard", "integrations", "request", "testing", "tuner"},
+    {"backends", "guests", "search", "stages"},
+    {"cli", "dashboard", "integrations", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
 
-BESIDE = {frozenset({"backends", "stages"}), frozenset({"bubbles", "stages"})}
+BESIDE = {frozenset({"backends", "stages"}), frozenset({"guests", "stages"})}
 """Rooms of one floor that do not know each other."""
 
 FREE_STANDING = {
-    "packing": {"checks", "console", "schedulers", "run"},
+    "packing": {"checks", "schedulers", "run"},
     "simulator": {"checks", "config", "schedulers", "run"},
 }
 """Rooms apart from the floors, and all that they may use."""

@@ -81,7 +81,12 @@ class Inductor:
 
 @dataclass(frozen=True)
 class _Found:
-    """Memory that a step did not make itself."""
+    """Memory that a step did not make itself.
+
+    Attributes:
+        whole: All of it.
+        before: What was in it.
+    """
 
     whole: Tensor
     before: Tensor

@@ -3,17 +3,15 @@
 Real runs and the simulator decide by the same code.
 """
 
+from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.agreement import Agreement, agreement
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.bracket import Bracket
+from hydro_rasda.schedulers.gathering import Gathering
 from hydro_rasda.schedulers.growth import Growth, Resize, efficient, parallel_efficiency
 from hydro_rasda.schedulers.halving import SuccessiveHalving
-from hydro_rasda.schedulers.hyperband import Hyperband
-from hydro_rasda.schedulers.median_stopping import MedianStopping
-from hydro_rasda.schedulers.milestone_barrier import MilestoneBarrier
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
-from hydro_rasda.schedulers.packing_interference import FastestTogether, Interference
-from hydro_rasda.schedulers.packing_policy import (
+from hydro_rasda.schedulers.packing import (
     Job,
     Placed,
     Policy,
@@ -25,10 +23,11 @@ from hydro_rasda.schedulers.packing_policy import (
     worst_fit_decreasing,
 )
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
-from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain
-from hydro_rasda.schedulers.ranking import Mode, rank
+from hydro_rasda.schedulers.race import Outlook, Race, chances, expected_gain, race_milestones
+from hydro_rasda.schedulers.ranking import rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
+from hydro_rasda.schedulers.sharing import FastestTogether, Interference
+from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, Standing, SweepRule, SweepState
 
 __all__ = [
     "RASDA",
@@ -36,19 +35,18 @@ __all__ = [
     "AshaState",
     "AsyncSuccessiveHalving",
     "Bracket",
-    "Continue",
     "Decision",
-    "ExpectedEnd",
+    "Drop",
     "FastestTogether",
+    "Gathering",
+    "GoOn",
     "Growth",
     "Held",
-    "Hyperband",
     "Interference",
     "Job",
-    "MedianStopping",
-    "MilestoneBarrier",
     "Mode",
     "Move",
+    "Outlook",
     "Placed",
     "Placement",
     "Policy",
@@ -57,7 +55,6 @@ __all__ = [
     "Resize",
     "Room",
     "Standing",
-    "Stop",
     "SuccessiveHalving",
     "SweepRule",
     "SweepState",
@@ -74,6 +71,7 @@ __all__ = [
     "one_a_device",
     "parallel_efficiency",
     "place",
+    "race_milestones",
     "rank",
     "worker_slots",
     "worst_fit",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 from hydro_rasda.checks import check_mode
-
-Mode = Literal["min", "max"]
+from hydro_rasda.config import Mode
 
 
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:
@@ -18,6 +16,7 @@ def rank(scores: Sequence[float], mode: Mode) -> list[int]:
     sign. Of equal scores, also of those, the one of lower index comes first.
 
     Args:
+        scores: One for each trial.
         mode: "min" where lower is better, "max" where higher is.
 
     Raises:

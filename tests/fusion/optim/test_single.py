@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusion.optim import optimizer
+from fusion import optimizer
 
 
 def test_kinds_and_settings() -> None:
