@@ -9,7 +9,6 @@ import pytest
 from hydro_rasda import LocalBackend, RayBackend
 from hydro_rasda.testing import Check, backend_checks
 from hydro_rasda.testing.backends import check_failures, check_groups
-from hydro_rasda.testing.runs import train_two_rungs
 
 each_check = pytest.mark.parametrize("check", backend_checks(), ids=lambda check: check.__name__)
 quick_first = pytest.mark.parametrize(
@@ -26,12 +25,6 @@ quick_first = pytest.mark.parametrize(
 @each_check
 def test_one_device_of_this_machine(check: Check, tmp_path: Path) -> None:
     check(lambda: LocalBackend(["cpu"]), tmp_path)
-
-
-def test_results_of_both_members_are_compared(tmp_path: Path) -> None:
-    configs = [{"lr": lr, "optimizer": "sgd", "batch_size": 32} for lr in (0.1, 0.01)]
-    found = train_two_rungs(LocalBackend(["cpu"]), tmp_path, configs)
-    assert {n: [epoch for epoch, _ in history] for n, history in found.items()} == dict.fromkeys((0, 1), [1, 2, 3, 4])
 
 
 @quick_first
