@@ -197,14 +197,16 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
         path: Its folder, as a user would type it.
         max_t: Epochs of a full training.
     """
-    settings = " ".join(f"{name}={show(value)}" for name, value in result.trials[result.best_trial].used.items())
+    winner = result.trials[result.best_trial]
+    settings = " ".join(f"{name}={show(value)}" for name, value in winner.used.items())
     lines = [f"Best configuration (trial {result.best_trial}): {settings}"]
     data = "training" if result.metric.startswith("train_") else "validation"
     if math.isfinite(result.best_metric):
-        lines.append(f"Its {result.metric} is {show(result.best_metric, 4)} at full size, on the {data} data.")
+        kept = f"after epoch {winner.kept_epoch} of {winner.epochs}"
+        lines.append(f"Its {result.metric} on the {data} data is {show(result.best_metric, 4)}, at full size {kept}.")
     else:
-        score = show(result.trials[result.best_trial].surrogate_metric, 4)
-        lines.append(f"Its {result.metric} is {score} on its surrogate: no full-size model has a score yet.")
+        score = f"Its {result.metric} on the {data} data is {show(winner.surrogate_metric, 4)}, on its surrogate"
+        lines.append(f"{score}: no full-size model has a score yet.")
     cost = result.cost
     swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
     trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"

@@ -132,8 +132,8 @@ def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
     doubtful = doubtful_hyperparameters(tuned(space), ratio)
     if doubtful:
         warn(
-            f"the best {', '.join(doubtful)} at {ratio:g} of the width may not suit the full model, because narrow models "
-            "overfit less. To make sure, set `sweep.check_transfer=True` or a wider `sweep.surrogate=1/4`"
+            f"the best {', '.join(doubtful)} at {ratio:g} of the width may not suit the full model, because narrow "
+            "models overfit less. To make sure, set `sweep.check_transfer=True` or a wider `sweep.surrogate=1/4`"
         )
 
 

@@ -72,7 +72,9 @@ def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     settings = " ".join(f"{name}={show(value)}" for name, value in used.items())
     best, score, cost, following = lines[-4:]
     assert best == f"Best configuration (trial {result.best_trial}): {settings}"
-    assert score == f"Its val_loss is {result.best_metric:.4g} at full size, on the validation data."
+    winner = result.trials[result.best_trial]
+    kept = f"at full size after epoch {winner.kept_epoch} of {winner.epochs}"
+    assert score == f"Its val_loss on the validation data is {result.best_metric:.4g}, {kept}."
     assert cost.startswith("Cost: ")
     assert "full trainings); 4 epochs of surrogates in" in cost
     assert following == f"For figures and all trials: hydro-rasda report {result.path}"
@@ -86,7 +88,7 @@ def test_failures_are_counted_in_the_last_lines() -> None:
     assert lines[2].startswith("Cost: 20 s (2.5 full trainings); ")  # 6 epochs of 4, and 8 s of 4 times 2 s
     unfinished = replace(record, best_metric=math.nan, finished=False)
     lines = closing_lines(unfinished, "runs/a", 4)
-    assert lines[1] == "Its val_loss is 0.6 on its surrogate: no full-size model has a score yet."
+    assert lines[1].startswith("Its val_loss on the validation data is 0.6, on its surrogate: no full-size model")
     assert lines[-2] == "The run is out of time; repeat the call with a larger `time_budget_s` to go on."
 
 
