@@ -76,8 +76,6 @@ _BESIDE_A_STEP = 4
 PRETRAINED_SHARE = 0.1
 """So many of a model's elements come out the same from two seeds where they were trained before."""
 EXAMPLES = 4
-REPEAT_SECONDS = 0.1
-"""For so long, and three times, a batch is run again to see how long one takes; once where one takes ten times that."""
 MISFITS = 8
 """So many configurations in a row whose model is built but cannot be trained mean that none can."""
 
@@ -173,24 +171,14 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
 
 
 def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
-    """Seconds of a training step's forward and backward pass, the quickest of a few; on a CPU, on one thread."""
-    threads = torch.get_num_threads()
+    """Seconds of a training step's forward and backward pass, run once more; on a CPU, on one thread."""
+    threads, began = torch.get_num_threads(), time.perf_counter()
     torch.set_num_threads(1)
     try:
-        return _quickest(problem, target.train(), batch)
+        run_batch(problem, target.train(), batch, "train_data")["loss"].item()
     finally:
         torch.set_num_threads(threads)
-
-
-def _quickest(problem: Problem, target: nn.Module, batch: Batch) -> float:
-    found, started = list[float](), time.perf_counter()
-    while time.perf_counter() - started < REPEAT_SECONDS or len(found) < 3:
-        began = time.perf_counter()
-        run_batch(problem, target, batch, "train_data")["loss"].item()
-        found.append(time.perf_counter() - began)
-        if found[-1] > 10 * REPEAT_SECONDS:
-            break
-    return min(found)
+    return time.perf_counter() - began
 
 
 def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:
