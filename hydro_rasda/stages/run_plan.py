@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from hydro_rasda.contracts import Devices
-from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.full_size_stage import race_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
@@ -55,7 +54,7 @@ class RunPlan:
             run.time_left.plan(CHECK, [Piece(settings.sweep.grace_period * (CHECKED + 1), first.seconds)])
         run.time_left.begin(SURROGATES, run.store.seconds)
         for line in self._lines(sum(piece.epochs for piece in sweep), sum(piece.epochs for piece in race)):
-            run.notify(MessageSaid, text=line)
+            run.say(line)
 
     @property
     def _count(self) -> int:
