@@ -128,10 +128,8 @@ SPLIT = """
 from fusion import plan_fusion
 from tests.fusion.width.test_probe import WIDE, loss, wide
 
-for _ in range(10):
-    plan = plan_fusion([wide()], [{"lr": 1e-3}], loss, WIDE, memory=40 * 2**20, seconds=0.1)
-    if plan.micro_batches in (4, 8, 16):
-        break
+plans = [plan_fusion([wide()], [{"lr": 1e-3}], loss, WIDE, memory=40 * 2**20, seconds=0.1) for _ in range(5)]
+plan = sorted(plans, key=lambda plan: plan.micro_batches)[2]
 print(plan.micro_batches, plan.bytes_per_trial)
 """
 
@@ -139,7 +137,7 @@ print(plan.micro_batches, plan.bytes_per_trial)
 @pytest.mark.slow
 @linux
 def test_a_batch_is_split_by_what_its_step_is_measured_to_take() -> None:
-    """In a process of its own, and one try in ten is enough: pages that the system took back count as new ones."""
+    """The median of five plans, in a process of its own: pages that the system took back count as new ones."""
     done = subprocess.run([sys.executable, "-c", SPLIT], capture_output=True, text=True, check=True)
     micro_batches, bytes_per_trial = map(int, done.stdout.split())
     assert micro_batches in (4, 8, 16)  # the heap may hold more than a step has at a time
@@ -181,8 +179,7 @@ def test_memory_of_a_wider_group_is_predicted_within_10_percent() -> None:
         command = [sys.executable, "-c", PREDICT, mode]
         return int(ast.literal_eval(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
-    # A system short of memory takes pages back from a process while it is measured.
-    assert any(run("predict") == pytest.approx(run("measure"), rel=0.1) for _ in range(5))
+    assert run("predict") == pytest.approx(run("measure"), rel=0.1)
 
 
 @pytest.mark.parametrize(
