@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 
-.PHONY: demo test fast bench bench-gpu check docs versions format clean
+.PHONY: demo test test-rest test-all bench bench-gpu check docs versions format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
@@ -13,11 +13,15 @@ demo: $(VENV)/.demo
 # ARGS: what these commands are given besides, as in make test ARGS="-k digits".
 pytest = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --durations 10 $(ARGS)
 
+# Each promise has a test here; the rest repeats them at length: all cases, kills at each point, whole clusters.
 test: $(VENV)/.test
-	$(pytest)
-
-fast: $(VENV)/.test
 	$(pytest) -m "not slow"
+
+test-rest: $(VENV)/.test
+	$(pytest) -m slow
+
+test-all: $(VENV)/.test
+	$(pytest)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.bench $(ARGS)
@@ -46,8 +50,8 @@ versions:
 		{ echo "make versions: \`$$python\` does not run; name another by OLDEST=... or NEWEST=..." >&2; exit 1; }; done
 	mkdir -p build
 	sed -nE '/^dependencies = /,/^]/s/^ *"([^[>]+)(\[.*])?>=(.*)",$$/\1==\3/p' pyproject.toml > build/oldest.txt
-	$(MAKE) test VENV=build/oldest CONSTRAINTS=build/oldest.txt PYTHON=$(OLDEST)
-	$(MAKE) test VENV=build/newest CONSTRAINTS=/dev/null PYTHON=$(NEWEST)
+	$(MAKE) test-all VENV=build/oldest CONSTRAINTS=build/oldest.txt PYTHON=$(OLDEST)
+	$(MAKE) test-all VENV=build/newest CONSTRAINTS=/dev/null PYTHON=$(NEWEST)
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -33,6 +33,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
 import hydro_rasda
+import hydro_rasda.bubbles
 from benchmarks.bubbles_sweep import tune
 from benchmarks.rasda_report import RESULTS
 from benchmarks.scale import environment
@@ -94,7 +95,7 @@ class Host:
 def compared(rank: int, port: int, micro_batches: int, source: Path, out: Path) -> None:
     """A host's blocks with guests and without, in turn."""
     host, rows = Host(rank, port, micro_batches), list[Row]()
-    with hydro_rasda.bubbles(host.schedule, source) as guest:
+    with hydro_rasda.bubbles.bubbles(host.schedule, source) as guest:
         while not host.agree(guest.working):
             host.step()
         seconds = [host.step() for _ in range(WARM_UP)]
@@ -127,7 +128,7 @@ def plain(rank: int, port: int, micro_batches: int, steps: int, out: Path) -> No
 def until_over(rank: int, port: int, source: Path, over: Event) -> None:
     """A host that trains for as long as there is a sweep."""
     host = Host(rank, port, 4)
-    with hydro_rasda.bubbles(host.schedule, source):
+    with hydro_rasda.bubbles.bubbles(host.schedule, source):
         while host.agree(not over.is_set()):
             host.step()
     dist.destroy_process_group()
@@ -196,7 +197,7 @@ def wholly_in_bubbles() -> Row:
             began = time.perf_counter()
             with contextlib.ExitStack() as stack:
                 stack.callback(over.set)
-                backend = hydro_rasda.BubbleBackend(folder / "s") if hosts else "local"
+                backend = hydro_rasda.bubbles.BubbleBackend(folder / "s") if hosts else "local"
                 result = tune(folder, where.replace(" ", "-"), backend=backend)
             found[where] = (time.perf_counter() - began, result.curves(), result.best_config, result.best_metric)
             if not hosts:

@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import hydro_rasda
+import hydro_rasda.bubbles
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
@@ -41,8 +42,8 @@ def tune(folder: Path, name: str, **arguments: Any) -> hydro_rasda.TuneResult:
         "val_data": (x[1200:1500], y[1200:1500]),
         "num_samples": 64,
         "max_t": 9,
-        "fusion": 16,
-        "top_k": 2,
+        "sweep": hydro_rasda.SweepConfig(fusion=16),
+        "race": hydro_rasda.RaceConfig(top_k=2),
         "full_trainings": 1,
         "progress": False,
     }
@@ -55,7 +56,8 @@ def main() -> None:
 
     source, folder = map(Path, sys.argv[1:])
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    importable(folder, "sweep", max_t=9000, grace_period=3000, backend=hydro_rasda.BubbleBackend(source))
+    rungs = hydro_rasda.SweepConfig(grace_period=3000, fusion=16)
+    importable(folder, "sweep", max_t=9000, sweep=rungs, backend=hydro_rasda.bubbles.BubbleBackend(source))
 
 
 if __name__ == "__main__":

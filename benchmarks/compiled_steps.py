@@ -23,7 +23,8 @@ import torch
 
 from benchmarks.fusion_cases import CASES, Case
 from benchmarks.rasda_report import RESULTS, cpu_model
-from fusion import GraphWarning, keep_freed_memory
+from fusion.graph import GraphWarning
+from fusion.width import keep_freed_memory
 from fusion.width.probe import compiled_speedup
 
 FILE = "compiled_steps.json"

@@ -34,7 +34,7 @@ from torch import nn
 
 from benchmarks.rasda_report import RESULTS
 from benchmarks.scale import environment
-from hydro_rasda import RASDAConfig, TuneResult, choice, load, loguniform, tune, uniform
+from hydro_rasda import RaceConfig, RayBackend, SweepConfig, TuneResult, choice, load, loguniform, tune, uniform
 
 FILE = "endurance.json"
 Found = dict[str, Any]
@@ -56,7 +56,12 @@ def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
 def search(folder: Path, name: str, **changes: Any) -> TuneResult:
     """A search of a second or two."""
     space = {"lr": loguniform(1e-3, 1), "dropout": uniform(0.0, 0.3), "optimizer": choice(["sgd", "adamw"])}
-    settings = {"num_samples": 12, "max_t": 9, "top_k": 3, "surrogate": 1 / 4, "fusion": 4, "checkpoint_every": 1}
+    settings = {
+        "num_samples": 12,
+        "max_t": 9,
+        "race": RaceConfig(top_k=3, checkpoint_every=1),
+        "sweep": SweepConfig(surrogate=1 / 4, fusion=4),
+    }
     data: dict[str, Any] = {"train_data": (X[:192], Y[:192]), "val_data": (X[192:], Y[192:])}
     return tune(model_fn, space, **data, storage_path=folder, name=name, progress=False, **{**settings, **changes})
 
@@ -104,7 +109,12 @@ def trials(count: int, seconds: float, earlier: Found) -> Found:
             if type(event).__name__ == "CheckpointSaved":
                 readings.append({**held(files), "checkpoints": len(list(checkpoints.glob("*.pt")))})
 
-        settings = {"num_samples": count, "max_t": 3, "fusion": 32, "checkpoint_every": None}
+        settings = {
+            "num_samples": count,
+            "max_t": 3,
+            "sweep": SweepConfig(surrogate=1 / 4, fusion=32),
+            "race": RaceConfig(top_k=3),
+        }
         result = search(Path(folder), "run", **settings, callbacks=[look], time_budget_s=seconds)
         left = len(list(checkpoints.glob("*.pt")))
     begun = sum(trial.status != "not begun" for trial in result.trials)
@@ -157,13 +167,10 @@ def kills_on_ray(count: int, seconds: float, earlier: Found) -> Found:
 
 
 ON_RAY: dict[str, Any] = {
-    "backend": "ray",
-    "resources_per_worker": {"CPU": 1},
+    "backend": RayBackend(resources_per_worker={"CPU": 1}),
     # With one finalist and trials that train each by itself, nothing depends on who is first.
-    "surrogate": 1,
-    "top_k": 1,
-    "fusion": 1,
-    "rasda": RASDAConfig(grace_period=3, max_workers=2),
+    "sweep": SweepConfig(surrogate=1, fusion=1),
+    "race": RaceConfig(top_k=1, checkpoint_every=1, grace_period=3, max_workers=2),
 }
 
 

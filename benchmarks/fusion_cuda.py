@@ -31,7 +31,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.fusion_cases import CASES, SGD, Case, classify, images, resnet18
-from fusion import FusedModel, GraphedStep, fuse, fused_optimizer, optimizer
+from fusion import FusedModel, GraphedStep, fuse, fused_optimizer
+from fusion.optim import optimizer
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 0

@@ -25,7 +25,9 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.fusion_cases import CASES, Case
-from fusion import FusionPlan, clip_grad_norm_, fuse, fused_optimizer, keep_freed_memory, optimizer, plan_fusion
+from fusion import clip_grad_norm_, fuse, fused_optimizer, plan_fusion
+from fusion.optim import optimizer
+from fusion.width import FusionPlan, keep_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 0

@@ -44,7 +44,7 @@ from benchmarks.fusion_throughput import (
     spread,
     timed,
 )
-from fusion import keep_freed_memory
+from fusion.width import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]
 NAME = "fusion_versions"

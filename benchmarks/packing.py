@@ -27,6 +27,7 @@ from scipy.sparse import csr_array, eye_array, kron
 from benchmarks import packing_live
 from benchmarks import packing_profiles as profiles
 from benchmarks.packing_page import markdown
+from benchmarks.packing_virtual import Machine, simulate_packing
 from benchmarks.rasda_report import RESULTS, cpu_model
 from hydro_rasda.schedulers import (
     FastestTogether,
@@ -41,7 +42,6 @@ from hydro_rasda.schedulers import (
     worst_fit,
     worst_fit_decreasing,
 )
-from hydro_rasda.simulator import Machine, simulate_packing
 
 FILE = "packing.json"
 OURS, PAPERS, BLIND = "ours", "WFD", "ours, interference unknown"

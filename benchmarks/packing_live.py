@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hydro_rasda import SweepConfig
 from hydro_rasda.packing import Device, PackResult, Task, cpu, pack
 from hydro_rasda.schedulers import Policy, one_a_device
 
@@ -185,8 +186,7 @@ def search(place: str, way: str, quick: bool, folder: str) -> Row:
         val_data=val_data,
         num_samples=1,
         max_t=3 if quick else 27,
-        surrogate=1,
-        fusion=1,
+        sweep=SweepConfig(surrogate=1, fusion=1),
         backend=backend,
         storage_path=folder,
         progress=False,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from benchmarks.packing_virtual import Machine
 from hydro_rasda.schedulers import Interference, Job
-from hydro_rasda.simulator import Machine
 
 MODELS = ("ViT-Tiny", "DeiT-Tiny", "ResNet-18", "ResNet-34", "ShuffleNet", "MobileNet")
 LOWEST, HIGHEST = 0.22, 0.50

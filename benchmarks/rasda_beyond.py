@@ -24,8 +24,8 @@ from benchmarks.rasda_report import RESULTS, draw_held, environment, held_by, ta
 from benchmarks.rasda_settings import APPLICATIONS, CFD, CV, Application, Assumptions, cluster, cost_model, curves
 from benchmarks.rasda_settings import scaled as resized
 from benchmarks.replay.table import load
-from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Mode
+from hydro_rasda.schedulers.rasda import Grow
 from hydro_rasda.simulator import (
     AnyPlan,
     CostModel,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+from benchmarks.rasda_rules import FillCluster, VaryingFactors, WhilePaying
 from benchmarks.rasda_settings import (
     APPLICATIONS,
     CV,
@@ -23,12 +24,9 @@ from benchmarks.rasda_settings import (
 )
 from hydro_rasda.simulator import (
     AnyPlan,
-    FillCluster,
     Outcome,
     Plan,
     Spread,
-    VaryingFactors,
-    WhilePaying,
 )
 
 Row = dict[str, Any]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import mean
 
+from benchmarks.lcbench import lcbench, lcbench_tasks
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator import (
     AnyPlan,
@@ -20,8 +21,6 @@ from hydro_rasda.simulator import (
     Outcome,
     Plan,
     Workload,
-    lcbench,
-    lcbench_tasks,
     power_law,
     simulate,
 )

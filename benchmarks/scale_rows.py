@@ -11,13 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -26,16 +24,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from hydro_rasda import loguniform, tune
+from benchmarks.ray_stand_in import StandInController
+from hydro_rasda import RaceConfig, SweepConfig, loguniform, tune
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Group, GroupTask, Span, Widths
 from hydro_rasda.data import Shard, make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator import Cluster, CostModel, Plan, power_law, simulate
 from hydro_rasda.stages.grouping import Waiting, next_groups
-from hydro_rasda.training.forks import ONE_PROCESS
 from hydro_rasda.training.fused import train_group
 from hydro_rasda.trial import Trial
 
@@ -94,7 +93,7 @@ def traces(trials: int) -> Numbers:
         mock.patch.object(symbolic_shapes.ShapeEnv, "__init__", autospec=True, side_effect=init) as made,
         _one_process(),
     ):
-        _tune(_no_width_argument, trials, surrogate=0.5)
+        _tune(_no_width_argument, trials, sweep=SweepConfig(surrogate=0.5, fusion=8))
     return {"traces": made.call_count}
 
 
@@ -143,7 +142,8 @@ def tiny_search(trials: int) -> None:
 
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder:
-        _tune(lambda config: nn.Linear(8, 2), trials, surrogate=1, fusion=64, storage_path=folder, max_t=1, top_k=1)
+        sweep, race = SweepConfig(surrogate=1, fusion=64), RaceConfig(top_k=1)
+        _tune(lambda config: nn.Linear(8, 2), trials, sweep=sweep, race=race, storage_path=folder, max_t=1)
         files = [path for path in Path(folder).rglob("*") if path.is_file()]
         journal = sum(path.stat().st_size for path in files if path.name == "journal.jsonl")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -156,8 +156,8 @@ def _tune(model_fn: Any, trials: int, **settings: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
             "max_t": 2,
-            "top_k": 2,
-            "fusion": 8,
+            "race": RaceConfig(top_k=2),
+            "sweep": SweepConfig(fusion=8),
             "storage_path": folder,
             "name": "run",
             "progress": False,
@@ -203,7 +203,7 @@ def _problem(model_fn: Any) -> Problem:
         objective=supervised(),
         train_data=batches,
         val_data=batches,
-        settings=TuneConfig(surrogate=1, max_t=2),
+        settings=TuneConfig(sweep=SweepConfig(surrogate=1), max_t=2),
         device=CPU,
     )
 
@@ -240,89 +240,6 @@ def scheduler(trials: int) -> Numbers:
     nodes = [{"Alive": True, "Resources": {"CPU": 64.0}}]
     with tempfile.TemporaryDirectory() as folder, mock.patch("ray.nodes", return_value=nodes):
         return {"s": _cpu_seconds(lambda: StandInController(rule, scores, folder).run())}
-
-
-class StandInController:
-    """Calls a scheduler as Ray Tune's controller does, and trains nothing: trials report in turn."""
-
-    def __init__(self, rule: Any, scores: list[list[float]], folder: str) -> None:
-        self._rule, self._scores, self._folder = rule, scores, folder
-        self.trials: list[Any] = []
-        self._live: dict[str, Any] = {}
-        self._running: deque[Any] = deque()
-        self._staged_trials: set[Any] = set()
-        self._reuse_actors = False
-        self._actor_manager = SimpleNamespace(_resource_manager=None)
-        self.search_alg = SimpleNamespace(on_trial_result=lambda trial_id, result: None)
-
-    def get_live_trials(self) -> list[Any]:
-        """All but those that are over."""
-        return list(self._live.values())
-
-    def update_max_pending_trials(self, limit: int) -> None:
-        """Ask for new trials only where the scheduler lets Ray do so."""
-        self._wants_more = limit > 0
-
-    def run(self) -> None:
-        """Run all trials to their ends."""
-        self._add()
-        while self._live:
-            while (chosen := self._rule.choose_trial_to_run(self)) is not None or self._wanted():
-                if chosen is None:
-                    self._add()
-                else:
-                    chosen.status = "RUNNING"
-                    self._running.append(chosen)
-            self._report(self._running.popleft())
-
-    def _wanted(self) -> bool:
-        return self._wants_more and len(self.trials) < len(self._scores)
-
-    def _add(self) -> None:
-        trial = stand_in_trial(len(self.trials), self._folder)
-        self.trials.append(trial)
-        self._live[trial.trial_id] = trial
-        self._rule.on_trial_add(self, trial)
-
-    def _report(self, trial: Any) -> None:
-        t = trial.last_result.get("training_iteration", 0) + 1
-        trial.last_result = {"training_iteration": t, "loss": self._scores[trial.number][t - 1]}
-        result = {**trial.last_result, "should_checkpoint": True}
-        decision = self._rule.on_trial_result(self, trial, result)
-        if decision == "CONTINUE":
-            self._running.append(trial)
-        elif decision == "PAUSE":
-            trial.status = "PAUSED"
-            trial.latest_checkpoint_result = SimpleNamespace(metrics=trial.last_result)
-        else:
-            self._rule.on_trial_complete(self, trial, result)
-            trial.status = "TERMINATED"
-            del self._live[trial.trial_id]
-
-
-def stand_in_trial(number: int, folder: str) -> Any:
-    """What a scheduler sees of one of Ray Tune's trials."""
-    from pyarrow.fs import LocalFileSystem
-    from ray.tune.trainable import FunctionTrainable
-
-    trial = SimpleNamespace(number=number, trial_id=f"{number:05d}", status="PENDING", last_result={})
-    trial.latest_checkpoint_result = None
-    trial.trainable_name, trial.config, trial.checkpoint, trial.local_path = "stand_in", {}, None, folder
-    trial.storage = SimpleNamespace(storage_filesystem=LocalFileSystem(), experiment_fs_path=folder)
-    trial.is_finished = lambda: trial.status == "TERMINATED"
-    trial.init_local_path = lambda: None
-    trial.get_trainable_cls = lambda: FunctionTrainable
-    trial.placement_group_factory = _one_cpu()
-    trial.update_resources = lambda factory: setattr(trial, "placement_group_factory", factory)
-    return trial
-
-
-@cache
-def _one_cpu() -> Any:
-    """What Ray makes for each trial, in a time of its own."""
-    from ray.tune import PlacementGroupFactory
-
-    return PlacementGroupFactory([{"CPU": 1.0}])
 
 
 def resize(gib: float, repeats: int = 3) -> Numbers:

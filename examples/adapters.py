@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hydro_rasda import choice, loguniform, uniform
+from hydro_rasda import RaceConfig, choice, loguniform, uniform
 from hydro_rasda.integrations.peft import tune_adapters
 
 TOKENS = 32
@@ -66,7 +66,7 @@ def main() -> None:
         objective=objective,
         num_samples=16,
         max_t=27,
-        top_k=2,
+        race=RaceConfig(top_k=2),
         storage_path=arguments.runs,
         name="adapters",
     )

@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
 import hydro_rasda
+import hydro_rasda.bubbles
 
 WIDTH, TOKENS, LENGTH, MICRO_BATCHES = 128, 64, 64, 4
 
@@ -53,7 +54,7 @@ def host(rank: int, port: int, source: Path, over: Event) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = Schedule1F1B(PipelineStage(model, rank, 2, torch.device("cpu")), MICRO_BATCHES, loss_fn)
     x = torch.randint(TOKENS, (8 * MICRO_BATCHES, LENGTH))
-    with hydro_rasda.bubbles(schedule, source) as guest:  # the only line that a host gets
+    with hydro_rasda.bubbles.bubbles(schedule, source) as guest:  # the only line that a host gets
         enough = torch.tensor(False)
         while not enough:
             losses: list[Tensor] = []
@@ -94,12 +95,12 @@ def sweep(source: Path, runs: Path) -> hydro_rasda.TuneResult:
         val_data=(x[1200:1500], y[1200:1500]),
         num_samples=16,
         max_t=9,
-        top_k=2,
-        fusion=8,
+        race=hydro_rasda.RaceConfig(top_k=2),
+        sweep=hydro_rasda.SweepConfig(fusion=8),
         full_trainings=1,
         storage_path=runs,
         name="bubbles",
-        backend=hydro_rasda.BubbleBackend(source),
+        backend=hydro_rasda.bubbles.BubbleBackend(source),
     )
 
 

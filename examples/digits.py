@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hydro_rasda import choice, loguniform, tune, uniform
+from hydro_rasda import RayBackend, choice, loguniform, tune, uniform
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", help="name of the run; a run that was interrupted goes on under its name")
     parser.add_argument("--backend", default="local", choices=["local", "ray"])
-    parser.add_argument("--address", help="of a running Ray cluster; without it, one is started here and stopped again")
+    parser.add_argument("--address", help="of a running Ray cluster; without it, --backend ray starts one here")
     arguments = parser.parse_args()
 
     train_data, val_data, test_data = load_data()
@@ -58,8 +58,7 @@ def main() -> None:
         max_t=27,
         seed=arguments.seed,
         name=arguments.name,
-        backend=arguments.backend,
-        address=arguments.address,
+        backend=arguments.backend if arguments.address is None else RayBackend(arguments.address),
     )
     test = result.evaluate(test_data)
     validation = result.evaluate(val_data)

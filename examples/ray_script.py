@@ -17,7 +17,8 @@ from ray.tune.search import BasicVariantGenerator
 from sklearn.datasets import load_digits
 from torch import nn
 
-from hydro_rasda import RASDAScheduler, Worker, elastic, read_journal
+from hydro_rasda import RASDAScheduler, Worker, elastic
+from hydro_rasda.backends.ray import read_journal
 
 EPOCHS, BATCH = 8, 32
 

@@ -7,7 +7,7 @@ import argparse
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments
 
-from hydro_rasda import choice, loguniform
+from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from hydro_rasda.integrations.transformers import tune_trainer
 
 TOKENS = 32
@@ -53,9 +53,9 @@ def main() -> None:
         model_class=AutoModelForCausalLM,
         train_dataset=sentences(512, seed=0),
         eval_dataset=sentences(128, seed=1),
-        surrogate=1 / 4,
+        sweep=SweepConfig(surrogate=1 / 4),
         num_samples=16,
-        top_k=2,
+        race=RaceConfig(top_k=2),
         name="trainer",
     )
     loss = result.trainer().evaluate()["eval_loss"]

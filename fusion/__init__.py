@@ -1,46 +1,51 @@
 """Many models as one: K modules of one shape, one forward, one backward, one optimizer step."""
 
+from typing import TYPE_CHECKING, Any
+
 from fusion.assemble import fuse
 from fusion.clip import clip_grad_norm_
-from fusion.dry_run import FusionWarning, Obstacle, dry_run
-from fusion.graph import GraphedStep, GraphWarning
-from fusion.guard import OutOfMemoryGuard
+from fusion.dry_run import FusionWarning, dry_run
+from fusion.graph import GraphedStep
 from fusion.lora import pad_lora, trim_lora
 from fusion.loss_scale import LossScale
 from fusion.model import FusedModel
-from fusion.optim import OPTIMIZERS, FusedAdam, FusedAdamW, FusedOptimizer, FusedSGD, fused_optimizer, optimizer
+from fusion.optim import FusedOptimizer, fused_optimizer
 from fusion.outcome import FusionMismatch
-from fusion.schedules import SCHEDULES, lr_factor
+from fusion.schedules import lr_factor
 from fusion.structure import fusion_key
-from fusion.width import FusionPlan, keep_freed_memory, plan_fusion
+from fusion.width import plan_fusion
 
 __distribution__ = "hydro-rasda"  # which tells it from other packages of this name
 
 __all__ = [
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "FusedAdam",
-    "FusedAdamW",
     "FusedModel",
     "FusedOptimizer",
-    "FusedSGD",
     "FusionMismatch",
-    "FusionPlan",
     "FusionWarning",
-    "GraphWarning",
     "GraphedStep",
     "LossScale",
-    "Obstacle",
-    "OutOfMemoryGuard",
     "clip_grad_norm_",
     "dry_run",
     "fuse",
     "fused_optimizer",
     "fusion_key",
-    "keep_freed_memory",
     "lr_factor",
-    "optimizer",
     "pad_lora",
     "plan_fusion",
     "trim_lora",
 ]
+
+_MOVED = {
+    **dict.fromkeys(("OPTIMIZERS", "FusedAdam", "FusedAdamW", "FusedSGD", "optimizer"), "optim"),
+    "SCHEDULES": "schedules",
+    **dict.fromkeys(("FusionPlan", "keep_freed_memory"), "width"),
+    "GraphWarning": "graph",
+    "Obstacle": "dry_run",
+}
+
+if not TYPE_CHECKING:  # so that type checkers know which names there are
+
+    def __getattr__(name: str) -> Any:
+        if name in _MOVED:  # no AttributeError, whose text `from fusion import name` would not pass on
+            raise ImportError(f"`fusion.{name}` has moved. Write: from fusion.{_MOVED[name]} import {name}")
+        raise AttributeError(f"module 'fusion' has no attribute {name!r}")

@@ -70,8 +70,6 @@ def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Place]) 
     """Refuse modules of which a counter or the like has come to differ; floats may, and so may the mode.
 
     Args:
-        module: The one that has run.
-        other: The other.
         but: Places that may differ.
 
     Raises:
@@ -95,7 +93,6 @@ def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], befo
     """Give `target` what has changed in `source`, a module of the same structure: attributes, hooks, modes.
 
     Args:
-        source: The module that has run.
         target: The module that catches up.
         own: (id of an owner in `source`, attribute or key) where each member has a float of its own.
         before: A snapshot of `source`, since when `target` has not caught up.
@@ -140,7 +137,6 @@ class OwnValues:
     on when all members are evaluated at once again: `part` takes them apart only where members leave or move.
 
     Attributes:
-        K: The number of members.
         of_members: Place -> one value for each member.
     """
 

@@ -38,7 +38,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number; a bool is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def check_int(name: str, value: object, at_least: int) -> None:
@@ -92,7 +92,6 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
     Args:
         name: Of the argument.
         values: What it was given; only a list or a tuple is looked into.
-        kind: The class.
         count: How many there must be; None: one or more.
 
     Raises:

@@ -60,11 +60,6 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
     Such is a function that sees a part of the module in its closure (`self.f = lambda x: self.layer(x)`): in a copy it
     goes on calling the other module's part. A model that does not do the same twice is not compared.
 
-    Args:
-        build: Makes the module, each time the same.
-        objective: What it will be trained by.
-        batch: Any batch.
-
     Raises:
         FusionMismatch: naming what differs.
         ValueError: what `fuse` raises.

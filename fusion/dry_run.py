@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from fusion.model import FusedModel, Objective, check_fused
 from fusion.outcome import overlap_written
 from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.tensors import copied, named_tensors
+from fusion.warn import warn
 
 
 class FusionWarning(UserWarning):
@@ -69,9 +69,7 @@ def dry_run(
     the same results; and warns. A single member is never vmapped, so it passes: try again when others have joined it.
 
     Args:
-        fused: The model.
         objective: What `fused.map` will be called with.
-        batch: Any batch.
         compare: Whether to compare what a few members compute (losses and whatever else the objective returns,
             gradients, buffers) with what each computes by itself on its own module.
         written: The parameters that the objective writes to, which an earlier dry run of the same objective left in
@@ -97,7 +95,7 @@ def dry_run(
     if compare and fused.K > 1:
         check_members(fused, objective, batch)
     if obstacle is not None:
-        warnings.warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning, stacklevel=2)
+        warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning)
     return obstacle
 
 

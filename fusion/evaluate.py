@@ -61,12 +61,10 @@ def in_turn(
     """K calls, one after another.
 
     Args:
-        one: See above.
         parameters: [K, ...] each.
         buffers: [K, ...] each; they are copied, and all are among those replaced.
         settings: The floats in which members differ.
         streams: What each of them draws its random numbers from.
-        K: The number of members.
         on_gradient: Called with a parameter's name and a member in the backward pass, when the one gets a gradient
             from the other.
     """

@@ -34,10 +34,6 @@ class LossScale:
         optimizer.step(takes_K)                     # members whose gradients are not finite stay as they are
         scale.update(takes_K)
 
-    Args:
-        K: Number of members.
-        device: Where they are.
-
     Attributes:
         scale_K: [K], powers of two, in float32.
         steps_K: [K], steps since the last overflow or growth.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fusion.kept import kept
+from fusion.bounded_cache import kept
 from fusion.members import member_rows
 
 LARGE = 2**14
@@ -64,7 +64,6 @@ class Rows:
     """Tensors by name that lie side by side, those of one block in one [K, N].
 
     Attributes:
-        layout: What is where.
         blocks: Block -> [K, N].
         parts: Name -> [K, ...], a view.
     """

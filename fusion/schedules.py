@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fusion.checks import check_int, check_mapping, is_number, require
-from fusion.keys import SCHEDULES, read
+from fusion.hyperparameters import SCHEDULES, read
 
 __all__ = ["SCHEDULES", "lr_factor"]
 
@@ -35,8 +35,8 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     cosine stays at 0.
 
     Args:
-        config: The keys `schedule`, `gamma`, `step_size`, `warmup_epochs`, with the defaults of `fusion.keys`; others
-            are ignored.
+        config: The keys `schedule`, `gamma`, `step_size`, `warmup_epochs`, with the defaults of
+            `fusion.hyperparameters`; others are ignored.
         epoch: Epochs done before the step, >= 0; 2.5 is the middle of the third.
         max_epochs: Epochs in all, >= 1.
         steps_per_epoch: How often an epoch the factor is set, >= 1.

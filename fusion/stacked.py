@@ -92,7 +92,6 @@ class StackedTensors(nn.Module):
         Args:
             state_dict: Of as many members as this model has, or of more.
             strict: As in `nn.Module.load_state_dict`.
-            assign: Likewise.
             members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
 
         Raises:

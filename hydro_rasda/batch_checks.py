@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusion.keys import read
+from fusion.hyperparameters import read
 from fusion.width.microbatch import split
 from hydro_rasda.checks import require
 from hydro_rasda.data import Batch, Batches, batch_length, non_finite, outline, unlike

@@ -9,7 +9,7 @@ import inspect
 import math
 import os
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -26,29 +26,6 @@ def require(holds: bool, argument: str, value: object, rule: str) -> None:
     """
     if not holds:
         raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
-
-
-_GONE = {
-    "scheduler": "left out: full-size trials are raced by one rule on each backend (in a script of Ray Tune's, any "
-    "scheduler will do, `hydro_rasda.RASDAScheduler` among them)",
-}
-
-
-def refuse_gone(called: str, arguments: Mapping[str, object]) -> None:
-    """Refuse arguments that a function does not have, and say of those that it had what to write in their place.
-
-    Args:
-        called: The function's name.
-        arguments: By name; usually none.
-
-    Raises:
-        ValueError: for one that there was.
-        TypeError: for another, as Python raises it.
-    """
-    for name, value in arguments.items():
-        if name not in _GONE:
-            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
-        require(False, name, value, _GONE[name])
 
 
 def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr) -> str:
@@ -69,7 +46,12 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number, infinities and NaN included; a bool is none."""
+    """Whether a value is a finite number; a bool is none."""
+    return is_metric(value) and abs(value) < math.inf
+
+
+def is_metric(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -98,7 +80,7 @@ def check_number(name: str, value: object, above: float | None = None) -> None:
     Raises:
         ValueError: where `value` is something else, such as NaN.
     """
-    holds = is_number(value) and (value >= 0 if above is None else value > above)
+    holds = is_metric(value) and (value >= 0 if above is None else value > above)
     require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
 
 

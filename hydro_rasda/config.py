@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import InitVar, asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydro_rasda.checks import (
     check_choice,
@@ -18,17 +18,22 @@ from hydro_rasda.checks import (
     is_number,
     require,
 )
+from hydro_rasda.schedulers.milestones import milestones
+from hydro_rasda.schedulers.ranking import Mode as Mode
+from hydro_rasda.schedulers.rasda import GROW, Grow
+from hydro_rasda.schedulers.sweep_rule import SweepRule
 
-Mode = Literal["min", "max"]
+if TYPE_CHECKING:
+    from ray.tune.search import Searcher
+
 Keep = Literal["last", "best"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-Grow = Literal["due", "efficient"]
+Graph = bool | Literal["auto"]
 
 KEEP: tuple[str, ...] = ("last", "best")
 PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16")
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
-GROW: tuple[str, ...] = ("due", "efficient")
 STRATEGIES: tuple[str, ...] = ("ddp", "fsdp")
 MOST_TRIALS = 1_000_000
 """More configurations than that are a mistake: they would not fit memory."""
@@ -38,24 +43,103 @@ MOST_SEED = 2**63 - 1
 GLOBAL_BATCH = "global_batch_size"
 """In a report and in a trial's history, the examples of a step over all workers."""
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
-UNSPLIT_BATCHES = "1 with rasda.strategy 'fsdp', more workers in its place"
+UNSPLIT_BATCHES = "1 with race.strategy 'fsdp', more workers in its place"
 """What `accumulate` must be there: ranks whose shares have unequally many parts would wait for each other for ever."""
 
 
-@dataclass(frozen=True)
-class RASDAConfig:
-    """How the full-size trials of the last stage are halved (RASDA, Aach et al. 2024, Sec. 3).
+class _Part:
+    """Shows only the fields that differ from their defaults, so that a signature stays short."""
+
+    def __repr__(self) -> str:
+        own: Any = fields(self)  # type: ignore[arg-type]
+        given = [(field.name, getattr(self, field.name)) for field in own]
+        shown = [f"{name}={value!r}" for (name, value), field in zip(given, own) if value != field.default]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SweepConfig(_Part):
+    """How the sweep tries many configurations on narrow surrogates.
 
     Attributes:
-        grace_period: Epochs that every full-size trial gets before any is stopped; None: half of `max_t`, rounded up.
-        reduction_factor: The paper's rf: one in this many goes on at each milestone.
+        surrogate: Width of the surrogates over that of the model, in (0, 1]. With 1, the sweep trains the model itself,
+            and full-size training goes on from there.
+        grace_period: Epochs of the first rung. Rungs before the space's longest warm-up is over are left out.
+        reduction_factor: One in this many goes on from each rung. Rungs lie at
+            `grace_period * reduction_factor**k` epochs, the last one at `max_t / reduction_factor` at most, unless it
+            is the first: from there on, full-size models tell more for their price than surrogates do.
+        rule: Decides who goes on: an object of your own subclass of `hydro_rasda.schedulers.SweepRule`. None is
+            successive halving by `grace_period` and `reduction_factor`, which other rules do not look at.
+        searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`. None samples at random.
+        first: Configurations that are known to be good. They are tried first, and count as samples; keys that one
+            leaves out are sampled.
+        fusion: Most trials in one fused model. "auto" measures what is fastest, once on a machine; the measurements
+            are kept below HYDRO_RASDA_CACHE, or in the user's cache folder. Random numbers do not depend on it. The
+            last digits do, since groups of another width add up in another order.
+        check_transfer: Whether to train 6 configurations at full size to the first milestone, and compare their ranking
+            with the surrogates' (`TuneResult.transfer`).
+    """
+
+    surrogate: float = 1 / 8
+    grace_period: int = 1
+    reduction_factor: int = 3
+    rule: SweepRule | None = None
+    searcher: Searcher | None = None
+    first: Sequence[Mapping[str, Any]] = ()
+    fusion: int | Literal["auto"] = "auto"
+    check_transfer: bool = False
+
+    def __post_init__(self) -> None:
+        width, fusion, rule = self.surrogate, self.fusion, self.rule
+        require(is_number(width) and 0 < width <= 1, "sweep.surrogate", width, "a width ratio in (0, 1]")
+        check_int("sweep.grace_period", self.grace_period, at_least=1)
+        check_int("sweep.reduction_factor", self.reduction_factor, at_least=2)
+        known = rule is None or isinstance(rule, SweepRule)
+        require(known, "sweep.rule", rule, "None or an object of a subclass of `hydro_rasda.schedulers.SweepRule`")
+        require(isinstance(self.first, list | tuple), "sweep.first", self.first, "a list of configurations")
+        own = not self.first or self.searcher is None
+        told = "left out with a `searcher`, which has a way of its own (`points_to_evaluate`)"
+        require(own, "sweep.first", list(self.first), told)
+        if not (isinstance(fusion, str) and fusion == "auto"):
+            require(is_int(fusion) and fusion >= 1, "sweep.fusion", fusion, "'auto' or an integer >= 1")
+        check_flag("sweep.check_transfer", self.check_transfer)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RaceConfig(_Part):
+    """How the finalists train at full size, and how they are halved (RASDA, Aach et al. 2024, Sec. 3).
+
+    Attributes:
+        top_k: Configurations that move to the full-size model.
+        keep: Which weights a full-size training hands back. "best": those after the last epoch that is as good as the
+            best one, but for 1 % of what training has gained. "last": those after its last epoch. Under either, trials
+            are compared by their last epochs, with the weights that training left there: the winner's configuration
+            then holds when you train it again, longer, elsewhere or on more data. There are two exceptions. With
+            `patience`, the best epochs are compared. If no trial came to its end (time ran out, all diverged, or
+            `stop_at` was reached), the best that was kept wins.
+        patience: A full-size training ends after this many epochs that were not better. None trains on. The sweep,
+            where rungs decide, has none; a `train` function returns where it will.
+        ema: Share of a full training's steps over which weights and running statistics are averaged, exponentially,
+            beside training. With `keep="best"`, the averaged weights are validated and kept, at the cost of another
+            copy of them. At milestones the others are validated, too, as `METRIC_unaveraged`, by which trials are
+            compared. With `keep="last"`, or 0, nothing is averaged.
+        checkpoint_every: Epochs between checkpoints; None checkpoints at milestones only.
+        train: `train(worker)` trains the full-size models in the library's place, from `worker.config` and
+            `worker.data`, which is `(train_data, val_data)`, to its last epoch: see `Worker`. Each `worker.report(
+            metrics, state)` is an epoch, with `metric` among its metrics and the state dict of `model_fn`'s model as
+            `state["model"]`. At milestones it does not return: the function is called again, and goes on from
+            `worker.checkpoint`, the state that was reported there, and `worker.iteration`. If it returns before
+            `max_t`, the trial is over, and its best epoch counts. It begins anew also where `sweep.surrogate` is 1;
+            `ema` and `precision` are its own matter. On several workers it runs on every rank, as for `elastic`.
+        grace_period: Epochs that every finalist gets before any is stopped; None: half of `max_t`, rounded up.
+        reduction_factor: The paper's rf: one in this many goes on at each milestone, in any case.
         scaling_factor: The paper's sf: milestones lie at `grace_period * sf**k`; on several workers, each survivor
             gets sf times the workers.
         workers: Workers of a full-size trial before its first milestone; they share the configuration's batch. On this
             machine, its devices; where there are fewer, these share it.
-        max_workers: No trial gets more, and with 1, each device trains whole trials, which are then the same on any
-            number of devices. None for as many as the cluster, or this machine, holds; but on this machine, with
-            `workers=1`, it is 1.
+        max_workers: No trial gets more. With 1, each device trains whole trials, which are then the same on any number
+            of devices. None: as many as the cluster, or this machine, holds; but on this machine, with `workers=1`, it
+            is 1.
         lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
             (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" is linear, as was measured best
             (benchmarks/results/large_batch.md). "paper" is the paper's: linear for SGD, the root for Adam and its like.
@@ -70,110 +154,123 @@ class RASDAConfig:
             gradient and optimizer state, for models that fit no single one (FSDP2). Entries of an `nn.ModuleList` are
             put together one at a time, as they compute; they must compute by their `forward`. Checkpoints are the
             same. With float16, or `accumulate` in a configuration, "ddp" alone.
-
-    Args:
-        wait: Not taken any more: all trials of a milestone wait for each other, and are compared together.
     """
 
+    top_k: int = 4
+    keep: Keep = "best"
+    patience: int | None = None
+    ema: float = 0.03
+    checkpoint_every: int | None = None
+    train: Callable[..., None] | None = None
     grace_period: int | None = None
     reduction_factor: int = 2
     scaling_factor: int = 2
     workers: int = 1
     max_workers: int | None = None
     lr_rule: Literal["auto", "paper", "linear", "sqrt", "none"] | Callable[[float], float] = "auto"
-    wait: InitVar[None] = None
     grow: Grow = "due"
     least_efficiency: float = 0.5
     batch_over_noise: float = 1.0
     strategy: Literal["ddp", "fsdp"] = "ddp"
 
-    def __post_init__(self, wait: None) -> None:
-        gone = "left out: all trials of a milestone are compared together (`RASDAScheduler`, for scripts, has `wait`)"
-        require(wait is None, "rasda.wait", wait, gone)
-        check_int("rasda.grace_period", self.grace_period, at_least=1, optional=True)
-        check_int("rasda.reduction_factor", self.reduction_factor, at_least=2)
-        check_int("rasda.scaling_factor", self.scaling_factor, at_least=2)
-        check_int("rasda.workers", self.workers, at_least=1)
-        check_int("rasda.max_workers", self.max_workers, at_least=self.workers, optional=True)
-        rule = self.lr_rule
-        if not isinstance(rule, str):
+    def __post_init__(self) -> None:
+        self._check_training()
+        self._check_halving()
+
+    def _check_training(self) -> None:
+        check_int("race.top_k", self.top_k, at_least=1)
+        check_choice("race.keep", self.keep, KEEP)
+        check_int("race.patience", self.patience, at_least=1, optional=True)
+        rule = "None where `keep` is 'last': the last epoch of one that stopped early is not its best"
+        require(self.patience is None or self.keep == "best", "race.patience", self.patience, rule)
+        if self.train is not None:
+            check_function("race.train", self.train, 1, rule="None, or a function (no class) of a Worker")
+        rule = "None with `train`, which returns where its own patience ends"
+        require(self.patience is None or self.train is None, "race.patience", self.patience, rule)
+        holds = is_number(self.ema) and 0 <= self.ema < 1
+        require(holds, "race.ema", self.ema, "a share of a training's steps, in [0, 1)")
+        check_int("race.checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
+
+    def _check_halving(self) -> None:
+        check_int("race.grace_period", self.grace_period, at_least=1, optional=True)
+        check_int("race.reduction_factor", self.reduction_factor, at_least=2)
+        check_int("race.scaling_factor", self.scaling_factor, at_least=2)
+        check_int("race.workers", self.workers, at_least=1)
+        check_int("race.max_workers", self.max_workers, at_least=self.workers, optional=True)
+        if not isinstance(self.lr_rule, str):
             told = f"one of {LR_RULES}, or a function of how many times as many workers there are"
-            check_function("rasda.lr_rule", rule, 1, rule=told)
+            check_function("race.lr_rule", self.lr_rule, 1, rule=told)
         else:
-            check_choice("rasda.lr_rule", rule, LR_RULES)
-        check_choice("rasda.grow", self.grow, GROW)
-        check_choice("rasda.strategy", self.strategy, STRATEGIES)
+            check_choice("race.lr_rule", self.lr_rule, LR_RULES)
+        check_choice("race.grow", self.grow, GROW)
+        check_choice("race.strategy", self.strategy, STRATEGIES)
         least, most = self.least_efficiency, self.batch_over_noise
-        require(is_number(least) and 0 <= least < 1, "rasda.least_efficiency", least, "a number in [0, 1)")
-        check_number("rasda.batch_over_noise", most, above=0)
+        require(is_number(least) and 0 <= least < 1, "race.least_efficiency", least, "a number in [0, 1)")
+        check_number("race.batch_over_noise", most, above=0)
+
+
+_OWN = ("metric", "mode", "num_samples", "max_t", "full_trainings", "precision", "seed")
+_OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer")
+_OF_RACE = ("top_k", "keep", "patience", "ema")
+_OF_RASDA = tuple(
+    field.name for field in fields(RaceConfig) if field.name not in (*_OF_RACE, "checkpoint_every", "train")
+)
+"""Settings on which a run's decisions depend: `run.json` has the last as a dict, "rasda", and all others by name."""
 
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """The scalar arguments of `tune`, documented there."""
+    """The arguments of `tune` that are numbers or words, documented there; of the backend, how its steps are run."""
 
     metric: str = "val_loss"
     mode: Mode = "min"
     num_samples: int = 64
     max_t: int = 27
-    grace_period: int = 1
-    reduction_factor: int = 3
-    top_k: int = 4
     full_trainings: float = 3.0
-    surrogate: float = 1 / 8
-    fusion: int | Literal["auto"] = "auto"
-    check_transfer: bool = False
-    rasda: RASDAConfig = RASDAConfig()
-    keep: Keep = "best"
-    patience: int | None = None
-    stop_at: float | None = None
-    ema: float = 0.03
-    precision: Precision = "fp32"
-    graph: bool | Literal["auto"] = "auto"
-    checkpoint_every: int | None = None
-    loader_workers: int | None = None
     time_budget_s: float | None = None
+    stop_at: float | None = None
+    sweep: SweepConfig = SweepConfig()
+    race: RaceConfig = RaceConfig()
+    precision: Precision = "fp32"
+    graph: Graph = "auto"
+    loader_workers: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str) and bool(self.metric), "metric", self.metric, "the name of a metric")
         check_mode(self.mode)
         check_int("num_samples", self.num_samples, at_least=1, at_most=MOST_TRIALS)
-        for name in ("max_t", "grace_period", "top_k"):
-            check_int(name, getattr(self, name), at_least=1)
-        require(self.grace_period <= self.max_t, "grace_period", self.grace_period, f"<= max_t ({self.max_t})")
-        check_int("reduction_factor", self.reduction_factor, at_least=2)
-        spent = self.full_trainings
+        check_int("max_t", self.max_t, at_least=1)
+        spent, budget = self.full_trainings, self.time_budget_s
         require(is_number(spent) and 0 <= spent < math.inf, "full_trainings", spent, "a finite number >= 0")
-        width, fusion = self.surrogate, self.fusion
-        require(is_number(width) and 0 < width <= 1, "surrogate", width, "a width ratio in (0, 1]")
-        if not (isinstance(fusion, str) and fusion == "auto"):
-            require(is_int(fusion) and fusion >= 1, "fusion", fusion, "'auto' or an integer >= 1")
-        require(isinstance(self.rasda, RASDAConfig), "rasda", self.rasda, "a RASDAConfig")
-        grace = self.rasda.grace_period
-        require(grace is None or grace <= self.max_t, "rasda.grace_period", grace, f"<= max_t ({self.max_t})")
-        check_flag("check_transfer", self.check_transfer)
-        check_choice("keep", self.keep, KEEP)
-        check_int("patience", self.patience, at_least=1, optional=True)
-        rule = "None where `keep` is 'last': the last epoch of one that stopped early is not its best"
-        require(self.patience is None or self.keep == "best", "patience", self.patience, rule)
-        good = self.stop_at is None or (is_number(self.stop_at) and math.isfinite(self.stop_at))
-        require(good, "stop_at", self.stop_at, "None or a finite score of `metric`")
-        rule = "None where `keep` is 'last': one that trained longer would win"
-        require(self.stop_at is None or self.keep == "best", "stop_at", self.stop_at, rule)
-        require(is_number(self.ema) and 0 <= self.ema < 1, "ema", self.ema, "a share of a training's steps, in [0, 1)")
-        check_choice("precision", self.precision, PRECISIONS)
-        scaled_apart = self.precision == "fp16" and self.rasda.strategy == "fsdp"
-        require(not scaled_apart, "precision", self.precision, "another one with rasda.strategy 'fsdp'")
-        graph = self.graph
-        known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
-        require(known, "graph", graph, "'auto', True or False")
-        check_int("checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
-        check_int("loader_workers", self.loader_workers, at_least=0, optional=True, at_most=MOST_WORKERS)
-        budget = self.time_budget_s
         holds = budget is None or (is_number(budget) and 0 < budget < math.inf)
         require(holds, "time_budget_s", budget, "None or a finite number of seconds > 0")
+        good = self.stop_at is None or (is_number(self.stop_at) and math.isfinite(self.stop_at))
+        require(good, "stop_at", self.stop_at, "None or a finite score of `metric`")
+        check_choice("precision", self.precision, PRECISIONS)
         check_int("seed", self.seed, at_least=0, at_most=MOST_SEED)
+        check_steps(self.graph, self.loader_workers)
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Refuse parts that are none, or do not go together with the rest."""
+        sweep, race, at_most = self.sweep, self.race, f"<= max_t ({self.max_t})"
+        require(isinstance(sweep, SweepConfig), "sweep", sweep, "a `SweepConfig`")
+        require(isinstance(race, RaceConfig), "race", race, "a `RaceConfig`")
+        require(sweep.grace_period <= self.max_t, "sweep.grace_period", sweep.grace_period, at_most)
+        require((race.grace_period or 1) <= self.max_t, "race.grace_period", race.grace_period, at_most)
+        rule = "None where `race.keep` is 'last': one that trained longer would win"
+        require(self.stop_at is None or race.keep == "best", "stop_at", self.stop_at, rule)
+        scaled_apart = self.precision == "fp16" and race.strategy == "fsdp"
+        require(not scaled_apart, "precision", self.precision, "another one with race.strategy 'fsdp'")
+
+    def plain(self) -> TuneConfig:
+        """Leave out the user's objects, which other processes need not have: rule, searcher, `first`, `train`."""
+        return replace(
+            self,
+            sweep=replace(self.sweep, rule=None, searcher=None, first=()),
+            race=replace(self.race, train=None),
+        )
 
     @property
     def unaveraged(self) -> str:
@@ -182,8 +279,13 @@ class TuneConfig:
 
     @property
     def first_look(self) -> int:
-        """Epochs before the race of the finalists stops any: `rasda.grace_period`, or half of `max_t`, rounded up."""
-        return self.rasda.grace_period or math.ceil(self.max_t / 2)
+        """Epochs before the race of the finalists stops any: `race.grace_period`, or half of `max_t`, rounded up."""
+        return self.race.grace_period or math.ceil(self.max_t / 2)
+
+    @property
+    def race_milestones(self) -> tuple[int, ...]:
+        """Epochs after which finalists are compared; the last one is the end of a training."""
+        return milestones(self.first_look, self.max_t, self.race.scaling_factor)
 
     def good_enough(self, score: float) -> bool:
         """Whether a full-size model's score is as good as `stop_at`, so that nothing more has to be trained."""
@@ -193,12 +295,37 @@ class TuneConfig:
 
     def out_of_patience(self, epochs: int) -> bool:
         """Whether a full-size training ends that has not become better for so many epochs."""
-        return self.patience is not None and epochs >= self.patience
+        return self.race.patience is not None and epochs >= self.race.patience
 
     def determining(self) -> dict[str, Any]:
-        """The settings on which a run's decisions depend, as plain values."""
-        values = asdict(self)
-        # What a run may cost, or must find, how often it is saved, who loads its data, and how its steps are launched.
-        for name in ("time_budget_s", "stop_at", "checkpoint_every", "loader_workers", "graph"):
-            del values[name]
-        return values
+        """The settings on which a run's decisions depend, as `run.json` has them.
+
+        Not among them: what a run may cost, or must find, how often it is saved, and how its steps are run.
+        """
+        return {
+            **{name: getattr(self, name) for name in _OWN},
+            **{name: getattr(self.sweep, name) for name in _OF_SWEEP},
+            **{name: getattr(self.race, name) for name in _OF_RACE},
+            "rasda": {name: getattr(self.race, name) for name in _OF_RASDA},
+        }
+
+
+def recorded(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Fields of `TuneConfig`, `SweepConfig` and `RaceConfig` from a `run.json`; earlier versions kept others, too."""
+    race = _among(_OF_RACE, asked) | _among(_OF_RASDA, asked.get("rasda", {}))
+    return _among(_OWN, asked), _among(_OF_SWEEP, asked), race
+
+
+def _among(names: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
+
+
+def check_steps(graph: object, loader_workers: object) -> None:
+    """Refuse what does not say how a backend's steps are run.
+
+    Raises:
+        ValueError: where one of them is none of its values.
+    """
+    known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
+    require(known, "graph", graph, "'auto', True or False")
+    check_int("loader_workers", loader_workers, at_least=0, optional=True, at_most=MOST_WORKERS)

@@ -59,7 +59,6 @@ class Group:
 
     Attributes:
         kind: Digest of the fusion key that they share.
-        members: Their numbers.
         fused: Whether they train as one; otherwise they train one after another, which is faster for a few.
         micro_batches: Parts that each batch is split into, where a single member does not fit memory with whole ones.
         compiled: Whether their step is compiled first, on a CPU.
@@ -139,12 +138,11 @@ class GroupOutcome:
 
 
 @dataclass(frozen=True)
-class TargetTask:
+class FullSizeTask:
     """A unit of work: one full-size model, for a span of epochs.
 
     Attributes:
         key: Tells it from all others of the run.
-        number: The trial.
         span: Which epochs.
         source: Name of the checkpoint to go on from; None starts from the trial's initial weights.
         seed: Determines those, and dropout.
@@ -160,11 +158,10 @@ class TargetTask:
 
 
 @dataclass(frozen=True)
-class TargetOutcome:
+class FullSizeOutcome:
     """What training a full-size model gave.
 
     Attributes:
-        task: What was asked for.
         state: To go on from; None where it failed.
         history: Epochs trained, with the metrics after each.
         error: Traceback, where it failed.
@@ -176,7 +173,7 @@ class TargetOutcome:
         more: What the run's record keeps besides, for who goes on from it: plain values.
     """
 
-    task: TargetTask
+    task: FullSizeTask
     state: Mapping[str, Any] | None
     history: History
     error: str | None
@@ -244,10 +241,10 @@ class Widths:
         return won > 2 * self.compile_seconds
 
 
-class TargetTrainer(Protocol):
+class FullSizeTrainer(Protocol):
     """Trains full-size models."""
 
-    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
         """Train full-size models, each as far as the time budget goes.
 
         Args:
@@ -264,8 +261,6 @@ class Finished:
     """A group that a device has trained.
 
     Attributes:
-        task: What it was asked for.
-        outcome: What it gave.
         seconds: Wall time that it took.
         device: Which trained it; None where there is only one.
     """
@@ -276,7 +271,7 @@ class Finished:
     device: int | None = None
 
 
-class Devices(TargetTrainer, Protocol):
+class Devices(FullSizeTrainer, Protocol):
     """What a backend opens for a run: devices that each train one task at a time."""
 
     def idle(self) -> Sequence[int]:
@@ -316,7 +311,8 @@ class Devices(TargetTrainer, Protocol):
 class Backend(Protocol):
     """Where trials train; `tune(backend=...)` takes one. It is made without a run, and can be opened for several.
 
-    `hydro_rasda.testing` checks that an implementation keeps these promises.
+    `hydro_rasda.testing` checks that an implementation keeps these promises. It may also have attributes
+    `loader_workers` and `graph`, as `LocalBackend` has; without them, the defaults hold.
 
     Attributes:
         device: Where models are that the tuner itself builds: before any training, and of what was trained.

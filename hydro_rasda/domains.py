@@ -177,7 +177,7 @@ def check_quantum(name: str, value: object) -> None:
         ValueError: where `value` is no finite number above 0.
     """
     quantum = plain(value)
-    holds = is_number(quantum) and 0 < quantum < math.inf
+    holds = is_number(quantum) and quantum > 0
     require(holds, name, value, "a finite number above 0, of which values are multiples")
 
 
@@ -185,7 +185,7 @@ def _float(law: str, lower: float, upper: float, q: float | None = None) -> Doma
     least, rule = (0.0, "a finite number above 0") if law == "loguniform" else (-math.inf, "a finite number")
     for name, bound in (("lower", lower), ("upper", upper)):
         number = plain(bound)
-        require(is_number(number) and least < number < math.inf, name, bound, rule)
+        require(is_number(number) and number > least, name, bound, rule)
         require(q is None or math.isclose(bound / q, round(bound / q)), name, bound, f"a multiple of `q`, {q}")
     return _made(Float(lower, upper, law, q))
 

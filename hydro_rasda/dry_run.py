@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fusion import optimizer
 from fusion.compare import check_copy
-from fusion.keys import OWN, lr_factors, optimizer_name
+from fusion.hyperparameters import OWN, lr_factors, optimizer_name
+from fusion.optim import optimizer
 from fusion.tensors import duplicate
+from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
 from hydro_rasda.batch_checks import (
@@ -29,12 +29,12 @@ from hydro_rasda.batch_checks import (
     survey_batches,
 )
 from hydro_rasda.checks import require
+from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batch, batch_length, naming_batch
-from hydro_rasda.hidden import shown
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import NoModule, Problem, width_form
-from hydro_rasda.reads import Notes
+from hydro_rasda.secret_masking import shown
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.trial import Trial
 
@@ -48,7 +48,7 @@ class DryRun:
         example_input: What the objective called it with: positional arguments, or a dict of keyword arguments, of a
             few examples; None where it never called the model itself.
         pretrained: Whether initial weights are the same from every seed. A narrow surrogate would keep a random part of
-            what was learnt, so none was tried. With `surrogate=1` this is not looked for, and it is False.
+            what was learnt, so none was tried. With `sweep.surrogate=1` this is not looked for, and it is False.
         objective_reads: Keys of the configuration that the objective read.
         whole_names: What `metrics` calls what it returns.
         shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
@@ -83,7 +83,6 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
     Trials are tried in turn until one can be trained: a configuration that the model refuses fails alone.
 
     Args:
-        problem: What will be tuned.
         trials: At least one.
         survey: Whether to read the data once, too.
 
@@ -123,7 +122,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         raise misfit(str(error), error) from error
     if optimizer_name(trial.config) == OWN:
         _try_optimizer(trial, target)
-    pretrained = problem.settings.surrogate < 1 and _is_pretrained(target, other)
+    pretrained = problem.settings.sweep.surrogate < 1 and _is_pretrained(target, other)
     if shared := not _addresses(target).isdisjoint(_addresses(other)):
         problem, target = replace(problem, copied=True), duplicate(target)
     del other
@@ -171,10 +170,9 @@ def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool])
     """Warn where a loader goes by another batch size than that of the configuration."""
     asked = trial.batch_size
     if "batch_size" in trial.config and (length > asked or (length < asked and not is_last())):
-        warnings.warn(
+        warn(
             f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
             "`batch_size` changes nothing where its loader takes no notice of it",
-            stacklevel=6,
         )
 
 
@@ -219,8 +217,8 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
         if width_form(problem.model_fn):
             raise Misfit(error) from error
         raise misfit(
-            f"`surrogate` is {problem.settings.surrogate:g}, but the model cannot be made narrower by itself "
-            f"({error}); give `model_fn` an argument `width_ratio`, or set `surrogate=1`",
+            f"`sweep.surrogate` is {problem.settings.sweep.surrogate:g}, but the model cannot be made narrower by "
+            f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep.surrogate=1`",
             error,
         ) from error
 

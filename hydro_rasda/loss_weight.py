@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fusion.warn import warn
 from fusion.width.microbatch import WEIGHT
 
 IGNORED = -100
@@ -92,7 +92,6 @@ class LossCalls(TorchFunctionMode):
         """Put the loss's weight beside it, where it has none: that of the means noted, if all are over the same.
 
         Args:
-            metrics: Of an objective.
             target: Of the batch, where it is known.
             told: Whether to warn where targets are left out, and nobody knows by which weight.
         """
@@ -104,9 +103,8 @@ class LossCalls(TorchFunctionMode):
         elif told and (
             any(call.leaves_out() for call in self._calls) or (target is not None and bool((target == IGNORED).any()))
         ):
-            warnings.warn(
+            warn(
                 "some targets are ignored or weighted, but nobody can tell what the loss is the mean of: means over "
                 "batches count examples, unless an objective also returns the number of targets (or the sum of their "
                 f"weights) as {WEIGHT!r}",
-                stacklevel=2,
             )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion.keys import KEYS, is_group, is_read
+from fusion.hyperparameters import KEYS, is_group, is_read
 from fusion.width.microbatch import WEIGHT, is_weight
 from hydro_rasda.data import Batch
 from hydro_rasda.loss_weight import IGNORED, LossCalls
@@ -37,9 +37,9 @@ class OptimizerSettings:
     """How the parameters of one model are updated.
 
     Attributes:
-        config: What optimizer, schedule and clipping read (`fusion.keys`); the batch size stays the configuration's.
+        config: What optimizer, schedule and clipping read (`fusion.hyperparameters`); the batch size stays the
+            configuration's.
         lr_factors: By name of a parameter, what its learning rate is multiplied by; 1 where absent.
-        weight_decay_factors: Likewise, for the weight decay.
     """
 
     config: Mapping[str, Any]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fusion.streams import preserved_generators, seed_generators
+from fusion.warn import warn
+from hydro_rasda.branches import chosen, indexed, reachable, restricted
 from hydro_rasda.checks import require
 from hydro_rasda.config import Mode
 from hydro_rasda.domains import plain, to_ray
-from hydro_rasda.hidden import hide, restore, secrets_of
+from hydro_rasda.run.journal import name_of
 from hydro_rasda.run.state import Run
-from hydro_rasda.run.store import name_of
+from hydro_rasda.secret_masking import hide, restore, secrets_of
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample
 from hydro_rasda.trial import Trial
@@ -49,7 +50,6 @@ class RandomSearch:
     Args:
         space: What to sample.
         num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
-        seed: Of all of them.
         first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
         strategy: See `check_config`.
     """
@@ -82,25 +82,23 @@ class RandomSearch:
         """Random sampling does not learn."""
 
 
-def check_first(first: object, space: Mapping[str, Any]) -> None:
-    """Refuse what is no list of configurations, or parts of them.
+def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
+    """Refuse what is neither a configuration of the space nor a part of one.
 
     Raises:
-        ValueError: where one has a key that the space has not.
+        ValueError: where one is no dict, or has a key that the space has not.
     """
-    require(isinstance(first, list | tuple), "first", first, "a list of configurations")
-    assert isinstance(first, list | tuple)
     for i, config in enumerate(first):
-        require(isinstance(config, Mapping), f"first[{i}]", config, "a configuration: a dict")
-        unknown = sorted(set(map(str, config)) - space.keys())
-        require(not unknown, f"first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
+        require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
+        unknown = sorted(set(map(str, config)) - reachable(space).keys())
+        require(not unknown, f"sweep.first[{i}]", config, f"of the keys of `space`, which has no {', '.join(unknown)}")
         for name, value in config.items():
-            check_value(f"first[{i}][{name!r}]", value)
+            check_value(f"sweep.first[{i}][{name!r}]", value)
 
 
 def _completed(space: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> Config:
     """A configuration with these values, and the others sampled, of a grid its first point."""
-    (completed, *_) = sample({**space, **copy.deepcopy(dict(config))}, 1, seed)
+    (completed, *_) = sample(restricted(space, config), 1, seed)
     return completed
 
 
@@ -113,9 +111,9 @@ def check_searcher(searcher: object) -> None:
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
     rule = "one of Ray Tune's searchers, such as OptunaSearch()"
-    require(isinstance(searcher, Searcher), "searcher", searcher, rule)
+    require(isinstance(searcher, Searcher), "sweep.searcher", searcher, rule)
     rule = "the searcher that it wraps: `tune` asks for whole batches"
-    require(not isinstance(searcher, ConcurrencyLimiter), "searcher", searcher, rule)
+    require(not isinstance(searcher, ConcurrencyLimiter), "sweep.searcher", searcher, rule)
 
 
 def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mode) -> None:
@@ -125,7 +123,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mod
         ValueError: where it cannot search this space.
     """
     try:
-        searcher.set_search_properties(metric, mode, to_ray(space))
+        searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
 
@@ -145,7 +143,7 @@ class SearcherSearch:
         num_samples = run.settings.num_samples
         self._searcher, self._space, self._metric, self._store = searcher, space, run.settings.metric, run.store
         self._left, self._given, self._batch = num_samples, 0, -(-num_samples // SEARCHER_ROUNDS)
-        self._seed, self._strategy, self._warned = run.settings.seed, run.settings.rasda.strategy, False
+        self._seed, self._strategy, self._warned = run.settings.seed, run.settings.race.strategy, False
         self._open: dict[int, tuple[int, float]] = {}
         self._hidden = secrets_of(space)
 
@@ -173,7 +171,7 @@ class SearcherSearch:
         suggestion = self._searcher.suggest(_id(number))
         if suggestion is None or suggestion == self._searcher.FINISHED:
             return None
-        config: Config = plain(_merged(self._space, suggestion))
+        config: Config = plain(chosen(self._space, _merged(indexed(self._space), suggestion)))
         check_config(config, self._strategy)
         return config
 
@@ -186,10 +184,9 @@ class SearcherSearch:
             return suggested[0]
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"the searcher does not repeat its suggestion for trial {number}: give it a seed, so that it learns "
                 "from the trials before the break, too",
-                stacklevel=2,
             )
         if suggested:
             self._searcher.on_trial_complete(_id(number), error=True)

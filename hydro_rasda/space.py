@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
 
 import numpy as np
 
-from fusion.keys import KEYS, check, is_group, read
+from fusion.hyperparameters import KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
+from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT_BATCHES
 from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
@@ -31,7 +32,7 @@ def check_value(name: str, value: object) -> None:
     """
     grids: list[Any] = []
     try:
-        grids += [leaf["grid_search"] for _, leaf in _leaves({name: value}) if is_grid(leaf)]
+        grids += [leaf["grid_search"] for _, leaf in leaves({name: value}) if is_grid(leaf)]
         if all(map(_is_listed, grids)):  # another may have no end
             _show(value)
             copy.deepcopy(value)
@@ -50,7 +51,7 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
     Args:
         space: Maps names to domains, of `hydro_rasda` or Ray Tune, to `grid_search`, constants, or nested mappings.
         num_samples: How often each point of its grid is to be tried.
-        strategy: `RASDAConfig.strategy`: with "fsdp", batches cannot be taken in parts.
+        strategy: `RaceConfig.strategy`: with "fsdp", batches cannot be taken in parts.
 
     Raises:
         ValueError: where it is no mapping with string keys, it has no domain, one of reversed bounds or with a quantum
@@ -62,9 +63,11 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
     assert isinstance(space, Mapping)
     for name, value in space.items():
         check_value(f"space[{name!r}]", value)
-    domains = {name: value for name, value in _leaves(space) if _is_domain(value)}
-    require(bool(domains), "space", dict(space), "one with a domain, such as loguniform(1e-4, 1), to search")
-    for name, domain in domains.items():
+    check_branches(space)
+    domains = [(name, value) for name, value in leaves(space) if _is_domain(value)]
+    searched = bool(domains) or any(is_a(value, "Categorical") for value in space.values())
+    require(searched, "space", dict(space), "one with a domain, such as loguniform(1e-4, 1), to search")
+    for name, domain in domains:
         if is_a(domain, "Float", "Integer"):
             rule = "a domain whose lower bound is below its upper one"
             bounded = None not in (domain.lower, domain.upper)
@@ -74,20 +77,19 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
         if is_a(domain, "Categorical"):
             require(len(domain.categories) > 0, f"space[{name!r}]", _Shown(domain), "a choice of one value or more")
     points = num_samples
-    for grid in (value["grid_search"] for value in domains.values() if is_grid(value)):
+    for grid in (value["grid_search"] for _, value in domains if is_grid(value)):
         points *= len(grid)
         rule = f"a space with at most {MOST_TRIALS} points in its grid, for each of `num_samples`"
         require(points <= MOST_TRIALS, "space", f"a grid of {points} trials", rule)
-    for name in KEYS.keys() & space.keys():
-        if _can_be_read(name, space):
-            for reachable in _extremes(space[name]):
-                require(KEYS[name].holds(reachable), f"space[{name!r}]", _Shown(space[name]), KEYS[name].rule)
-    if strategy == "fsdp" and "accumulate" in space:
-        wrong = any(reachable != 1 for reachable in _extremes(space["accumulate"]))
-        require(not wrong, "space['accumulate']", _Shown(space["accumulate"]), UNSPLIT_BATCHES)
-    for name in filter(is_group, space):
-        for reachable in _extremes(space[name]):
-            require(KEYS["lr"].holds(reachable), f"space[{name!r}]", _Shown(space[name]), KEYS["lr"].rule)
+    for name, values in reachable(space).items():
+        key = KEYS["lr"] if is_group(name) else KEYS.get(name)
+        if key is not None and (is_group(name) or _can_be_read(name, space)):
+            unsplit = name == "accumulate" and strategy == "fsdp"
+            for value in values:
+                extremes = _extremes(value)
+                require(all(map(key.holds, extremes)), f"space[{name!r}]", _Shown(value), key.rule)
+                whole = not unsplit or all(extreme == 1 for extreme in extremes)
+                require(whole, f"space[{name!r}]", _Shown(value), UNSPLIT_BATCHES)
 
 
 def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
@@ -98,7 +100,8 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
         strategy: As of `check_space`.
 
     Raises:
-        ValueError: where `lr` is missing, batches are to be taken in parts that cannot be, or see `fusion.keys.check`.
+        ValueError: where `lr` is missing, batches are to be taken in parts that cannot be, or see
+            `fusion.hyperparameters.check`.
     """
     require("lr" in config, "space", sorted(config), "a space with the key 'lr', the learning rate")
     try:
@@ -137,12 +140,18 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
 
 def describe(space: Mapping[str, Any]) -> dict[str, Any]:
     """The space as JSON values, equal for equal spaces: kept with a run to recognise it."""
-    return {key: describe(value) if _is_nested(value) else _show(value) for key, value in space.items()}
+    found: dict[str, Any] = {}
+    for key, value in space.items():
+        if is_branching(value):
+            found[key] = [describe(branch) for branch in value.categories]
+        else:
+            found[key] = describe(value) if _is_nested(value) else _show(value)
+    return found
 
 
 def tuned(space: Mapping[str, Any]) -> list[str]:
     """Names of what is searched: of the domains in the space, not of its constants."""
-    return [key for key, value in _leaves(space) if _is_domain(value)]
+    return [*dict.fromkeys(key for key, value in leaves(space) if _is_domain(value))]
 
 
 def derived(value: Any) -> bool:
@@ -156,15 +165,13 @@ def derived(value: Any) -> bool:
 
 def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> float:
     """The longest warm-up, in epochs, that a space can reach, or that these configurations of it have."""
-    reachable = _extremes(space["warmup_epochs"]) if "warmup_epochs" in space else []
-    longest: float = max([0.0, *map(float, reachable), *(read(config, "warmup_epochs") for config in configs)])
-    return longest
+    reached = [*_reached("warmup_epochs", space), *(read(config, "warmup_epochs") for config in configs)]
+    return max([0.0, *map(float, reached)])
 
 
 def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> list[Any]:
     """What `schedule` can be in a space, or is in these configurations of it."""
-    reachable = _extremes(space["schedule"]) if "schedule" in space else []
-    return [*reachable, *(config["schedule"] for config in configs if "schedule" in config)]
+    return [*_reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
 
 
 def _is_listed(grid: object) -> bool:
@@ -179,23 +186,17 @@ def _is_domain(value: object) -> bool:
     return is_a(value, "Domain") or is_grid(value)
 
 
-def _leaves(space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in space.items():
-        if _is_nested(value):
-            yield from _leaves(value)
-        elif isinstance(value, (list, tuple)):
-            yield from _leaves({f"{key}/{i}": item for i, item in enumerate(value)})
-        else:
-            yield key, value
-
-
 def _can_be_read(name: str, space: Mapping[str, Any]) -> bool:
     """Whether the library reads a key in some configuration of the space; where only sampling can tell, it may not."""
     key = KEYS[name]
     if key.under is None:
         return True
-    reachable = _extremes(space[key.under]) if key.under in space else [KEYS[key.under].default]
-    return any(value in tuple(key.defaults) for value in reachable)
+    return any(value in tuple(key.defaults) for value in _reached(key.under, space) or [KEYS[key.under].default])
+
+
+def _reached(name: str, space: Mapping[str, Any]) -> list[Any]:
+    """Values that bound what a key can become; empty where no configuration has it, or where only sampling can tell."""
+    return [extreme for value in reachable(space).get(name, ()) for extreme in _extremes(value)]
 
 
 def _extremes(value: Any) -> Sequence[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hydro_rasda.branches import is_branching, merge
 from hydro_rasda.domains import is_a, is_grid
 
 Path = tuple[str | int, ...]
@@ -25,7 +26,7 @@ class Unresolved(Exception):
 def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     """Yield a configuration for each point of the grid, one where there is no grid.
 
-    What is drawn may hold domains, of `choice([{"depth": randint(1, 3)}])` for one: they are drawn next.
+    A value that is drawn may hold domains: they are drawn next. Branches are drawn first (see `hydro_rasda.branches`).
 
     Raises:
         Unresolved: where functions wait for each other.
@@ -34,6 +35,16 @@ def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[s
     found = [*_open(space)]
     if not found:
         yield space
+        return
+    if branching := [(path, value) for path, value in found if isinstance(path[-1], str) and is_branching(value)]:
+        _draw(space, branching, rng)
+        for path, _ in branching:
+            *above, key = path
+            container: Any = space
+            for name in above:
+                container = container[name]
+            merge(container, str(key))
+        yield from variants(space, rng)
         return
     grids = sorted(((path, _points(value)) for path, value in found if _points(value) is not None), key=lambda g: g[0])
     domains = [(path, value) for path, value in found if _points(value) is None]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hydro_rasda.checks import is_number
+from hydro_rasda.checks import is_metric
 from hydro_rasda.loss_weight import IGNORED
 from hydro_rasda.objective import OUTPUTS, TARGETS, scalars
 
@@ -87,7 +87,7 @@ def measured(metrics: WholeMetrics, outputs: Tensor, targets: Tensor) -> dict[st
     """
     values = metrics(outputs, targets)
     plain = {n: v.item() if hasattr(v, "item") else v for n, v in values.items()} if isinstance(values, Mapping) else {}
-    if not plain or not all(isinstance(name, str) and is_number(value) for name, value in plain.items()):
+    if not plain or not all(isinstance(name, str) and is_metric(value) for name, value in plain.items()):
         raise ValueError(f"`metrics` returned {values!r}, but must return a dict of numbers by name")
     return {name: float(value) for name, value in plain.items()}
 

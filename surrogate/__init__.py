@@ -5,25 +5,24 @@ parametrization under its ordinary optimizer. Source: Yang et al., "Tensor Progr
 table 8.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from surrogate.build import SurrogatePlan, make_surrogate, plan_surrogate
 from surrogate.checks import PlanMismatch
-from surrogate.coordinates import CoordinateCheck, coordinate_check
-from surrogate.hyperparameters import doubtful_hyperparameters
+from surrogate.coordinates import coordinate_check
 from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
-from surrogate.ranking import RankComparison, compare_rankings
+from surrogate.ranking import compare_rankings
 from surrogate.shrink import shrink
 from surrogate.shrink_plan import ShrinkPlan, plan_shrink
-from surrogate.transfer import TransferCheck, plain_score_fn, transfer_check
+from surrogate.transfer import plain_score_fn, transfer_check
+from surrogate.transferability import doubtful_hyperparameters
 
 __distribution__ = "hydro-rasda"  # which tells it from other packages of this name
 
 __all__ = [
-    "CoordinateCheck",
     "PlanMismatch",
-    "RankComparison",
     "ShrinkPlan",
     "SurrogatePlan",
-    "TransferCheck",
     "compare_rankings",
     "coordinate_check",
     "doubtful_hyperparameters",
@@ -36,3 +35,12 @@ __all__ = [
     "transfer_check",
     "weight_decay_multipliers",
 ]
+
+_MOVED = {"CoordinateCheck": "coordinates", "RankComparison": "ranking", "TransferCheck": "transfer"}
+
+if not TYPE_CHECKING:  # so that type checkers know which names there are
+
+    def __getattr__(name: str) -> Any:
+        if name in _MOVED:  # no AttributeError, whose text `from surrogate import name` would not pass on
+            raise ImportError(f"`surrogate.{name}` has moved. Write: from surrogate.{_MOVED[name]} import {name}")
+        raise AttributeError(f"module 'surrogate' has no attribute {name!r}")

@@ -15,11 +15,11 @@ from torch.nn.parameter import UninitializedParameter
 
 from surrogate.attention import find_logit_scales, head_sizes, scale_logits
 from surrogate.checks import PlanMismatch, check_flag, check_width_ratio, require
-from surrogate.forward import find_readouts, scale_readouts
 from surrogate.initial import corrections, measured_corrections, rescale, zero_modules
 from surrogate.laws import initial_laws
 from surrogate.multipliers import width_plan
 from surrogate.outputs import check_outputs
+from surrogate.readouts import find_readouts, scale_readouts
 from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, compare_shapes, refuse_single_units, shapes_of
 
 Config = Mapping[str, Any]

@@ -25,8 +25,8 @@ def require(holds: bool, argument: str, value: object, rule: str) -> None:
         raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number, infinities and NaN included; a bool is none."""
+def is_metric(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -37,7 +37,7 @@ def check_width_ratio(width_ratio: float, argument: str = "width_ratio") -> None
         ValueError: where it is none.
     """
     rule = "a number in (0, 1]: a surrogate is no wider than its target"
-    require(is_number(width_ratio) and 0.0 < width_ratio <= 1.0, argument, width_ratio, rule)
+    require(is_metric(width_ratio) and 0.0 < width_ratio <= 1.0, argument, width_ratio, rule)
 
 
 def check_int(argument: str, value: object, at_least: int, at_most: float = math.inf) -> None:

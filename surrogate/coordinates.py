@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from surrogate.build import ModelFn, make_surrogate, mark_as_target
-from surrogate.checks import check_flag, check_function, check_int, check_list, check_width_ratio, is_number, require
+from surrogate.checks import check_flag, check_function, check_int, check_list, check_width_ratio, is_metric, require
 from surrogate.multipliers import width_plan
 from surrogate.recording import record_training
 from surrogate.training import Objective
@@ -171,7 +171,7 @@ def coordinate_check(
     check_function("objective", objective, 2)
     check_int("seeds", seeds, at_least=1)
     check_flag("plain", plain)
-    require(is_number(max_slope) and max_slope >= 0, "max_slope", max_slope, "a number >= 0")
+    require(is_metric(max_slope) and max_slope >= 0, "max_slope", max_slope, "a number >= 0")
     build = _build_plain if plain else make_surrogate
     hidden = set[str]()
     found: dict[tuple[str, float, int], list[tuple[float, float]]] = defaultdict(list)

@@ -30,7 +30,6 @@ def corrections(
     Args:
         params: The surrogate's widths relative to the target.
         narrow: Parameter name -> the law of its initial weights in the surrogate.
-        target: The same in the target.
 
     Returns:
         Parameter name -> factor, and the names of the parameters whose laws do not tell it.
@@ -58,7 +57,6 @@ def measured_corrections(
         params: The surrogate's widths relative to the target.
         names: Which parameters to measure; where there are none, no model is built.
         build_narrow: Makes a surrogate.
-        build_target: Makes a target.
     """
     if not names:
         return {}

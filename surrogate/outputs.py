@@ -48,7 +48,6 @@ def run_for_shapes(
     CPU.
 
     Args:
-        module: Any module.
         example_input: One batch, as for `call_model`.
         during: Entered while the copy runs.
     """

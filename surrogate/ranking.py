@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surrogate.checks import check_int, is_number, require
+from surrogate.checks import check_int, is_metric, require
 
 Mode = Literal["min", "max"]
 Verdict = Literal["trusted", "doubtful", "refused"]
@@ -71,7 +71,7 @@ def compare_rankings(
     for name, scores in (("narrow", narrow), ("wide", wide)):
         require(isinstance(scores, Sequence) and not isinstance(scores, str | bytes), name, scores, "a list of scores")
         for i, score in enumerate(scores):
-            require(is_number(score), f"{name}[{i}]", score, "a number")
+            require(is_metric(score), f"{name}[{i}]", score, "a number")
     if len(narrow) != len(wide) or len(narrow) < _FEWEST:
         raise ValueError(
             f"`narrow` and `wide` have {len(narrow)} and {len(wide)} scores, but must have equally many, at least "
@@ -93,7 +93,7 @@ def check_comparison(count: int, mode: object, top_k: object, tolerance: object)
     """
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")
     check_int("top_k", top_k, at_least=1, at_most=count)
-    require(is_number(tolerance) and tolerance >= 0, "tolerance", tolerance, "a number >= 0")
+    require(is_metric(tolerance) and tolerance >= 0, "tolerance", tolerance, "a number >= 0")
 
 
 _ADVICE: dict[Verdict, str] = {

@@ -127,8 +127,8 @@ def fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: floa
 
 def _find_sizes(module: nn.Module, width_ratio: float, example_input: Any) -> NarrowSizes:
     # Symbolic sizes take as long to import as torch itself; a model that takes a width needs none.
+    from surrogate.size_constraints import trace_sizes
     from surrogate.sizes import narrow_sizes
-    from surrogate.tracing import trace_sizes
 
     trace = trace_sizes(module, example_input)
     lists = {len(child) for child in module.modules() if isinstance(child, nn.ModuleList)}

@@ -10,7 +10,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 from surrogate.resize import NarrowSizes
-from surrogate.tracing import SizeTrace
+from surrogate.size_constraints import SizeTrace
 
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """What widths are rounded up to a multiple of, tried in turn until all equations hold."""

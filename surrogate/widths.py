@@ -26,7 +26,6 @@ class ParamWidth:
     """How one parameter of the surrogate compares with the target's.
 
     Attributes:
-        target_shape: Shape in the target.
         shape: Shape in the surrogate; a dimension that differs is a width ("infinite" in mup's words).
     """
 

@@ -11,7 +11,7 @@ import pytest
 RAY = (
     "tests/hydro_rasda/backends/ray/",
     "tests/hydro_rasda/backends/test_contract.py",
-    "tests/hydro_rasda/backends/test_doubling.py",
+    "tests/hydro_rasda/backends/test_elastic_pool.py",
     "tests/hydro_rasda/backends/test_either_backend.py",
     "tests/benchmarks/vs_asha/test_cell.py",
     "tests/test_examples.py::test_digits_on_ray",

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from hydro_rasda import read_journal
+from hydro_rasda.backends.ray import read_journal
 from hydro_rasda.schedulers import RASDA
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

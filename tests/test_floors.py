@@ -13,39 +13,42 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"checks", "config", "hidden", "package_conflicts", "seeds", "trial"},
+    {"checks", "console", "lazy_exports", "package_conflicts", "renames", "secret_masking", "signatures", "trial"},
     {"schedulers"},
+    {"config", "seeds"},
     {
         *(
             "batch_checks",
+            "branches",
+            "config_access",
             "data",
             "domains",
             "dry_run",
             "loss_weight",
             "metrics",
             "objective",
-            "plans",
             "precision",
             "problem",
-            "reads",
             "space",
             "variants",
         ),
-        "whole_metrics",
+        *("surrogate_plans", "whole_metrics"),
     },
-    {"loggers", "page", "plots", "run"},
+    {"run"},
+    {"results", "page", "plots", "loggers"},
     {"contracts"},
+    {"processes"},
     {"training"},
-    {"backends", "guests", "search", "stages"},
-    {"cli", "dashboard", "integrations", "testing", "tuner"},
+    {"backends", "bubbles", "search", "stages"},
+    {"cli", "dashboard", "integrations", "request", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
 
-BESIDE = {frozenset({"backends", "stages"}), frozenset({"guests", "stages"})}
+BESIDE = {frozenset({"backends", "stages"}), frozenset({"bubbles", "stages"})}
 """Rooms of one floor that do not know each other."""
 
 FREE_STANDING = {
-    "packing": {"checks", "schedulers", "run"},
+    "packing": {"checks", "console", "schedulers", "run"},
     "simulator": {"checks", "config", "schedulers", "run"},
 }
 """Rooms apart from the floors, and all that they may use."""

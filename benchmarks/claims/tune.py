@@ -18,9 +18,10 @@ from benchmarks.vs_asha.report import (
     read,
     rows_of,
 )
-from benchmarks.vs_asha.statistics import BASELINE, Cell, by_chance, overall, seed_spread, spread
+from benchmarks.vs_asha.statistics import BASELINE, Cell, overall, seed_spread, spread
 from benchmarks.vs_asha.statistics import row as vs_asha_row
 from benchmarks.vs_asha.words import how_often, machine, show
+from benchmarks.vs_asha.yardsticks import by_chance
 
 
 def against_asha(folder: Path) -> list[Claim]:

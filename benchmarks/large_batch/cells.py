@@ -21,7 +21,8 @@ from benchmarks.rasda_report import cpu_model
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Batch, objective
 from benchmarks.transfer_tasks import DEFAULT_DATA
-from hydro_rasda import RescaledLR
+from hydro_rasda import RaceConfig, SweepConfig
+from hydro_rasda.backends.ray import RescaledLR
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import ALONE, Shard, make_batches
@@ -63,7 +64,7 @@ class Cell:
         optimizer: "sgd" or "adamw".
         lr: At the first batch.
         workers: At the end, over those at the start.
-        rule: What the learning rate is multiplied by, see `RASDAConfig.lr_rule`.
+        rule: What the learning rate is multiplied by, see `RaceConfig.lr_rule`.
         warmup: Epochs over which it is, each time that the batch grows.
         seed: Of weights and shuffles.
     """
@@ -106,7 +107,7 @@ def problem(task: str, precise: bool) -> Problem:
         objective=objective(found.kind),
         train_data=make_batches(ready(tuple(part[:EXAMPLES] for part in found.train)), "train_data", cpu, 0),
         val_data=make_batches(ready(found.held[:2]), "val_data", cpu, 0),
-        settings=TuneConfig(surrogate=1, max_t=EPOCHS, keep="last"),
+        settings=TuneConfig(sweep=SweepConfig(surrogate=1), max_t=EPOCHS, race=RaceConfig(keep="last")),
         device=cpu,
     )
 

@@ -27,7 +27,7 @@ from benchmarks.large_batch.cells import (
     key,
 )
 from benchmarks.rasda_report import table
-from hydro_rasda import lr_factor
+from hydro_rasda.backends.ray import lr_factor
 
 FILE = "large_batch.json"
 NAMES = {

@@ -18,7 +18,7 @@ from benchmarks.large_batch.cells import BATCH, Cell, Row, problem, segment
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.noise import GradientNoise
+from hydro_rasda.training.gradient_noise import GradientNoise
 from hydro_rasda.trial import Trial
 
 PAIRS = 21

@@ -39,7 +39,7 @@ def races(table: Table, resamples: int = RESAMPLES) -> Iterator[Stated]:
             full = {n: {search.reached(n): search.look(1.0, n, search.reached(n))} for n in finalists}
             first = today.first_look_of(search)
             full = {n: {first: search.look(1.0, n, first), **curve} for n, curve in full.items()}
-            found = Race(search.max_t, "max", RACE_FACTOR, today.full_trainings).outlooks(full)
+            found = Race(search.max_t, "max", RACE_FACTOR, today.full_trainings).expected_ends(full)
             yield Stated(chances(found, "max")[winner], ends[winner] >= max(ends.values()))
 
 

@@ -23,9 +23,10 @@ from benchmarks.replay.table import SPLITS
 from benchmarks.tasks.task import Batch, Config, Task, objective
 from benchmarks.vs_asha.search import seeds
 from benchmarks.vs_asha.training import EVAL_BATCH_FACTOR
-from fusion import OPTIMIZERS, FusedModel, FusedOptimizer, fuse, fused_optimizer, lr_factor, plan_fusion
-from hydro_rasda.config import TuneConfig
-from hydro_rasda.training.average import Average
+from fusion import FusedModel, FusedOptimizer, fuse, fused_optimizer, lr_factor, plan_fusion
+from fusion.optim import OPTIMIZERS
+from hydro_rasda.config import RaceConfig
+from hydro_rasda.training.weight_average import Average
 from surrogate import lr_multipliers, make_surrogate, weight_decay_multipliers
 
 JUDGED = 2 * len(SPLITS)
@@ -85,7 +86,7 @@ def train(
     configs: Mapping[int, Config],
     width: float,
     seed: int,
-    shares: Sequence[float] = (TuneConfig.ema,),
+    shares: Sequence[float] = (RaceConfig.ema,),
     branches: Sequence[tuple[int, float]] = (),
 ) -> Curves:
     """Train configurations of one batch size to the end, as one model.

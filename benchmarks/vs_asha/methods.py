@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -27,7 +27,7 @@ from benchmarks.vs_asha.search import (
     seeds,
 )
 from benchmarks.vs_asha.training import build, train
-from hydro_rasda import tune
+from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, tune
 from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision
 
 TOP_K = 4
@@ -54,7 +54,14 @@ def asha(task: Task, seed: int) -> Outcome:
     return Outcome(time.perf_counter() - began, events, winner, finished[winner])
 
 
-def hydro_rasda(task: Task, seed: int, **settings: Any) -> Outcome:
+def hydro_rasda(
+    task: Task,
+    seed: int,
+    surrogate: float = WIDTH_RATIO,
+    fusion: int | Literal["auto"] = "auto",
+    ema: float = RaceConfig.ema,
+    **settings: Any,
+) -> Outcome:
     """`tune()`, with nothing measured before: how wide groups may be is measured in the run."""
     with tempfile.TemporaryDirectory(prefix="vs-asha-tune-") as folder:
         os.environ["HYDRO_RASDA_CACHE"] = folder
@@ -69,15 +76,16 @@ def hydro_rasda(task: Task, seed: int, **settings: Any) -> Outcome:
             mode=task.mode,
             num_samples=task.num_samples,
             max_t=task.max_t,
-            grace_period=GRACE_PERIOD,
-            reduction_factor=REDUCTION_FACTOR,
-            top_k=TOP_K,
+            sweep=SweepConfig(
+                surrogate=surrogate, grace_period=GRACE_PERIOD, reduction_factor=REDUCTION_FACTOR, fusion=fusion
+            ),
+            race=RaceConfig(top_k=TOP_K, ema=ema),
             storage_path=folder,
             name="run",
             seed=seed,
-            device=task.device,
+            backend=LocalBackend(task.device),
             progress=False,
-            **({"surrogate": WIDTH_RATIO} | settings),
+            **settings,
         )
         model = result.best_model()
         wall = time.perf_counter() - began

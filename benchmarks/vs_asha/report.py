@@ -12,20 +12,18 @@ from benchmarks.tasks.tabular import SPLITS
 from benchmarks.vs_asha.figure import plot
 from benchmarks.vs_asha.statistics import (
     BASELINE,
-    ByChance,
     Cell,
     Overall,
     Row,
-    by_chance,
     overall,
     row,
     seed_spread,
     split_of,
     spread,
     start_up,
-    yardsticks,
 )
 from benchmarks.vs_asha.words import domains, how_often, machine, show, versions
+from benchmarks.vs_asha.yardsticks import ByChance, by_chance, yardsticks
 
 TASK_NAMES = {
     "digits": "MLP 64-256-256-10, digits",

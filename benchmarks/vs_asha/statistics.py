@@ -7,7 +7,6 @@ is infinite; medians and quartiles take that as it is.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
@@ -253,8 +252,8 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
         method: Which one.
     """
     pairs = {task: paired(methods[method], methods[BASELINE]) for task, methods in tasks.items()}
-    found = {task: _compared(pairs[task], methods) for task, methods in tasks.items()}
-    again = [gain for task, methods in tasks.items() for gain in _again(pairs[task], methods)]
+    found = {task: compared(pairs[task], methods) for task, methods in tasks.items()}
+    again = [gain for task, methods in tasks.items() for gain in compared_again(pairs[task], methods)]
     return Overall(
         runs=sum(len(gains) for gains, _ in found.values()),
         reached=sum(sum(times) for _, times in found.values()),
@@ -269,59 +268,7 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
     )
 
 
-class Yardstick(NamedTuple):
-    """How often the baseline is as good as itself with another seed: another sample, other weights and orders.
-
-    Attributes:
-        reached: Share of ordered pairs of seeds with the same split of examples, of which the first comes to the
-            second's final validation score.
-        not_worse: Share of those in which its test score is worse by no more than the seed spread.
-        again_not_worse: The same of both configurations, trained again; NaN where they were not.
-    """
-
-    reached: float
-    not_worse: float
-    again_not_worse: float
-
-
-def yardsticks(tasks: Mapping[str, Mapping[str, Sequence[Cell]]]) -> dict[str, Yardstick]:
-    """By task, from all ordered pairs of the baseline's cells of one split; tasks without any are left out."""
-    found = {}
-    for task, methods in tasks.items():
-        both = itertools.permutations(methods[BASELINE], 2)
-        if pairs := [(cell, base) for cell, base in both if split_of(cell) == split_of(base)]:
-            gains, times = _compared(pairs, methods)
-            again = [gain >= -1 for gain in _again(pairs, methods)]
-            shares = sum(times) / len(pairs), sum(gain >= -1 for gain in gains) / len(pairs)
-            found[task] = Yardstick(*shares, fmean(again) if again else math.nan)
-    return found
-
-
-class ByChance(NamedTuple):
-    """What some runs would come to, on average, were each the baseline with another seed; see `Yardstick`."""
-
-    runs: int
-    reached: float
-    not_worse: float
-    again: int
-    again_not_worse: float
-
-
-def by_chance(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> ByChance:
-    """As many runs on each task as there are of a method, of the tasks that have a yardstick."""
-    found = yardsticks(tasks)
-    runs = {task: len(tasks[task][method]) for task in found}
-    again = {task: one.again_not_worse for task, one in found.items() if not math.isnan(one.again_not_worse)}
-    return ByChance(
-        runs=sum(runs.values()),
-        reached=sum(runs[task] * one.reached for task, one in found.items()),
-        not_worse=sum(runs[task] * one.not_worse for task, one in found.items()),
-        again=sum(runs[task] for task in again),
-        again_not_worse=sum(runs[task] * share for task, share in again.items()),
-    )
-
-
-def _compared(
+def compared(
     pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]
 ) -> tuple[list[float], list[bool]]:
     """Of each pair, by how many seed spreads the first tests better, and whether it came to the second's score."""
@@ -330,7 +277,7 @@ def _compared(
     return gains, [as_good(cell, base) for cell, base in pairs]
 
 
-def _again(pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]) -> list[float]:
+def compared_again(pairs: Sequence[tuple[Cell, Cell]], methods: Mapping[str, Sequence[Cell]]) -> list[float]:
     """Of each pair that was trained again, by how many seed spreads the first configuration then tests better."""
     spread_of_seeds = _spread_of(methods)
     both = [(cell, base) for cell, base in pairs if _trained_again(cell) and _trained_again(base)]

@@ -1,7 +1,7 @@
 """Training by plain torch: what a user of Ray's ASHA would write.
 
 It imports nothing of `hydro_rasda`, so that Ray's workers need not, either. For the same seeds it gives the numbers of
-`tune(ema=0)`'s full-size stage to the last digit: initial weights, order of examples, and updates are the same.
+`RaceConfig(ema=0)`'s full-size stage to the last digit: initial weights, order of examples, and updates are the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.tasks.task import Batch, Config, Task, objective
-from fusion import lr_factor, optimizer
+from fusion import lr_factor
+from fusion.optim import optimizer
 
 EVAL_BATCH_FACTOR = 4
 

@@ -81,12 +81,7 @@ class Inductor:
 
 @dataclass(frozen=True)
 class _Found:
-    """Memory that a step did not make itself.
-
-    Attributes:
-        whole: All of it.
-        before: What was in it.
-    """
+    """Memory that a step did not make itself."""
 
     whole: Tensor
     before: Tensor

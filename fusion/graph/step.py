@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from fusion.graph.trace import Trace
 from fusion.model import FusedModel
 from fusion.optim import FusedOptimizer
 from fusion.streams import states_beyond_torch
+from fusion.warn import warn
 
 Step = Callable[[Any], Any]
 
@@ -239,7 +239,7 @@ class GraphedStep:
         self.refusal = why
         if isinstance(self._model, FusedModel):
             self._model.updated_in_turn = True
-        warnings.warn(f"a training step is not recorded, {why}", GraphWarning, stacklevel=4)
+        warn(f"a training step is not recorded, {why}", GraphWarning)
 
 
 def _form_of(leaf: Any) -> Any:

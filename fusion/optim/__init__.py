@@ -1,8 +1,8 @@
 """Optimizers over stacked parameters, and the same for one module, from the same configuration keys."""
 
 from fusion.optim.fused import FusedOptimizer
-from fusion.optim.hyper import OPTIMIZERS, Hyperparameters
 from fusion.optim.make import FusedAdam, FusedAdamW, FusedSGD, fused_optimizer
+from fusion.optim.optimizer_config import OPTIMIZERS, Hyperparameters
 from fusion.optim.single import optimizer
 
 __all__ = [

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from fusion.kept import kept
+from fusion.bounded_cache import kept
 from fusion.members import member_indices
 from fusion.optim import native
-from fusion.optim.apart import go_on
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import torch_optimizer
 from fusion.optim.state import OptimizerState
+from fusion.optim.unfused import go_on
 from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, make_dense
 from fusion.structure import check_module
@@ -41,7 +41,6 @@ class FusedOptimizer(OptimizerState):
         members: K hyperparameters.
         own_lr_factors: For each member, parameter name -> factor of its learning rate besides.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: Likewise, for the weight decay.
 
     Attributes:
         lr_factor_K: [K], what a schedule multiplies each member's learning rate with; 1 at first.
@@ -91,7 +90,6 @@ class FusedOptimizer(OptimizerState):
         """Member `k`'s optimizer as torch's own, which goes on where this one is; its learning rate is the base rate.
 
         Args:
-            k: The member.
             module: What it is to update: `fused.unfuse(k)`.
 
         Raises:

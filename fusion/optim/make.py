@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from fusion.checks import check_each, require
-from fusion.keys import lr_factors
+from fusion.hyperparameters import lr_factors
 from fusion.members import member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim.fused import FusedOptimizer
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.single import Multipliers
 
 PerMember = float | Sequence[float] | Tensor
@@ -29,12 +29,10 @@ def fused_optimizer(
     """One optimizer for members whose configurations may name different ones.
 
     Args:
-        fused: The model.
         configs: K configurations, with the keys of `Hyperparameters.from_config`; parts of a model may have learning
-            rates of their own, see `fusion.keys.lr_factors`. Members of one optimizer are best kept side by side: each
-            run of them is one update.
+            rates of their own, see `fusion.hyperparameters.lr_factors`. Members of one optimizer are best kept side by
+            side: each run of them is one update.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: Likewise, for the weight decay.
 
     Raises:
         ValueError: for an unknown optimizer, parameter name, or a value out of range; the member is named.
@@ -54,14 +52,12 @@ class FusedSGD(FusedOptimizer):
     """`torch.optim.SGD` for K members; each setting is one number for all of them, or K.
 
     Args:
-        fused: The model.
         lr: Learning rates.
         momentum: Momenta.
         dampening: The gradient enters the momentum times `1 - dampening`.
         weight_decay: Added to the gradient, times the weights.
         nesterov: Whether to look ahead; needs momentum > 0 and dampening 0.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: Likewise, for the weight decay.
     """
 
     def __init__(
@@ -118,13 +114,11 @@ class FusedAdam(_FusedAdam):
     """`torch.optim.Adam` for K members; each setting is one number for all of them, or K.
 
     Args:
-        fused: The model.
         lr: Learning rates.
         betas: Decay rates of the two moments.
         eps: Added to the root of the second moment.
         weight_decay: Added to the gradient, times the weights.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: Likewise, for the weight decay.
     """
 
     _kind = "adam"
@@ -134,14 +128,12 @@ class FusedAdamW(_FusedAdam):
     """`torch.optim.AdamW` for K members; each setting is one number for all of them, or K.
 
     Args:
-        fused: The model.
         lr: Learning rates.
         betas: Decay rates of the two moments.
         eps: Added to the root of the second moment.
         weight_decay: Taken off the weights, times the learning rate; 0.01 by default.
         independent_weight_decay: Take the weight decay off times the schedule's factor alone.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: Likewise, for the weight decay.
     """
 
     _kind = "adamw"

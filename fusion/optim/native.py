@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusion.model import FusedModel
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 
 WORTH_IT = 2**16
 """Elements of a member from which its calls cost less than the passes over memory that they save.

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 
 Coefficients = dict[str, Tensor | None]
 

@@ -44,7 +44,6 @@ class Segment:
     """Neighbouring parameters of one type that have taken as many steps as each other, in each member.
 
     Attributes:
-        block: Where they lie.
         start: Their first column of [K, N].
         names: Theirs, in order.
         sizes: Elements of each.
@@ -70,8 +69,6 @@ def segments(
         layout: All parameters.
         steps: For those to update, what is equal where as many steps have been taken.
         multipliers: For each, what is equal where multipliers are: large ones are apart from others.
-        K: Members.
-        device: Theirs.
     """
 
     def joins(run: Sequence[str], name: str, shapes: Mapping[str, torch.Size]) -> bool:

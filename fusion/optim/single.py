@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion.checks import check_mapping, is_number, require
-from fusion.keys import KINDS, lr_factors
-from fusion.optim.hyper import Hyperparameters
+from fusion.hyperparameters import KINDS, lr_factors
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.structure import check_module
 
 Multipliers = Mapping[str, Mapping[str, float]]
@@ -28,9 +28,8 @@ def optimizer(
     Args:
         module: Its parameters are optimized, those that need gradients.
         config: See `Hyperparameters.from_config`; parts of the model may have learning rates of their own, see
-            `fusion.keys.lr_factors`.
+            `fusion.hyperparameters.lr_factors`.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
-        weight_decay_multipliers: Likewise, for the weight decay.
 
     Returns:
         An optimizer with one group for each pair of factors; multiply every group's `lr` to follow a
@@ -132,7 +131,6 @@ def check_multipliers(name: str, multipliers: object, known: Collection[str]) ->
 
     Args:
         name: Of the argument.
-        multipliers: What it was given.
         known: Names of parameters.
 
     Raises:

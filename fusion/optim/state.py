@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from fusion.checks import check_each, check_mapping, refusal, require
-from fusion.keys import KINDS
+from fusion.hyperparameters import KINDS
 from fusion.members import member_indices, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
-from fusion.optim.apart import Apart
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import runs_of
 from fusion.optim.segments import numbered
 from fusion.optim.single import Multipliers, check_multipliers
+from fusion.optim.unfused import Apart
 from fusion.optim.vectorized import Tile
 from fusion.rows import Rows, layout_of
 

@@ -21,7 +21,6 @@ class Tile:
     """What an update of the members of a run does with the parameters of a segment.
 
     Args:
-        run: The members.
         segment: The parameters.
         lr_RP: Their learning rates without the schedule's factor, on the CPU.
         decay_RP: Their weight decays, likewise.

@@ -56,9 +56,7 @@ def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws
     """Run a rule below `vmap`; `NotImplemented` where it declines.
 
     Args:
-        function: The rule.
         args: The operator's.
-        kwargs: Likewise.
         draws: Whether members get results of their own though no argument has a K axis; else it declines there.
     """
     vmap = innermost_vmap()

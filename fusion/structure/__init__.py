@@ -2,6 +2,6 @@
 
 from fusion.structure.floats import FloatSlot
 from fusion.structure.key import FusionKey, check_module, check_same, fusion_key
-from fusion.structure.walk import HOOK, UNKNOWN, describe
+from fusion.structure.signature import HOOK, UNKNOWN, describe
 
 __all__ = ["HOOK", "UNKNOWN", "FloatSlot", "FusionKey", "check_module", "check_same", "describe", "fusion_key"]

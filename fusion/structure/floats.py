@@ -16,7 +16,6 @@ class FloatSlot:
     """A place inside a module that holds a float and can hold another.
 
     Attributes:
-        owner: What holds it.
         key: The name of an attribute, or the descriptor of one in `__slots__`; an item's key where `item`.
         item: Whether the owner is a dict or a list that holds it as an item.
     """

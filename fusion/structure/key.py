@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from torch import nn
 
 from fusion.checks import refusal, require
-from fusion.structure.walk import describe
+from fusion.structure.signature import describe
 
 FusionKey = tuple[tuple[str, Hashable], ...]
 
@@ -17,7 +17,6 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
     """What `module` must share with another module for the two to be fused, hashable.
 
     Args:
-        module: Any module.
         *extra: Further values that must agree, e.g. the batch size.
 
     Returns:

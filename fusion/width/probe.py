@@ -19,7 +19,7 @@ from fusion.checks import check_each, check_flag, check_function, check_int, che
 from fusion.clip import clip_grad_norm_
 from fusion.dry_run import Obstacle, dry_run
 from fusion.graph import GraphedStep
-from fusion.keys import read
+from fusion.hyperparameters import read
 from fusion.model import FusedModel
 from fusion.optim import FusedOptimizer, fused_optimizer
 from fusion.optim.make import member

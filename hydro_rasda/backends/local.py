@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from hydro_rasda.checks import check_number, require
-from hydro_rasda.contracts import Devices, EpochMetrics, Finished, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.config import Graph, check_steps
+from hydro_rasda.contracts import Devices, EpochMetrics, Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths
+from hydro_rasda.processes.child_count import can_be_shared
+from hydro_rasda.renames import refuses
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.training.device import Device, Share, Work, can_be_shared
+from hydro_rasda.training.device import Device, Share, Work
 from hydro_rasda.trial import Trial
 
 
@@ -26,30 +29,50 @@ class LocalBackend:
     promoted can depend on which device was faster; how wide groups are depends on how many devices share them, and with
     that their last digits. A trial's random numbers, and a full-size training, are the same on any number of devices.
 
-    With `rasda.workers` or `rasda.max_workers` above 1, a full-size trial trains under DDP on several of the devices,
+    With `race.workers` or `race.max_workers` above 1, a full-size trial trains under DDP on several of the devices,
     as on a Ray cluster, and on more after each milestone that it survives.
 
     Args:
-        devices: Where to train, such as `["cuda:0", "cuda:1"]`; None for all GPUs where there are any, else the CPU.
-            A device can be named twice: it then has two processes, each with half of its memory, which share a GPU
-            through NVIDIA's Multi-Process Service where that is installed (as in `pack`).
+        device: Where to train: a device, or a list of them, such as `["cuda:0", "cuda:1"]`; None for all GPUs where
+            there are any, else the CPU. A device can be listed twice: it then has two processes, each with half of its
+            memory, which share a GPU through NVIDIA's Multi-Process Service where that is installed (as in `pack`).
         memory: Bytes of a CPU's memory for all that trains at the same time, beside what the tuner holds; None: 90 % of
             what is free, within the cgroup's limit. What was measured to fit trains beside each other.
+        loader_workers: Processes that load a Dataset's batches ahead for each model or group in training, as a
+            DataLoader's `num_workers`; None: up to 4 for a GPU, none for a CPU, whose cores have models to train. The
+            batches are the same, whoever loads them.
+        graph: Whether training steps are recorded as CUDA graphs and replayed, one launch for each batch (see
+            `fusion.GraphedStep`): of fused groups, and of full-size models that train on one worker. "auto": on CUDA;
+            True: the same, and refused where there is no GPU; False: never. If a step cannot be recorded, a
+            `fusion.graph.GraphWarning` names the line, and the step runs as it is written. On a CPU, "auto" compiles
+            the steps of a fused group that trains for minutes to its next milestone, if that was measured to win twice
+            the time that it takes. Results are the same up to rounding, and a run may go on under another value.
 
     Raises:
-        ValueError: where it names no device, or memory is no number above 0. From `open`, where it names several for a
-            model function, an objective or data that hold an open file or a connection, which two processes cannot
+        ValueError: for an argument that cannot be. From `open`, where it names several devices for a model
+            function, an objective or data that hold an open file or a connection, which two processes cannot
             share.
     """
 
-    def __init__(self, devices: Sequence[str | torch.device] | None = None, memory: float | None = None) -> None:
-        listed = devices is None or isinstance(devices, list | tuple)
-        require(listed, "devices", devices, "None, or a list of one device or more")
-        where = default_devices() if devices is None else [_checked(name) for name in devices]
-        require(len(where) > 0, "devices", devices, "None, or one device or more")
+    @refuses(devices="`device` takes one or a list")
+    def __init__(
+        self,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        memory: float | None = None,
+        loader_workers: int | None = None,
+        graph: Graph = "auto",
+    ) -> None:
+        listed: Sequence[Any] = device if isinstance(device, list | tuple) else [device]
+        where = default_devices() if device is None else [_checked(name) for name in listed]
+        require(len(where) > 0, "device", device, "None, or one device or more")
         if memory is not None:
             check_number("memory", memory, above=0)
-        self._asked, self._devices, self._memory = devices, where, memory
+        check_steps(graph, loader_workers)
+        if graph is True:
+            rule = "'auto' or False where no device is a GPU of CUDA's"
+            require(any(one.type == "cuda" for one in where), "graph", True, rule)
+        self._asked, self._devices, self._memory = device, where, memory
+        self.loader_workers, self.graph = loader_workers, graph
 
     @property
     def devices(self) -> Sequence[torch.device]:
@@ -67,13 +90,13 @@ class LocalBackend:
         devices = self._devices
         if len(devices) > 1 and not can_be_shared(run.problem):
             rule = "one device for what holds an open file or a connection, which two processes cannot share"
-            require(self._asked is None, "devices", self._asked, rule)
+            require(self._asked is None, "device", self._asked, rule)
             devices = devices[:1]
         if len(devices) == 1:
             yield LocalDevice(run, devices[0], self._memory)
             return
         # What trains on one device does not wait for it.
-        from hydro_rasda.backends.processes import LocalProcesses
+        from hydro_rasda.backends.process_pool import LocalProcesses
 
         with LocalProcesses(run, devices, self._memory) as several:
             yield several
@@ -123,10 +146,10 @@ class LocalDevice:
         self._task = None
         return [Finished(task, outcome, time.perf_counter() - started)]
 
-    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
         tasks = iter(tasks)
         while together := list(islice(tasks, self._device.cores)):
-            yield from self._device.train_targets(together, self._work("target"))
+            yield from self._device.train_full_size(together, self._work("target"))
 
     def _work(self, stage: Stage) -> Work:
         run = self._run
@@ -140,7 +163,7 @@ class LocalDevice:
         return Work(run.trials, load, lambda: run.out_of_time(stage), notify, run.store.doing)
 
 
-def _checked(name: str | torch.device) -> torch.device:
+def _checked(name: object) -> torch.device:
     """A device, by name."""
     try:
         device = torch.device(name) if isinstance(name, (str, torch.device)) else None

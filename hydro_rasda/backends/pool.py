@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
-from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.backends.device_process import Answer, DeviceDied, DeviceProcess
+from hydro_rasda.contracts import Finished, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
+from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.retry_policy import DEATHS, Deaths
 from hydro_rasda.run.state import Run, Stage
-from hydro_rasda.training.deaths import DEATHS, Deaths
 from hydro_rasda.training.fused import Load
-from hydro_rasda.training.pace import Pace
 from hydro_rasda.training.trainer import Given
 from hydro_rasda.trial import Trial
 
@@ -21,40 +22,12 @@ LOOK_S = 0.5
 """So long `finished` waits before it lets its caller look at the clock."""
 
 
-class DeviceDied(Exception):
-    """The process of a device ended without an answer; says what ended it."""
-
-
-class Answer(Protocol):
-    """What a device's process will have given."""
-
-    def result(self) -> Any:
-        """Wait for it.
-
-        Raises:
-            DeviceDied: where there will be none.
-        """
-        ...
-
-
-class DeviceProcess(Protocol):
-    """A process with a `Trainer`, which does one thing after another."""
-
-    def ask(self, method: str, *arguments: Any) -> Answer:
-        """Have it call a method of its trainer; returns at once."""
-        ...
-
-    def end(self) -> None:
-        """End it, whatever it does."""
-        ...
-
-
 @dataclass
 class _Device:
     process: DeviceProcess
     answer: Answer | None
     """What is under way; None where it is idle."""
-    work: GroupTask | list[TargetTask] | None = None
+    work: GroupTask | list[FullSizeTask] | None = None
     """What that is of; None where it is the description that a new process gives of itself."""
     machine: str = ""
     cores: int = 1
@@ -72,10 +45,6 @@ class DevicePool:
     """Trains on a number of devices, each with a process of its own; see `Devices`.
 
     A device whose process dies, or hangs, gets a new one, and what it trained goes to whichever device is free.
-
-    Args:
-        run: Whose trials they train.
-        count: Number of devices.
     """
 
     def __init__(self, run: Run, count: int) -> None:
@@ -83,12 +52,12 @@ class DevicePool:
         self._devices: dict[int, _Device] = {}
         self._speeds: dict[tuple[int, str], float] = {}
         self._done: list[Finished] = []
-        self._outcomes: list[TargetOutcome] = []
+        self._outcomes: list[FullSizeOutcome] = []
         self._again: list[GroupTask] = []
-        self._targets_again: list[TargetTask] = []
+        self._targets_again: list[FullSizeTask] = []
         self._deaths = Deaths()
         # Of each kind of groups for itself: others may rightly take a thousand times as long.
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, HangDetector] = {}
         self._never_came = 0
         self._met = False
         self._warned: dict[Any, Any] = {}
@@ -175,7 +144,7 @@ class DevicePool:
         Raises:
             DeviceDied: also where it hangs.
         """
-        pace = Pace("nothing was measured", foreseen=self._run.problem.epoch_seconds)
+        pace = HangDetector("nothing was measured", foreseen=self._run.problem.epoch_seconds)
         until = time.monotonic() + pace.patience
         while answer not in self._ready([answer]):
             if time.monotonic() > until:
@@ -190,7 +159,7 @@ class DevicePool:
     def _train(
         self,
         number: int,
-        work: GroupTask | list[TargetTask],
+        work: GroupTask | list[FullSizeTask],
         method: str,
         trials: Iterable[int],
         sources: Iterable[str],
@@ -231,14 +200,14 @@ class DevicePool:
         self._replace(number)
         self._lose(work, how)
 
-    def _pace(self, device: _Device) -> Pace | None:
+    def _pace(self, device: _Device) -> HangDetector | None:
         """Of what a device trains, if it does."""
         work = device.work
         if work is None:
             return None
         name = "target" if isinstance(work, list) else " ".join(sorted({g.kind for g in work.groups}))
         if name not in self._paces:
-            self._paces[name] = Pace("no epoch was over", foreseen=self._run.problem.first_epoch_seconds(name))
+            self._paces[name] = HangDetector("no epoch was over", foreseen=self._run.problem.first_epoch_seconds(name))
         return self._paces[name]
 
     def _hear(self, number: int, kind: str, content: Any) -> None:
@@ -285,7 +254,7 @@ class DevicePool:
         self._devices[number].process.end()
         self._devices[number] = self._opened(number)
 
-    def _lose(self, work: GroupTask | list[TargetTask] | None, how: str, lost: bool = False) -> None:
+    def _lose(self, work: GroupTask | list[FullSizeTask] | None, how: str, lost: bool = False) -> None:
         """Say what follows where a process died of its work, or before it could begin any; that it was `lost` with its
         machine counts against no work."""
         if lost:
@@ -305,12 +274,12 @@ class DevicePool:
                 self._again += following
         else:
             for after in (self._deaths.of_target(task, how) for task in work):
-                if isinstance(after, TargetOutcome):
+                if isinstance(after, FullSizeOutcome):
                     self._outcomes.append(after)
                 else:
                     self._targets_again.append(after)
 
-    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
         """Train full-size models on the devices that no group occupies."""
         tasks = iter(tasks)
         while True:
@@ -322,7 +291,7 @@ class DevicePool:
                     break
                 sources = [task.source for task in together if task.source is not None]
                 numbers = [task.number for task in together]
-                self._train(number, together, "train_targets", numbers, sources, "target")
+                self._train(number, together, "train_full_size", numbers, sources, "target")
             trains = any(isinstance(device.work, list) for device in self._devices.values())
             if (all_begun and not trains) or self._in_vain():
                 return
@@ -335,7 +304,7 @@ class DevicePool:
         """Whether no device is there that could train, and the time is over."""
         return self._none_is_there() and self._run.out_of_time("target")
 
-    def _next_targets(self, tasks: Iterator[TargetTask], cores: int) -> list[TargetTask]:
+    def _next_targets(self, tasks: Iterator[FullSizeTask], cores: int) -> list[FullSizeTask]:
         """Those that a device trains at the same time: its share of all that are trained to their milestone."""
         if self._targets_again:  # what died with others beside it gets a device to itself
             return [self._targets_again.pop(0)]

@@ -8,11 +8,11 @@ from typing import Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import say
-from hydro_rasda.run.export import save_model
-from hydro_rasda.run.reading import read_record
-from hydro_rasda.run.records import RunRecord, TrialRecord
-from hydro_rasda.run.report import one_line, show
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.console import one_line, show
+from hydro_rasda.results.export import save_model
+from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.records import RunRecord, TrialRecord
+from hydro_rasda.run.journal import jsonable
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None) -> bool:
@@ -28,7 +28,7 @@ def print_best(path: str, style: str, trial: int | None, export: str | None) -> 
         # First, so that a pipe gets nothing where this fails.
         say(f"wrote {save_model(record, export, number)}", error=True)
     if style == "recipe":
-        from hydro_rasda.run.load import load  # waits for torch
+        from hydro_rasda.results.load import load  # waits for torch
 
         say(load(path).recipe(number), end="")
     else:

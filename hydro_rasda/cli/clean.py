@@ -9,9 +9,9 @@ from pathlib import Path
 import typer
 
 from hydro_rasda.cli.output import print_json, say, size
-from hydro_rasda.run.clean import remove_unneeded, unneeded
+from hydro_rasda.console import one_line
+from hydro_rasda.results.clean import remove_unneeded, unneeded
 from hydro_rasda.run.files import matching
-from hydro_rasda.run.report import one_line
 
 
 def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:

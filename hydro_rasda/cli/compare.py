@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.cli.output import print_json, print_table, say
-from hydro_rasda.run.reading import read_record
-from hydro_rasda.run.records import RunRecord, flat, row
-from hydro_rasda.run.report import state_of
-from hydro_rasda.run.store import jsonable, read_asked
+from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.records import RunRecord, flat, row
+from hydro_rasda.results.report import state_of
+from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.spec import read_asked
 
 _SECTIONS = ("found", "best configuration", "asked", "code and data")
 

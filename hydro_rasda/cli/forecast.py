@@ -10,7 +10,7 @@ from typing import Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import print_json, print_table, say, size
-from hydro_rasda.run.report import duration
+from hydro_rasda.console import duration
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator import Forecast, PastRun, Recommendation, Study, forecast, read_past_run, recommend, why
 from hydro_rasda.simulator.forecast import TOLERANCE, TUNE

@@ -10,9 +10,9 @@ from typing import Any
 
 import typer
 
-from hydro_rasda.run.records import TrialRecord
-from hydro_rasda.run.report import duration, one_line, printable, show
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.console import duration, one_line, printable, show
+from hydro_rasda.results.records import TrialRecord
+from hydro_rasda.run.journal import jsonable
 
 
 def print_json(value: Any) -> None:

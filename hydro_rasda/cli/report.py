@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hydro_rasda.cli.output import print_json, say
 from hydro_rasda.page import write_page
-from hydro_rasda.run.reading import read_record
+from hydro_rasda.results.reading import read_record
 
 PAGE = "report.html"
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import age, print_json, print_table, say, trial_values
-from hydro_rasda.run.reading import Unreadable, or_why, read_record, runs_in, stamp
-from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import duration, make_console, render, state_of
+from hydro_rasda.console import duration, make_console
+from hydro_rasda.results.reading import Unreadable, or_why, read_record, runs_in, stamp
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import render, state_of
 
 _BAD = "not readable"
 

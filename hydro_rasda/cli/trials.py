@@ -13,10 +13,11 @@ from typing import Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import print_json, print_table, trial_values
-from hydro_rasda.run.reading import read_record
-from hydro_rasda.run.records import COLUMNS, row
-from hydro_rasda.run.report import best_first, one_line
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.console import one_line
+from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.records import COLUMNS, row
+from hydro_rasda.results.report import best_first
+from hydro_rasda.run.journal import jsonable
 
 Row = Mapping[str, Any]
 

@@ -18,10 +18,12 @@ from rich.text import Text
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import age
 from hydro_rasda.cli.runs import row_of, written
-from hydro_rasda.run.reading import Stamp, read_record, runs_in, stamp
-from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import LINE_SECONDS, best_line, make_console, render, rung_lines, rungs, state_of
-from hydro_rasda.run.store import SPEC, jsonable
+from hydro_rasda.console import LINE_SECONDS, make_console
+from hydro_rasda.results.reading import Stamp, read_record, runs_in, stamp
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import best_line, render, rung_lines, rungs, state_of
+from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.spec import SPEC
 
 LOOK_SECONDS = 1.0
 """Between two looks at a journal; more where it takes long to read, so that no core is kept busy with it."""

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.page.write import list_page, page
-from hydro_rasda.run.reading import Stamp, Unreadable, or_why, read_record, runs_in, stamp
-from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.store import SPEC
+from hydro_rasda.results.reading import Stamp, Unreadable, or_why, read_record, runs_in, stamp
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.run.spec import SPEC
 
 if TYPE_CHECKING:
     import uvicorn

@@ -5,9 +5,9 @@ epoch alone, so that all trials of a group share each batch, trials are compared
 sees what an unbroken one would have seen. Batches are copies: what is written into them, the user's data do not see.
 """
 
+from hydro_rasda.data.batch_splits import MOST_EXAMPLES
 from hydro_rasda.data.batches import Batch, Batches, Data, Share, batch_length, move, outline
 from hydro_rasda.data.forms import make_batches
-from hydro_rasda.data.indexed import MOST_EXAMPLES
 from hydro_rasda.data.shards import ALONE, Part, Shard
 from hydro_rasda.data.survey import naming_batch, non_finite, unlike
 

@@ -24,7 +24,6 @@ class Share(NamedTuple):
     """One rank's part of a global batch, loaded.
 
     Attributes:
-        batch: Its examples, on the device.
         examples: As in `Part`.
         weight: As in `Part`.
     """
@@ -91,7 +90,6 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
 
     Args:
         batch: What is moved.
-        device: Where to.
         wait: Whether the copies are there when this returns: what was copied to the CPU can then be read at once.
         always: Whether to copy also what is on the device already.
     """

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fusion.streams import Stream
+from hydro_rasda.data.batch_splits import IndexedBatches, Rows, length_of
 from hydro_rasda.data.batches import Batch, Batches, move
-from hydro_rasda.data.indexed import IndexedBatches, Rows, length_of
 from hydro_rasda.seeds import derive_seed
 
 MOST_WORKERS = 4

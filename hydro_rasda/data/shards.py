@@ -10,7 +10,6 @@ class Part(NamedTuple):
     """What one rank takes of a global batch.
 
     Attributes:
-        rows: Which of its examples.
         examples: How many of them count: 0 for a filler, where nothing is left for the rank.
         weight: What to multiply the mean loss over the rows by, so that the ranks' average is the mean over the batch.
     """

@@ -26,7 +26,6 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
 
     Args:
         batches: The data.
-        batch_size: Examples of a batch.
         argument: Its name, for messages.
 
     Yields:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hydro_rasda.checks import require
+from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length
 from hydro_rasda.data.batches import Batch, Batches
-from hydro_rasda.data.indexed import IndexedBatches, Rows, check_length
 
 
 class TensorBatches(IndexedBatches):

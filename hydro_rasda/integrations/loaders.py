@@ -19,8 +19,6 @@ class TrainLoader:
     """`make_loader(batch_size)`, where a batch is what one update is made of.
 
     Attributes:
-        dataset: Examples.
-        collate: Makes a batch of them.
         parts: That another library would accumulate the batch's gradient over.
         drop_last: Whether the last part is left out where it is smaller.
         shuffle: Whether each epoch has an order of its own.

@@ -1,30 +1,49 @@
-"""How narrow the surrogates of other libraries' models can be."""
+"""Parts of a call of `tune` that other libraries' trainings decide."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from fusion.warn import warn
+from hydro_rasda.checks import check_is
+from hydro_rasda.config import RaceConfig, SweepConfig
 from surrogate import shrink
 
 
-def width_or_full(model: nn.Module, width: Any, example: Callable[[], Any]) -> Any:
-    """The width ratio that was asked for; 1, which is said, where the model cannot be made so narrow.
+def check_parts(sweep: object, race: object) -> None:
+    """Refuse what `tune` does not take as `sweep` and `race`.
+
+    Raises:
+        ValueError: where one of them is of another class.
+    """
+    check_is("sweep", sweep, SweepConfig)
+    check_is("race", race, RaceConfig)
+
+
+def unaveraged(race: RaceConfig) -> RaceConfig:
+    """Average no weights, as other libraries' loops average none, unless `ema` is another than its default."""
+    return replace(race, ema=0.0) if race.ema == RaceConfig.ema else race
+
+
+def narrow_or_full(sweep: SweepConfig, model: nn.Module, example: Callable[[], Any]) -> SweepConfig:
+    """The sweep that was asked for; one at full width, which is said, if the model cannot be made so narrow.
 
     Args:
+        sweep: With the width ratio that was asked for.
         model: At full width; it takes no width ratio.
-        width: What the user gave as `surrogate`; what is no width below 1 is left to `tune`.
         example: Gives what the model is called with, as `shrink` takes it.
     """
-    if not isinstance(width, float) or not 0 < width < 1:
-        return width
+    width = sweep.surrogate
+    if width == 1:
+        return sweep
     try:
         shrink(model, width, example())
     except Exception as error:
         told = (str(error) or type(error).__name__).splitlines()[0]
-        warnings.warn(f"the model is swept at its full width (`surrogate=1`), not at {width:g}: {told}", stacklevel=3)
-        return 1
-    return width
+        warn(f"the model is swept at its full width (`sweep.surrogate=1`), not at {width:g}: {told}")
+        return replace(sweep, surrogate=1)
+    return sweep

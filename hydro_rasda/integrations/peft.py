@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from peft import LoraConfig, get_peft_model
@@ -17,8 +17,10 @@ from torch import nn
 
 from fusion import pad_lora, trim_lora
 from hydro_rasda.checks import check_int, check_is, require
+from hydro_rasda.config import SweepConfig
 from hydro_rasda.domains import is_a, is_grid
 from hydro_rasda.integrations.result import LibraryResult
+from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.space import check_space
 from hydro_rasda.tuner import tune
 
@@ -85,23 +87,33 @@ class AdapterResult(LibraryResult):
         return trim_lora(self.best_model())
 
 
-def tune_adapters(base: nn.Module, lora: LoraConfig, space: Mapping[str, Any], **arguments: Any) -> AdapterResult:
+def tune_adapters(
+    base: nn.Module,
+    lora: LoraConfig,
+    space: Mapping[str, Any],
+    *,
+    sweep: SweepConfig = SweepConfig(),
+    **arguments: Any,
+) -> AdapterResult:
     """Find good adapters of one base, and good settings to train them with.
 
     Args:
         base: The model to adapt; it is frozen, and held once.
         lora: As `peft` takes it.
         space: As for `tune`; fields of `lora`, such as `r`, `lora_alpha` and `lora_dropout`, are the adapters'.
-        arguments: Others of `tune`: `train_data`, `val_data`, `objective`, `num_samples`, ... `surrogate` is 1: a
-            narrow base would know nothing.
+        sweep: As for `tune`; its `surrogate` is 1, for a narrow base would know nothing.
+        arguments: Others of `tune`: `train_data`, `val_data`, `objective`, `num_samples`, ...
 
     Raises:
         ValueError: before any work, for bad input; and as `tune`.
     """
+    refuse_renamed("tune_adapters", arguments)
     check_space(space)
-    require(arguments.get("surrogate", 1) == 1, "surrogate", arguments.get("surrogate"), "1: the base is trained")
+    check_is("sweep", sweep, SweepConfig)
+    left_out = sweep.surrogate in (1, SweepConfig.surrogate)
+    require(left_out, "sweep.surrogate", sweep.surrogate, "1, or left out: the base is trained")
     model_fn = adapters(base, lora, _most(space["r"]) if "r" in space else None)
-    tuned = tune(model_fn, space, **{**arguments, "surrogate": 1})
+    tuned = tune(model_fn, space, sweep=replace(sweep, surrogate=1), **arguments)
     best = copy.deepcopy(lora)
     for name in {field.name for field in dataclasses.fields(lora)} & tuned.best_config.keys():
         setattr(best, name, tuned.best_config[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydro_rasda.run.result import TuneResult
+from hydro_rasda.results.result import TuneResult
 
 
 class LibraryResult(TuneResult):

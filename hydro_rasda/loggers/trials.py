@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydro_rasda.results.records import STAGES, flat
 from hydro_rasda.run.events import (
     EpochEnded,
     Event,
@@ -19,7 +20,6 @@ from hydro_rasda.run.events import (
     TrialEnded,
     TrialFailed,
 )
-from hydro_rasda.run.records import STAGES, flat
 
 
 @dataclass
@@ -27,7 +27,6 @@ class Logged:
     """A trial as far as it is known.
 
     Attributes:
-        number: The trial.
         config: Its configuration; nested names are "a/b".
         epochs: The last epoch of each stage.
         metrics: The last of each: "sweep/val_loss" and so on; NaN where not finite.

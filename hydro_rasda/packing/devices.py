@@ -23,7 +23,6 @@ class Device:
     """Where jobs run beside each other.
 
     Attributes:
-        name: Its own.
         memory: Bytes for all jobs on it.
         compute: Sum of the shares that it has room for: 1 for a GPU, the cores of a CPU; more for a GPU that was
             measured to be faster than the others.

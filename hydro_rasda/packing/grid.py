@@ -40,7 +40,6 @@ class Grid:
         retry_failed: Whether what failed before waits again.
 
     Attributes:
-        tasks: By name.
         records: By name, where each stands.
 
     Raises:

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from hydro_rasda.packing.process import start_child
+from hydro_rasda.packing.job_process import start_child
 
 CONTROL = "nvidia-cuda-mps-control"
 STARTS_S = 10.0

@@ -12,8 +12,8 @@ from hydro_rasda.packing.devices import Device, local_devices
 from hydro_rasda.packing.grid import Grid
 from hydro_rasda.packing.mps import CONTROL, available
 from hydro_rasda.packing.packer import Packer
+from hydro_rasda.packing.progress_table import Progress
 from hydro_rasda.packing.records import PackResult
-from hydro_rasda.packing.table import Progress
 from hydro_rasda.packing.tasks import Run, Task, tasks_of
 from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import Policy

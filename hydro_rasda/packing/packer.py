@@ -10,9 +10,9 @@ from typing import Any
 
 from hydro_rasda.packing.devices import Device
 from hydro_rasda.packing.grid import End, Grid
-from hydro_rasda.packing.learnt import Learnt
+from hydro_rasda.packing.job_process import Process
 from hydro_rasda.packing.mps import Daemons, percentage
-from hydro_rasda.packing.process import Process
+from hydro_rasda.packing.profile_cache import Learnt
 from hydro_rasda.packing.records import JobRecord
 from hydro_rasda.packing.tasks import Estimate
 from hydro_rasda.schedulers import FastestTogether, Job, Policy, Room, one_a_device
@@ -37,14 +37,12 @@ class Packer:
     """Starts jobs and sees them end.
 
     Args:
-        grid: The jobs.
         listed: Says which devices there are now.
         policy: Says which jobs share one; None: `FastestTogether`, by what they were measured to slow each other.
         mps: Whether jobs share GPUs through NVIDIA's Multi-Process Service, where it can be started.
 
     Attributes:
         running: By name, what runs.
-        devices: By name, those that there are.
     """
 
     def __init__(
@@ -186,7 +184,6 @@ class Packer:
         """Say where a job stands whose processes are all over.
 
         Args:
-            name: Of the job.
             end: How it ended; None where it did not end by itself.
             stopped: Whether it may have been ended from outside.
             process: What was measured; None where an earlier process of this run had started it.

@@ -15,7 +15,6 @@ class JobRecord:
     """One job.
 
     Attributes:
-        name: Its own.
         state: "pending", "running", "complete" or "failed".
         attempt: How often it was started.
         device: Where it ran last; "" where it never did.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
-from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig, recorded
 
 _RANGE = re.compile(r"(?P<kind>float|integer) (?P<law>uniform|loguniform)\((?P<bounds>[^=]+?)(?:, q=(?P<q>.+))?\)")
 _NAMES = {
@@ -20,7 +19,6 @@ _NAMES = {
     ("integer", "uniform", True): "ray.tune.qrandint",
     ("integer", "loguniform", True): "ray.tune.qlograndint",
 }
-_FUNCTIONS = ("searcher", "sweep_rule")
 
 
 def call_of(asked: Mapping[str, Any]) -> str:
@@ -29,23 +27,27 @@ def call_of(asked: Mapping[str, Any]) -> str:
     Args:
         asked: A run's `run.json`.
     """
-    arguments = [
-        f"{name}={value!r}" for name, value in _changed(asked, asdict(TuneConfig())).items() if name != "rasda"
-    ]
-    if rasda := _changed(asked.get("rasda", {}), asdict(RASDAConfig())):
-        arguments.append(f"rasda=RASDAConfig({', '.join(f'{name}={value!r}' for name, value in rasda.items())})")
-    arguments += [f"{name}={asked[name]}(...)" for name in _FUNCTIONS if asked.get(name)]
-    arguments += [f"{name}={name}" for name in ("first", "metrics", "full_size") if name in asked.get("digests", {})]
-    function = "objective" if "objective" in asked.get("digests", {}) else "loss_fn"
+    digests = asked.get("digests", {})
+    own, sweep, race = recorded(asked)
+    made = {"rule": asked.get("sweep_rule"), "searcher": asked.get("searcher")}
+    of_sweep = _changed(sweep, SweepConfig()) + [f"{name}={kind}(...)" for name, kind in made.items() if kind]
+    of_sweep += ["first=first"] if "first" in digests else []
+    of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
+    arguments = _changed(own, TuneConfig())
+    arguments += [f"sweep=SweepConfig({', '.join(of_sweep)})"] if of_sweep else []
+    arguments += [f"race=RaceConfig({', '.join(of_race)})"] if of_race else []
+    arguments += ["metrics=metrics"] if "metrics" in digests else []
+    function = "objective" if "objective" in digests else "loss_fn"
     space = _space(asked["space"], 1)
     lines = ["model_fn", space, "train_data=train_data", "val_data=val_data", f"{function}={function}", *arguments]
     return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 
 
-def _changed(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
     """What is not the default; the first arguments of any run are always said."""
     said = ("metric", "mode", "num_samples", "max_t", "seed")
-    return {name: given[name] for name in defaults if name in given and (name in said or given[name] != defaults[name])}
+    changed = {name: value for name, value in given.items() if name in said or value != getattr(defaults, name)}
+    return [f"{name}={value!r}" for name, value in changed.items()]
 
 
 def _space(space: Mapping[str, Any], depth: int) -> str:

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from hydro_rasda.console import duration, show
 from hydro_rasda.plots.look import score_of
-from hydro_rasda.run.records import RunRecord, flat
-from hydro_rasda.run.report import agreement_line, doubt_line, duration, kept_weights, show, state_of
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.results.records import RunRecord, flat
+from hydro_rasda.results.report import agreement_line, doubt_line, kept_weights, state_of
+from hydro_rasda.run.journal import jsonable
 
 Facts = dict[str, str]
 """Names, and what is to be said of them."""

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda import plots
+from hydro_rasda.console import show
 from hydro_rasda.page import words
 from hydro_rasda.page.call import call_of
 from hydro_rasda.plots.importance import importance_bars, importance_of, varied
 from hydro_rasda.plots.look import EXTRA, graph_objects, is_empty, nothing
+from hydro_rasda.results.reading import Unreadable, or_why
+from hydro_rasda.results.records import RunRecord, row
+from hydro_rasda.results.report import best_first, state_of
+from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.files import write_atomically
-from hydro_rasda.run.reading import Unreadable, or_why
-from hydro_rasda.run.records import RunRecord, row
-from hydro_rasda.run.report import best_first, show, state_of
-from hydro_rasda.run.store import read_asked
-from hydro_rasda.run.timeline import journal_of
+from hydro_rasda.run.spec import read_asked
 
 SLICES = 12
 """Hyperparameters that have a slice of their own on the page, the most important."""
@@ -78,7 +79,6 @@ def page(record: RunRecord, live: bool = False) -> str:
     """The page's HTML.
 
     Args:
-        record: A run.
         live: Whether the dashboard serves it: it then loads Plotly from there, and follows the run.
     """
     template, record = _template("template.html"), record.shown()
@@ -95,7 +95,6 @@ def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder:
 
     Args:
         runs: Of each, its name; its record, or why it cannot be read; when it was written, in seconds since 1970.
-        folder: Where they are.
     """
     rows = []
     for name, record, when in runs:

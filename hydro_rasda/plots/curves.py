@@ -21,11 +21,11 @@ from hydro_rasda.plots.look import (
     score_axis,
     thinned,
 )
+from hydro_rasda.results.records import RunRecord, TrialRecord
+from hydro_rasda.results.report import best_first
+from hydro_rasda.results.timeline import best_over_time as bests
+from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.events import Stage
-from hydro_rasda.run.records import RunRecord, TrialRecord
-from hydro_rasda.run.report import best_first
-from hydro_rasda.run.timeline import best_over_time as bests
-from hydro_rasda.run.timeline import journal_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -79,7 +79,6 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     are drawn.
 
     Args:
-        result: A run.
         metric: Another of its metrics, such as "train_loss".
     """
     metric = metric or result.metric

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from hydro_rasda.plots.look import BEST, FINALISTS, describe, escaped, figures_of, graph_objects, new_figure, nothing
-from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import agreement_line
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import agreement_line
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hydro_rasda.console import show
 from hydro_rasda.plots.importance import FEWEST, importance_of, too_few, varied
 from hydro_rasda.plots.look import (
     LOG,
@@ -24,8 +25,7 @@ from hydro_rasda.plots.look import (
     scored,
     thinned,
 )
-from hydro_rasda.run.records import RunRecord, TrialRecord, flat
-from hydro_rasda.run.report import show
+from hydro_rasda.results.records import RunRecord, TrialRecord, flat
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -35,7 +35,6 @@ def slices(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     """Scores against each hyperparameter by itself: a dot for each trial, coloured by how far it trained.
 
     Args:
-        result: A run.
         names: Hyperparameters; None for all that differ between trials. Nested ones are "a/b".
     """
     go, trials = graph_objects(), thinned(scored(result), _DOTS)
@@ -75,14 +74,15 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     """Two hyperparameters against each other: a dot for each trial, on the average place of those around.
 
     Args:
-        result: A run.
         x: A hyperparameter; None: `x` and `y` are the two most important.
         y: Another.
     """
     found = [name for name in (x, y) if name is not None]
     if len(found) < 2:
         found += [name for name in [*importance_of(result), *varied(result)] if name not in found]
-    order = [*enumerate(begun(result), 1)]
+    order = [
+        (place, trial) for place, trial in enumerate(begun(result), 1) if {*found[:2]} <= flat(trial.config).keys()
+    ]
     if len(found) < 2 or len(order) < FEWEST or not scored(result):
         return nothing(too_few(result, "two hyperparameters that differ"))
     go, (x, y) = graph_objects(), found[:2]
@@ -135,19 +135,26 @@ def _dimension(name: str, trials: Sequence[TrialRecord]) -> dict[str, Any]:
     values, axis = _axis(name, trials)
     if axis.get("type") == "category":
         names = axis["categoryarray"]
-        at = {value: i for i, value in enumerate(names)}
-        ticks = {"tickvals": [*range(len(names))], "ticktext": names}
-        return {"label": escaped(name), "values": [at[value] for value in values], **ticks}
-    if axis.get("type") != "log":
-        return {"label": escaped(name), "values": values}
-    low, high = math.log10(min(values)), math.log10(max(values))
-    whole = [*range(math.ceil(low), math.floor(high) + 1)] or [low, high]
-    ticks = {"tickvals": whole, "ticktext": [show(10.0**power) for power in whole]}
+        places = {value: i for i, value in enumerate(names)}
+        named = {"tickvals": [*range(len(names))], "ticktext": names}
+        return {"label": escaped(name), "values": [places[value] for value in values], **named}
+    log = axis.get("type") == "log"
+    at = [None if value is None else figures_of(math.log10(value)) if log else value for value in values]
+    if not log and None not in at:
+        return {"label": escaped(name), "values": at}
+    there: list[float] = [value for value in at if value is not None]
+    low, high = min(there), max(there)
+    whole = [*range(math.ceil(low), math.floor(high) + 1)] if log else []
+    ticks: dict[float, str] = {power: show(10.0**power if log else power) for power in whole or [low, high]}
+    if None in at:  # a trial of another branch crosses the axis below all values
+        low -= 0.1 * (high - low or 1.0)
+        ticks[low] = _ABSENT
     return {
         "label": escaped(name),
-        "values": [figures_of(math.log10(v)) for v in values],
+        "values": [low if value is None else value for value in at],
         "range": [low, high],
-        **ticks,
+        "tickvals": [*ticks],
+        "ticktext": [*ticks.values()],
     }
 
 
@@ -161,16 +168,22 @@ def _where(trial: TrialRecord) -> str:
 
 
 def _axis(name: str, trials: Sequence[TrialRecord]) -> tuple[list[Any], dict[str, Any]]:
-    """Values of a hyperparameter and the axis for them: logarithmic where they span much, else names."""
-    values = [flat(trial.config).get(name) for trial in trials]
+    """Values of a hyperparameter and the axis for them: logarithmic where they span much, else names.
+
+    A trial that does not have the hyperparameter has None where others have numbers, and a name of its own among names.
+    """
+    configs = [flat(trial.config) for trial in trials]
+    values = [config.get(name, _ABSENT) for config in configs]
+    there = [value for value, config in zip(values, configs) if name in config]
     axis: dict[str, Any] = {"title": {"text": escaped(name)}}
-    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
-    few = len(set(map(repr, values))) <= _NAMED and all(isinstance(value, int) for value in values)
-    if len(numbers) == len(values) and not few:
+    numbers = [v for v in there if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
+    few = len(set(map(repr, there))) <= _NAMED and all(isinstance(value, int) for value in there)
+    if there and len(numbers) == len(there) and not few:
         span = max(numbers) / min(numbers) if min(numbers) > 0 else 1.0
         # All of 2, 3, ... 9, or 2 and 5 in three decades, lie on each other where an axis is short.
         wide = LOG | {"dtick": "D2" if span < 100 else 1}
-        return [figures_of(v) for v in numbers], axis | (wide if span > 20 else {})
+        own = [figures_of(config[name]) if name in config else None for config in configs]
+        return own, axis | (wide if span > 20 else {})
     named = [escaped(show(value, 4)) for value in values]
     order = sorted(set(zip(map(_sortable, values), named)))
     names = [*dict.fromkeys(text for _, text in order)]
@@ -178,7 +191,7 @@ def _axis(name: str, trials: Sequence[TrialRecord]) -> tuple[list[Any], dict[str
     return named, axis | {"type": "category", "categoryorder": "array", "categoryarray": names, **ends}
 
 
-_NAMED = 6
+_NAMED, _ABSENT = 6, "(absent)"
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:

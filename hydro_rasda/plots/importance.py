@@ -24,8 +24,8 @@ from hydro_rasda.plots.look import (
     score_of,
     thinned,
 )
-from hydro_rasda.run.records import RunRecord, flat
-from hydro_rasda.run.study import make_study
+from hydro_rasda.results.records import RunRecord, flat
+from hydro_rasda.results.study import make_study
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -40,6 +40,8 @@ _FOR_IMPORTANCE = 300
 
 def importances(result: RunRecord) -> Figure:
     """How much each hyperparameter mattered for a trial's place: Optuna's fANOVA (Hutter et al. 2014), in shares of 1.
+
+    Where the space has branches, Optuna's PED-ANOVA (Watanabe et al. 2023).
 
     Raises:
         ImportError: where Plotly, Optuna or scikit-learn is not there.
@@ -77,9 +79,12 @@ def importance_of(result: RunRecord) -> dict[str, float]:
     if len(study.trials) < FEWEST or alike or not study.trials[0].params:
         return {}
     try:
-        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+        from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
 
-        evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
+        # fANOVA knows only keys that all trials have.
+        branched = len({frozenset(trial.params) for trial in study.trials}) > 1
+        fanova = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
+        evaluator = PedAnovaImportanceEvaluator() if branched else fanova
     except ImportError as error:
         raise ImportError(f"importances need scikit-learn: {EXTRA}") from error
     with warnings.catch_warnings():

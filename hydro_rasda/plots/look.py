@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.config import Mode
-from hydro_rasda.run.records import RunRecord, TrialRecord
-from hydro_rasda.run.report import best_first, show
+from hydro_rasda.console import show
+from hydro_rasda.results.records import RunRecord, TrialRecord
+from hydro_rasda.results.report import best_first
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hydro_rasda.console import duration
 from hydro_rasda.plots.look import BEST, FAINT, FINALISTS, figures_of, graph_objects, new_figure, nothing
-from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import duration
-from hydro_rasda.run.timeline import Training, busy_share, journal_of, trainings
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hydro_rasda.hidden import described_secrets, hide
+from hydro_rasda.renames import ARGUMENTS
+from hydro_rasda.secret_masking import described_secrets, hide
 
 _OF_CODE = "is another function than the run's"
 _OF_DATA = "has other content than the run's"
@@ -27,7 +28,6 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
 
     Args:
         was: As `run.json` has it: settings, outlines, and by argument the "digests".
-        now: Likewise.
 
     Returns:
         Differences in what decides: settings, space, searcher, the model's parameters. And those in code and data,
@@ -39,9 +39,10 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
     for name in {**after, **before}:
         if before.get(name) != after.get(name):
             if name in _WORDS:
-                knowing[name] = f"`{name}` {_WORDS[name]}"
+                knowing[name] = f"`{_argument(name)}` {_WORDS[name]}"
             else:
-                deciding[name] = deciding.get(name) or f"`{name}` has other values or functions than the run's"
+                told = f"`{_argument(name)}` has other values or functions than the run's"
+                deciding[name] = deciding.get(name) or told
     if knowing and was.get("python") != now.get("python"):
         knowing["python"] = (
             f"functions look different where Python is another: {was.get('python')}, now {now.get('python')}"
@@ -56,7 +57,6 @@ def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
     Args:
         was: As of `differences`.
-        now: Likewise.
     """
     names = ["val_data"] + _OF_SCORES * (was.get("python") == now.get("python"))
     before, after = was.get("digests", {}), now.get("digests", {})
@@ -73,4 +73,12 @@ def _told(key: str, was: Any, now: Any) -> str | None:
     if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "space":
         # Earlier versions kept secrets in clear; whether they are the same, the digest tells.
         was, now = (hide(each, described_secrets(each)) for each in (was, now))
-    return f"{key} was {was!r}, now {now!r}" if was != now else None
+    if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "rasda":
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        return "; ".join(f"race.{name} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed) or None
+    return f"{_argument(key)} was {was!r}, now {now!r}" if was != now else None
+
+
+def _argument(name: str) -> str:
+    """The argument that `run.json` has by this name."""
+    return ARGUMENTS.get(name, name)

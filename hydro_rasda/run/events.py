@@ -64,7 +64,6 @@ class StageBegan(Event):
     """A part of the run begins: the surrogates, the full size to its next milestone, the check of the transfer.
 
     Attributes:
-        title: Its name.
         epochs: How many it trains, over all of its trials.
     """
 
@@ -97,7 +96,6 @@ class TrialConfigured(Event):
     """A trial has its configuration, or another than before (PBT).
 
     Attributes:
-        trial: Its number.
         config: Its hyperparameters; of secrets, such as `hf_token`, "(hidden)".
     """
 
@@ -111,7 +109,6 @@ class EpochEnded(Event):
 
     Attributes:
         stage: "surrogate" or "target", the full-size model.
-        trial: Its number.
         epoch: Epochs that it has trained, from 1.
         metrics: "train_*" and "val_*"; None where not finite. On Ray also the workers at work.
     """
@@ -129,7 +126,6 @@ class RungDecided(Event):
     Attributes:
         stage: "surrogate" or "target".
         epoch: The milestone.
-        candidates: The trials.
         kept: Those that go on, best first.
     """
 
@@ -144,7 +140,6 @@ class FinalistsChosen(Event):
     """The sweep came to its end. Not told where the time budget ended it before.
 
     Attributes:
-        candidates: All trials.
         kept: Those that train at full size, best first.
     """
 
@@ -157,7 +152,6 @@ class TrialEnded(Event):
     """The training of a full-size trial has ended by itself, before its last epoch.
 
     Attributes:
-        trial: Its number.
         epoch: Epochs that it has trained.
     """
 
@@ -170,7 +164,6 @@ class TrialFailed(Event):
     """A trial raised.
 
     Attributes:
-        trial: Its number.
         error: The traceback.
     """
 
@@ -184,7 +177,6 @@ class CheckpointSaved(Event):
 
     Attributes:
         stage: "surrogate" or "target".
-        trials: Whose models it holds.
         path: The file.
     """
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data
-from hydro_rasda.hidden import hide, secrets_of
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.content import Content, content, digest, spread_indices, unchanged
+from hydro_rasda.run.fingerprint import Content, content, digest, spread_indices, unchanged
+from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe
 
 ITEMS = 32
@@ -74,7 +74,6 @@ class Identity:
 
         Args:
             settings: The arguments of `tune`.
-            problem: What is tuned.
             model: Name, shape and type of each parameter of the full-size model.
             data: The user's, by argument.
             batch_size: What functions that make loaders are asked for.

@@ -9,13 +9,14 @@ A line that was written twice counts once. A copy of a run's folder can double l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import in_order, require
 from hydro_rasda.run.files import open_to_read, parse_json
 
 JOURNAL = "journal.jsonl"
@@ -140,3 +141,23 @@ def _parsed(raw: bytes) -> JournalLine:
         if kind is not object and isinstance(found, (int, float)) and abs(found) > _LARGEST:
             raise ValueError(f"{line['event']!r} without a proper {name!r}")
     return line
+
+
+def jsonable(value: Any) -> Any:
+    """A value as strict JSON gives it back: NaN and infinities become null, what has no JSON form its `repr`."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return name_of(value)
+
+
+def name_of(value: Any) -> str:
+    """What the journal has in place of a value without a JSON form, in every process."""
+    if isinstance(value, (set, frozenset)):
+        return in_order(value, name_of)
+    return getattr(value, "__qualname__", None) or repr(value)

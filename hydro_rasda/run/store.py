@@ -31,23 +31,19 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from hydro_rasda.checks import in_order, require
+from hydro_rasda.checks import require
 from hydro_rasda.config import RESUME
-from hydro_rasda.hidden import HIDDEN, described_secrets, hide
-from hydro_rasda.run.aside import set_aside
-from hydro_rasda.run.differences import differences, scored_otherwise
-from hydro_rasda.run.doing import Doing
+from hydro_rasda.run.crash_log import CrashLog
+from hydro_rasda.run.differences import scored_otherwise
 from hydro_rasda.run.files import (
     TEMPORARY,
     WRITTEN_AS,
     DamagedCheckpoint,
-    Unsafe,
     append_to,
     load_checkpoint,
     make_private,
     matching,
     naming,
-    read_json,
     refuse_links,
     remove,
     save_checkpoint,
@@ -55,24 +51,17 @@ from hydro_rasda.run.files import (
     truncate,
     write_atomically,
 )
-from hydro_rasda.run.held import LOCK, hold
-from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, read_units
+from hydro_rasda.run.journal import JOURNAL, UNIT, JournalLine, Unit, jsonable, read_units
 from hydro_rasda.run.messages import MESSAGES, keep_message
+from hydro_rasda.run.run_lock import LOCK, hold
+from hydro_rasda.run.set_aside import set_aside
+from hydro_rasda.run.spec import FORMAT, SPEC, RunExists, read_spec, refuse_other, run_id
 
 if TYPE_CHECKING:
     import torch
 
-SPEC = "run.json"
-
 DOING = ".doing"
 """File in a run's folder that says what its process trains itself, and what earlier ones died of."""
-
-FORMAT = 1
-"""Of a run's folder, as its `run.json` says; it grows where an earlier version of the library would misread a run."""
-
-
-class RunExists(ValueError):
-    """A run of this name is there already, and is another one."""
 
 
 class Store:
@@ -101,7 +90,7 @@ class Store:
         self._sweeps_since: float | None = None
         self._recorded = len(units)
         self._damage: dict[str, str] = {}
-        self.doing = Doing(None if lock is None else path / DOING)
+        self.doing = CrashLog(None if lock is None else path / DOING)
 
     @classmethod
     def open(cls, path: Path, asked: Mapping[str, Any], resume: str) -> Store:
@@ -134,8 +123,8 @@ class Store:
         lock = hold(path)
         try:
             # Only now: before, another process may have been writing.
-            found, asked = _read_spec(path) if spec.exists() else None, jsonable(asked)
-            changes = _refuse_other(path, found, asked, resume) if found is not None else []
+            found, asked = read_spec(path) if spec.exists() else None, jsonable(asked)
+            changes = refuse_other(path, found, asked, resume) if found is not None else []
             moved = set_aside(path) if found is not None and scored_otherwise(found, asked) else ""
             changes += [moved] if moved else []
             if found != asked:
@@ -185,8 +174,6 @@ class Store:
         """Keep a unit of work that was done elsewhere, as the journal would give it back.
 
         Args:
-            key: Its name.
-            unit: What it gave.
             again: Whether it may have been done before; then this one counts, in its own place.
 
         Raises:
@@ -303,64 +290,6 @@ class Store:
         self.close()
 
 
-def _refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
-    """Where the run that is there may go on, how its code and data differ."""
-    if resume == "never":
-        raise RunExists(f"`resume` is 'never', but {path} holds a run; choose another `name`")
-    another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
-    if "digests" in asked and "digests" not in found:
-        raise RunExists(f"{another} is of an earlier version, which kept no digest of its code and data")
-    deciding, changes = differences(found, asked)
-    if deciding or (changes and resume != "changed"):
-        told = "; ".join(deciding + changes)
-        hint = "" if deciding else "; `resume='changed'` goes on with it all the same"
-        raise RunExists(f"{another} is another: {told}{hint}")
-    return changes
-
-
-def read_asked(path: Path) -> dict[str, Any]:
-    """What the run in a directory was asked to be, as `Identity.asked` has it.
-
-    Raises:
-        ValueError: where the directory holds no run.
-    """
-    spec = path / SPEC
-    require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
-    asked = _read_spec(path)
-    require({"metric", "mode", "rasda"} <= asked.keys(), "path", str(path), _NO_RUN)
-    if isinstance(space := asked.get("space"), dict):  # of an earlier version, which kept secrets in clear
-        asked["space"] = hide(space, described_secrets(space), repr(HIDDEN))
-    return asked
-
-
-def run_id(path: Path) -> str:
-    """The `id` of the run in a directory; empty where there is none, as an earlier version began it."""
-    with contextlib.suppress(OSError, ValueError):
-        if isinstance(spec := read_json(path / SPEC), dict):
-            return str(spec.get("id", ""))
-    return ""
-
-
-_NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run's"
-
-
-def _read_spec(path: Path) -> dict[str, Any]:
-    """What a folder's `run.json` says, but for its format and the run's id."""
-    try:
-        found = read_json(path / SPEC)
-    except Unsafe:
-        raise
-    except ValueError:
-        found = None
-    require(isinstance(found, dict), "path", str(path), _NO_RUN)
-    asked: dict[str, Any] = found
-    asked.pop("id", None)
-    written = asked.pop("format", FORMAT)
-    rule = f"a run of this version of hydro_rasda or an earlier one (format {FORMAT}), but its format is {written!r}"
-    require(isinstance(written, int) and written <= FORMAT, "path", str(path), rule)
-    return asked
-
-
 def _refuse_what_is_no_run(path: Path) -> None:
     """Leave a folder alone that holds something else than what a process left that was killed before its run began."""
     if not path.exists():
@@ -374,23 +303,3 @@ def _refuse_what_is_no_run(path: Path) -> None:
 def _rounded_up(seconds: float) -> float:
     """For the journal: what was spent may not seem less than a budget that it exceeded."""
     return math.ceil(seconds * 1e4) / 1e4
-
-
-def jsonable(value: Any) -> Any:
-    """A value as strict JSON gives it back: NaN and infinities become null, what has no JSON form its `repr`."""
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return name_of(value)
-
-
-def name_of(value: Any) -> str:
-    """What the journal has in place of a value without a JSON form, in every process."""
-    if isinstance(value, (set, frozenset)):
-        return in_order(value, name_of)
-    return getattr(value, "__qualname__", None) or repr(value)

@@ -3,15 +3,17 @@
 Real runs and the simulator decide by the same code.
 """
 
-from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.agreement import Agreement, agreement
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.bracket import Bracket
-from hydro_rasda.schedulers.gathering import Gathering
 from hydro_rasda.schedulers.growth import Growth, Resize, efficient, parallel_efficiency
 from hydro_rasda.schedulers.halving import SuccessiveHalving
+from hydro_rasda.schedulers.hyperband import Hyperband
+from hydro_rasda.schedulers.median_stopping import MedianStopping
+from hydro_rasda.schedulers.milestone_barrier import MilestoneBarrier
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
-from hydro_rasda.schedulers.packing import (
+from hydro_rasda.schedulers.packing_interference import FastestTogether, Interference
+from hydro_rasda.schedulers.packing_policy import (
     Job,
     Placed,
     Policy,
@@ -23,11 +25,10 @@ from hydro_rasda.schedulers.packing import (
     worst_fit_decreasing,
 )
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
-from hydro_rasda.schedulers.race import Outlook, Race, chances, expected_gain, race_milestones
-from hydro_rasda.schedulers.ranking import rank
+from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain
+from hydro_rasda.schedulers.ranking import Mode, rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
-from hydro_rasda.schedulers.sharing import FastestTogether, Interference
-from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, Standing, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
 
 __all__ = [
     "RASDA",
@@ -35,18 +36,19 @@ __all__ = [
     "AshaState",
     "AsyncSuccessiveHalving",
     "Bracket",
+    "Continue",
     "Decision",
-    "Drop",
+    "ExpectedEnd",
     "FastestTogether",
-    "Gathering",
-    "GoOn",
     "Growth",
     "Held",
+    "Hyperband",
     "Interference",
     "Job",
+    "MedianStopping",
+    "MilestoneBarrier",
     "Mode",
     "Move",
-    "Outlook",
     "Placed",
     "Placement",
     "Policy",
@@ -55,6 +57,7 @@ __all__ = [
     "Resize",
     "Room",
     "Standing",
+    "Stop",
     "SuccessiveHalving",
     "SweepRule",
     "SweepState",
@@ -71,7 +74,6 @@ __all__ = [
     "one_a_device",
     "parallel_efficiency",
     "place",
-    "race_milestones",
     "rank",
     "worker_slots",
     "worst_fit",

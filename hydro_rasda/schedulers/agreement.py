@@ -9,7 +9,7 @@ from itertools import permutations
 from statistics import NormalDist, correlation
 from typing import Literal
 
-from hydro_rasda.config import Mode
+from hydro_rasda.schedulers.ranking import Mode
 
 LEVEL = 0.05
 """A verdict is given where chance alone gives such a correlation in at most this share of cases."""

@@ -18,9 +18,8 @@ from itertools import islice
 from types import MappingProxyType
 
 from hydro_rasda.checks import check_int, check_mode, check_number, require
-from hydro_rasda.config import Mode
 from hydro_rasda.schedulers.milestones import milestones
-from hydro_rasda.schedulers.ranking import rank
+from hydro_rasda.schedulers.ranking import Mode, rank
 
 
 class Decision(StrEnum):
@@ -36,9 +35,6 @@ class Rung(Mapping[str, float | None]):
 
     It is a value: `recorded` leaves it as it is and returns another. The two share one dict, of which the older rung
     counts the first entries alone, so that n reports do not make n copies.
-
-    Args:
-        scores: By trial.
     """
 
     def __init__(self, scores: Mapping[str, float | None] = MappingProxyType({})) -> None:
@@ -115,9 +111,9 @@ class AsyncSuccessiveHalving:
         reduction_factor: One in so many trials goes on (eta in the paper, rf in RASDA's).
         mode: "min" where a lower score is better, "max" where a higher is.
         spacing: Factor from one milestone to the next; None for `reduction_factor`, as in the paper.
-        wait: How long a trial waits at a milestone for its fellows, at most, over the time that it took to come there
-            (see `Gathering`): 0 as in the paper, inf for synchronous halving. Those that are there are then decided at
-            once, by `decide`.
+        wait: A trial waits at a milestone for its cohort for at most this share of the time that it took to come there
+            (see `MilestoneBarrier`): 0 as in the paper, inf for synchronous halving. Then `decide` decides all that
+            are there at once.
 
     Raises:
         ValueError: where a number is no integer or out of range, `grace_period` is above `max_t`, or `mode` is unknown.

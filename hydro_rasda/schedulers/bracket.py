@@ -8,11 +8,14 @@ decision is taken, and the decisions are those of synchronous halving.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from hydro_rasda.schedulers.halving import SuccessiveHalving
-from hydro_rasda.schedulers.sweep_rule import Drop, GoOn, Move, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
+
+T = TypeVar("T")
 
 
 class Bracket(SweepRule):
@@ -20,15 +23,20 @@ class Bracket(SweepRule):
 
     Args:
         halving: Decides a rung; its `keep_at_least` is how many finalists are wanted.
+        holds: Whether a trial is of this bracket, by its number; None for a bracket of all trials.
+        to_the_end: Whether the best train to the last milestone, however few are left; otherwise the rung that leaves
+            no more than `keep_at_least` is the last.
     """
 
-    def __init__(self, halving: SuccessiveHalving) -> None:
-        self._halving = halving
+    def __init__(
+        self, halving: SuccessiveHalving, holds: Callable[[int], bool] | None = None, to_the_end: bool = False
+    ) -> None:
+        self._halving, self._holds, self._to_the_end = halving, holds, to_the_end
 
     def admit(self, sweep: SweepState) -> int:
         """All there are, once those that were admitted before have been through the first rung."""
         first = self._halving.milestones[0]
-        return 0 if sweep.waiting_at(0) or sweep.training_to(first) else sweep.left
+        return 0 if self._waiting_at(0, sweep) or self._training_to(first, sweep) else sweep.left
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
         """The lowest rung that is not decided yet, once all of its trials are there.
@@ -36,37 +44,40 @@ class Bracket(SweepRule):
         Before, where a device has nothing to do, the best go on early.
         """
         stops = self._milestones(sweep)
-        if new := sweep.waiting_at(0):
-            return {number: GoOn(stops[0]) for number in new}
-        lowest = next((stop for stop in stops if sweep.training_to(stop) or sweep.waiting_at(stop)), None)
-        if lowest is not None and not sweep.left and not sweep.training_to(lowest):
+        if new := self._waiting_at(0, sweep):
+            return {number: Continue(stops[0]) for number in new}
+        there = (stop for stop in stops if self._training_to(stop, sweep) or self._waiting_at(stop, sweep))
+        lowest = next(there, None)
+        if lowest is not None and not sweep.left and not self._training_to(lowest, sweep):
             return self._decided(lowest, stops, sweep)
         return self._early(stops, sweep) if sweep.idle else {}
 
     def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
         """Of a rung's trials, the best go on, and the others are dropped; those kept at the last rung stay there."""
-        kept = self._halving.promote(sweep.scores[stop])
-        waiting, going_on = sweep.waiting_at(stop), set(kept)
-        moves: dict[int, Move] = {number: Drop() for number in waiting if number not in going_on}
+        if self._to_the_end and stop == stops[-1]:
+            return {}
+        kept = self._halving.promote(self._scores_at(stop, sweep))
+        waiting, going_on = self._waiting_at(stop, sweep), set(kept)
+        moves: dict[int, Move] = {number: Stop() for number in waiting if number not in going_on}
         if not self._is_last(stop, kept, stops):
             above = next(later for later in stops if later > stop)
-            moves |= {number: GoOn(above) for number in kept if number in waiting}
+            moves |= {number: Continue(above) for number in kept if number in waiting}
         return moves
 
     def _early(self, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
         """From the lowest rung on which there are any, those that are among the best of all that could still come."""
         for stop, above in pairwise(stops):
-            waiting = sweep.waiting_at(stop)
-            promoted = self._halving.promote(sweep.scores[stop], complete=False) if waiting else ()
+            waiting = self._waiting_at(stop, sweep)
+            promoted = self._halving.promote(self._scores_at(stop, sweep), complete=False) if waiting else ()
             if found := [number for number in promoted if number in waiting]:
-                return {number: GoOn(above) for number in found}
+                return {number: Continue(above) for number in found}
         return {}
 
     def finalists(self, sweep: SweepState) -> Sequence[int]:
         """The best of the rung that leaves no more than are wanted."""
         stops = self._milestones(sweep)
         for stop in stops:
-            kept = self._halving.promote(sweep.scores.get(stop, {}))
+            kept = self._halving.promote(self._scores_at(stop, sweep))
             if self._is_last(stop, kept, stops):
                 break
         return kept[: self._halving.keep_at_least]
@@ -76,8 +87,23 @@ class Bracket(SweepRule):
         stops = self._halving.milestones
         return sum(size * (stop - start) for size, (start, stop) in zip(self._sizes(sweep), pairwise((0, *stops))))
 
+    def _waiting_at(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
+        return self._own(sweep.waiting_at(stop))
+
+    def _training_to(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
+        return self._own(sweep.training_to(stop))
+
+    def _scores_at(self, stop: int, sweep: SweepState) -> Mapping[int, float]:
+        return self._own(sweep.scores.get(stop, {}))
+
+    def _own(self, by_number: Mapping[int, T]) -> Mapping[int, T]:
+        if self._holds is None:
+            return by_number
+        return {number: of for number, of in by_number.items() if self._holds(number)}
+
     def _is_last(self, stop: int, kept: Sequence[int], stops: Sequence[int]) -> bool:
-        return len(kept) <= self._halving.keep_at_least or stop == stops[-1]
+        few = len(kept) <= self._halving.keep_at_least and not self._to_the_end
+        return few or stop == stops[-1]
 
     def _milestones(self, sweep: SweepState) -> tuple[int, ...]:
         """Those of the rungs that are needed, to the one whose decision leaves the finalists."""
@@ -85,11 +111,11 @@ class Bracket(SweepRule):
 
     def _sizes(self, sweep: SweepState) -> list[int]:
         """Trials expected on each of these rungs."""
-        keep = self._halving.keep_at_least
-        sizes = [len(sweep.trials) + sweep.left]
+        keep, total = self._halving.keep_at_least, len(sweep.trials) + sweep.left
+        sizes = [total if self._holds is None else sum(map(self._holds, range(total)))]
         while len(sizes) < len(self._halving.milestones):
             following = sizes[-1] // self._halving.reduction_factor
-            if following <= keep:
+            if following <= keep and not self._to_the_end:
                 break
-            sizes.append(following)
+            sizes.append(max(following, min(keep, sizes[-1])))
         return sizes

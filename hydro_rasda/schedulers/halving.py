@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hydro_rasda.checks import check_int, check_mode
-from hydro_rasda.config import Mode
-from hydro_rasda.schedulers.ranking import rank
+from hydro_rasda.schedulers.ranking import Mode, rank
 
 TrialT = TypeVar("TrialT", int, str)
 

@@ -27,7 +27,6 @@ class Waiting(NamedTuple):
     """A trial that waits to start or to go on.
 
     Attributes:
-        trial: Its name.
         workers: Workers that it is to start with.
         rung: Milestones that it survived; 0 for a new trial.
         seconds: Expected time from its start until it gives its workers back; inf where unknown.
@@ -174,7 +173,6 @@ class Held:
         """A trial holds workers from now on.
 
         Args:
-            trial: Its name.
             workers: How many.
             until: When it is expected to give them back, on the clock of `reservation`; inf where unknown.
         """
@@ -304,7 +302,7 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
     3
     """
     mapping = isinstance(worker, Mapping) and all(isinstance(name, str) for name in worker)
-    fair = mapping and all(is_number(amount) and 0 <= amount < math.inf for amount in worker.values())
+    fair = mapping and all(is_number(amount) and amount >= 0 for amount in worker.values())
     require(fair, "resources_per_worker", worker, "a mapping of resources' names to finite amounts >= 0")
     needs = {name: amount for name, amount in worker.items() if amount > 0}
     require(bool(needs), "resources_per_worker", dict(worker), "more than 0 of some resource")

@@ -14,9 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median
 
-from hydro_rasda.config import Mode, TuneConfig
-from hydro_rasda.schedulers.milestones import milestones
-from hydro_rasda.schedulers.ranking import rank
+from hydro_rasda.schedulers.ranking import Mode, rank
 
 Curve = Mapping[int, float]
 """A trial's score by epoch."""
@@ -28,13 +26,8 @@ _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 101) for i in range(101)]
 _SHIFTS = [1.0433 * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]  # of deviation 1
 
 
-def race_milestones(settings: TuneConfig) -> tuple[int, ...]:
-    """Epochs after which finalists are compared; the last one is the end of a training."""
-    return milestones(settings.first_look, settings.max_t, settings.rasda.scaling_factor)
-
-
 @dataclass(frozen=True)
-class Outlook:
+class ExpectedEnd:
     """A trial's expected score in the end: a normal distribution.
 
     Attributes:
@@ -90,7 +83,7 @@ class Race:
         left = self.max_t - stop
         return max(1, math.floor((self.full_trainings * self.max_t - trained) / left)) if left > 0 else 1
 
-    def outlooks(self, full: Mapping[int, Curve], over: Collection[int] = ()) -> dict[int, Outlook]:
+    def expected_ends(self, full: Mapping[int, Curve], over: Collection[int] = ()) -> dict[int, ExpectedEnd]:
         """How trials will probably end.
 
         A trial that was stopped is expected to change from there as those did that trained to the end: by the median of
@@ -109,24 +102,24 @@ class Race:
             changes = [full[n][self.max_t] - full[n].get(at, math.nan) for n in ended]
             changes = [change for change in changes if math.isfinite(change)]
             if number in over or at >= self.max_t:
-                found[number] = Outlook(score, 0.0)
+                found[number] = ExpectedEnd(score, 0.0)
             elif changes:
                 deviation = ERROR * math.sqrt(fmean(change**2 for change in changes))
-                found[number] = Outlook(score + median(changes), deviation, deviation / math.sqrt(len(changes)))
+                found[number] = ExpectedEnd(score + median(changes), deviation, deviation / math.sqrt(len(changes)))
             else:
-                found[number] = Outlook(score, math.inf)
+                found[number] = ExpectedEnd(score, math.inf)
         return found
 
 
-def chances(outlooks: Mapping[int, Outlook], mode: Mode) -> dict[int, float]:
+def chances(expected_ends: Mapping[int, ExpectedEnd], mode: Mode) -> dict[int, float]:
     """Each trial's probability of being the best; they add up to 1, but for 0 for each that diverged.
 
     Where nothing is known of what one of them has left, all are alike.
 
-    >>> chances({3: Outlook(0.5, 0.1), 5: Outlook(0.5, 0.1), 6: Outlook(math.nan, 0.1)}, "min")
+    >>> chances({3: ExpectedEnd(0.5, 0.1), 5: ExpectedEnd(0.5, 0.1), 6: ExpectedEnd(math.nan, 0.1)}, "min")
     {3: 0.5, 5: 0.5, 6: 0.0}
     """
-    running = {n: found for n, found in outlooks.items() if math.isfinite(found.end)}
+    running = {n: found for n, found in expected_ends.items() if math.isfinite(found.end)}
     if any(math.isinf(found.deviation) for found in running.values()):
         wins = dict.fromkeys(running, 1.0)
     else:
@@ -134,34 +127,34 @@ def chances(outlooks: Mapping[int, Outlook], mode: Mode) -> dict[int, float]:
         together = [{n: replace(f, end=f.end + shift * f.shared) for n, f in running.items()} for shift in shifts]
         wins = {n: fmean(_wins(n, each, 1.0 if mode == "max" else -1.0) for each in together) for n in running}
     total = sum(wins.values())
-    return {n: wins[n] / total if n in wins else 0.0 for n in outlooks}
+    return {n: wins[n] / total if n in wins else 0.0 for n in expected_ends}
 
 
-def _wins(number: int, outlooks: Mapping[int, Outlook], sign: float) -> float:
+def _wins(number: int, expected_ends: Mapping[int, ExpectedEnd], sign: float) -> float:
     """The mean, over quantiles of what a trial may come to, of the probability that no other one does better."""
-    own = outlooks[number]
+    own = expected_ends[number]
     values = [sign * own.end + own.deviation * z for z in (_QUANTILES if own.deviation else (0.0,))]
-    others = [found for n, found in outlooks.items() if n != number]
+    others = [found for n, found in expected_ends.items() if n != number]
     return fmean(math.prod(_no_better(found, value, sign) for found in others) for value in values)
 
 
-def _no_better(found: Outlook, value: float, sign: float) -> float:
+def _no_better(found: ExpectedEnd, value: float, sign: float) -> float:
     """The probability that a trial comes to no more than a value."""
     if not found.deviation:
         return float(sign * found.end <= value)
     return NormalDist(sign * found.end, found.deviation).cdf(value)
 
 
-def expected_gain(outlooks: Sequence[Outlook], mode: Mode) -> float:
+def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
     """What training one more configuration would be expected to improve the best score by, were it one of these.
 
     Another draw of one distribution beats the best of k in one of k + 1 cases, and then by about as much as the best
     beats the second (exactly so where the tail is exponential). The next configuration of a sweep is likelier to be
     worse: this is a bound rather than an estimate. NaN for fewer than two.
 
-    >>> expected_gain([Outlook(end, 0.0) for end in (0.5, 0.625, 0.75)], "max")
+    >>> expected_gain([ExpectedEnd(end, 0.0) for end in (0.5, 0.625, 0.75)], "max")
     0.03125
     """
     sign = 1.0 if mode == "max" else -1.0
-    ends = sorted((sign * found.end for found in outlooks if math.isfinite(found.end)), reverse=True)
+    ends = sorted((sign * found.end for found in expected_ends if math.isfinite(found.end)), reverse=True)
     return (ends[0] - ends[1]) / (len(ends) + 1) if len(ends) > 1 else math.nan

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from hydro_rasda.checks import check_mode
-from hydro_rasda.config import Mode
+
+Mode = Literal["min", "max"]
 
 
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:
@@ -16,7 +18,6 @@ def rank(scores: Sequence[float], mode: Mode) -> list[int]:
     sign. Of equal scores, also of those, the one of lower index comes first.
 
     Args:
-        scores: One for each trial.
         mode: "min" where lower is better, "max" where higher is.
 
     Raises:

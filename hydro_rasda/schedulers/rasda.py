@@ -15,12 +15,15 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hydro_rasda.checks import check_choice, check_int, check_number, is_number, require
-from hydro_rasda.config import GROW, Grow, Mode
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
 from hydro_rasda.schedulers.growth import LEAST_EFFICIENCY, Growth, efficient
+from hydro_rasda.schedulers.ranking import Mode
+
+Grow = Literal["due", "efficient"]
+GROW: tuple[str, ...] = ("due", "efficient")
 
 
 class Verdict(NamedTuple):
@@ -48,7 +51,7 @@ class RASDA:
         max_workers: No trial gets more; None for no limit.
         mode: "min" where a lower score is better, "max" where a higher is.
         wait: How long a trial waits at a milestone for its fellows, at most, over the time that it took to come there;
-            see `Gathering`. 0 as in the paper.
+            see `MilestoneBarrier`. 0 as in the paper.
         grow: With how many workers a survivor goes on: "due", as in the paper, or "efficient"; see
             `hydro_rasda.schedulers.growth`.
         least_efficiency: With "efficient", a survivor whose parallel efficiency is not above this keeps its workers; 0

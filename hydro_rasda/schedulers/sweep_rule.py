@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydro_rasda.checks import is_int, is_number, require
-from hydro_rasda.config import Mode
+from hydro_rasda.schedulers.ranking import Mode
 
 
 @dataclass(frozen=True)
-class GoOn:
+class Continue:
     """A trial trains on.
 
     A trial that was dropped can go on, too: it is brought back. Its checkpoint is gone by then, so it trains again from
@@ -35,11 +35,11 @@ class GoOn:
 
 
 @dataclass(frozen=True)
-class Drop:
+class Stop:
     """A trial trains no further, and its checkpoint is removed."""
 
 
-Move = GoOn | Drop
+Move = Continue | Stop
 
 
 @dataclass
@@ -84,7 +84,6 @@ class SweepState:
         max_t: Epochs of a full training.
         top_k: How many finalists are wanted.
         seed: The run's: a rule that needs random numbers derives them from it, and from what it is asked.
-        trials: All trials, by number.
         waiting: Those that came to a milestone, or are new, and wait for a decision; in order of arrival.
         training: Those that are on their way to a milestone.
         scores: By milestone, the score there of each trial that came to it; NaN where it diverged or failed.
@@ -181,7 +180,7 @@ class SweepState:
 
 
 class SweepRule(ABC):
-    """Who goes on in a sweep: a subclass of it, given to `tune(sweep_rule=...)`, takes the place of successive halving.
+    """Decides who goes on in a sweep: as `SweepConfig(rule=...)`, an object of a subclass replaces successive halving.
 
     A rule keeps nothing between calls: what it answers depends on what it was made with and on the state alone, so that
     a run that was killed comes to the same decisions again. (What was decided is in the journal besides, and is not
@@ -190,12 +189,12 @@ class SweepRule(ABC):
     >>> class BetterHalf(SweepRule):
     ...     def decide(self, sweep):
     ...         if new := sweep.waiting_at(0):
-    ...             return {n: GoOn(to=1) for n in new}
+    ...             return {n: Continue(to=1) for n in new}
     ...         if sweep.training or len(sweep.waiting) <= sweep.top_k:
     ...             return {}  # wait for the others; where there are none, the sweep is over
     ...         kept = sweep.best(max(sweep.top_k, len(sweep.waiting) // 2))
     ...         later = {n: min(2 * trial.epoch, sweep.max_t) for n, trial in sweep.waiting.items()}
-    ...         return {n: GoOn(later[n]) if n in kept and later[n] > trial.epoch else Drop()
+    ...         return {n: Continue(later[n]) if n in kept and later[n] > trial.epoch else Stop()
     ...                 for n, trial in sweep.waiting.items()}
     """
 
@@ -244,22 +243,21 @@ def checked_moves(
     Args:
         rule: Who decided.
         moves: What it decided.
-        sweep: Where the sweep stands.
         check: Raises ValueError for a configuration that cannot be trained with.
 
     Raises:
         ValueError: naming rule, trial and value, where it cannot.
     """
-    told = f"`sweep_rule` {type(rule).__name__}"
+    told = f"`sweep.rule` {type(rule).__name__}"
     require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
     for number, move in moves.items():
         standing = sweep.trials.get(number) if is_int(number) else None
         if standing is None:
             raise ValueError(f"{told} moves trial {number!r}, but must name one of trials 0 to {len(sweep.trials) - 1}")
         of = f"{told}: the move of trial {number}"
-        require(isinstance(move, (GoOn, Drop)), of, move, "a GoOn or a Drop")
+        require(isinstance(move, (Continue, Stop)), of, move, "a Continue or a Stop")
         require(standing.goal is None, of, move, f"left out while the trial is on its way to epoch {standing.goal}")
-        if isinstance(move, GoOn):
+        if isinstance(move, Continue):
             _check_going_on(of, move, standing, sweep, check)
         else:
             require(not standing.dropped, of, move, "left out, for the trial was dropped before")
@@ -267,7 +265,7 @@ def checked_moves(
 
 
 def _check_going_on(
-    of: str, move: GoOn, standing: Standing, sweep: SweepState, check: Callable[[Mapping[str, Any]], object]
+    of: str, move: Continue, standing: Standing, sweep: SweepState, check: Callable[[Mapping[str, Any]], object]
 ) -> None:
     later = type(move.to) is int and standing.epoch < move.to <= sweep.max_t
     rule = f"an epoch after {standing.epoch}, where the trial stands, and at most {sweep.max_t} (`max_t`)"
@@ -293,7 +291,7 @@ def checked_admission(rule: SweepRule, count: int) -> int:
     Raises:
         ValueError: naming rule and value, where it is none.
     """
-    require(type(count) is int and count >= 0, f"`sweep_rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
+    require(type(count) is int and count >= 0, f"`sweep.rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
     return count
 
 
@@ -303,25 +301,25 @@ def checked_epochs(rule: SweepRule, count: float) -> int:
     Raises:
         ValueError: naming rule and value, where it is none.
     """
-    holds = is_number(count) and 0 <= count < math.inf
-    require(holds, f"`sweep_rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
+    holds = is_number(count) and count >= 0
+    require(holds, f"`sweep.rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
     return math.ceil(count)
 
 
 def plain_move(move: Move) -> list[Any]:
     """A move as JSON values, of which `move_of` makes it again.
 
-    >>> plain_move(Drop()), plain_move(GoOn(9)), plain_move(GoOn(9, copy_of=2, changes={"lr": 0.1}))
+    >>> plain_move(Stop()), plain_move(Continue(9)), plain_move(Continue(9, copy_of=2, changes={"lr": 0.1}))
     ([None], [9], [9, 2, {'lr': 0.1}])
     """
-    if isinstance(move, Drop):
+    if isinstance(move, Stop):
         return [None]
     return [move.to] if move.copy_of is None else [move.to, move.copy_of, dict(move.changes)]
 
 
 def move_of(plain: Sequence[Any]) -> Move:
     """The move that `plain_move` made these values of."""
-    return Drop() if plain[0] is None else GoOn(*plain)
+    return Stop() if plain[0] is None else Continue(*plain)
 
 
 def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepState) -> list[int]:
@@ -330,7 +328,7 @@ def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepSta
     Raises:
         ValueError: naming rule and value, where they are not.
     """
-    of = f"`sweep_rule` {type(rule).__name__}: finalists(...)"
+    of = f"`sweep.rule` {type(rule).__name__}: finalists(...)"
     listed = isinstance(finalists, Sequence) and not isinstance(finalists, str)
     known = listed and all(is_int(number) and number in sweep.trials for number in finalists)
     rule_of_theirs = f"different trials of 0 to {len(sweep.trials) - 1}, in a list"

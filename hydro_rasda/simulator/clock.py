@@ -1,4 +1,4 @@
-"""Virtual time: the events that are to come, in order."""
+"""Virtual time: the events that are to come, in order, and readings, whose ends move as trials come and go."""
 
 from __future__ import annotations
 
@@ -39,3 +39,59 @@ class Clock:
         """Goes on to the next event: its kind, subject and segment."""
         self.now, _, kind, subject, segment = heapq.heappop(self._planned)
         return kind, subject, segment
+
+
+class SharedStorage:
+    """What trials read at the moment.
+
+    What is delivered to each trial that runs grows alike for all. A reading that begins when this is at b bytes is done
+    when it comes to b plus its size.
+
+    Args:
+        bandwidth: Bytes per second, to all trials together.
+    """
+
+    def __init__(self, bandwidth: float) -> None:
+        self._bandwidth = bandwidth
+        self._trials = 0
+        self._now = 0.0
+        self._delivered = 0.0
+        self._until: dict[int, float] = {}
+        self._order: list[tuple[float, int]] = []  # of `_until`, and readings that were stopped
+
+    def share(self, trials: int, now: float) -> None:
+        """Splits the bandwidth between so many trials from now on."""
+        self._deliver(now)
+        self._trials = trials
+
+    def begin(self, trial: int, size: float, now: float) -> None:
+        """A trial, one of those that share, begins to read so many bytes."""
+        self._deliver(now)
+        self._until[trial] = self._delivered + size
+        heapq.heappush(self._order, (self._until[trial], trial))
+
+    def stop(self, trial: int) -> None:
+        """A trial reads no further, if it did."""
+        self._until.pop(trial, None)
+
+    def due(self) -> float:
+        """When the next reading is done if no trial comes or goes until then; inf where none is under way."""
+        while self._order and self._until.get(self._order[0][1]) != self._order[0][0]:
+            heapq.heappop(self._order)
+        if not self._order:
+            return math.inf
+        missing = self._order[0][0] - self._delivered
+        return self._now + max(0.0, missing) * self._trials / self._bandwidth
+
+    def end_next(self) -> int:
+        """Ends the reading that is next, at the time that `due` tells; its trial."""
+        now = self.due()
+        _, trial = heapq.heappop(self._order)
+        del self._until[trial]
+        self._deliver(now)
+        return trial
+
+    def _deliver(self, now: float) -> None:
+        if self._trials:
+            self._delivered += (now - self._now) * self._bandwidth / self._trials
+        self._now = now

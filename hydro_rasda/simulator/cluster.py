@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hydro_rasda.checks import check_int, check_is, check_number, require
-from hydro_rasda.simulator.cost import Spread
+from hydro_rasda.simulator.cost import CostModel, Spread
 
 MOST_GPUS = 1_000_000
 """Of a cluster: more would not fit memory."""
@@ -216,3 +216,21 @@ class Slots:
             del shelves[before][node]
             shelves[after][node] = None
             self._free_by_kind[rank] += workers
+
+
+class Launching:
+    """The time before a trial's first step: the head node starts processes one by one, each node copies the data.
+
+    The nodes copy when the search begins, all at once and from the same storage, and so are done together.
+    """
+
+    def __init__(self, cluster: Cluster, cost: CostModel) -> None:
+        self._each, self._restart = cluster.launch_seconds, cost.restart_seconds
+        self._free_at = 0.0
+        nodes = sum(kind.nodes for kind in cluster.kinds)
+        self._staged_at = nodes * cluster.staged_bytes / cluster.storage
+
+    def first_step(self, workers: int, now: float) -> float:
+        """When a trial that is given workers now begins its first step; the head node is busy with it until then."""
+        self._free_at = max(now, self._free_at) + workers * self._each
+        return max(self._free_at + self._restart, self._staged_at)

@@ -9,23 +9,19 @@ An epoch is one's worth of progress. Where a larger batch teaches less per examp
 
 from __future__ import annotations
 
-import gc
 import math
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from hydro_rasda.checks import check_is, is_int, require
-from hydro_rasda.schedulers import Decision, Gathering, Growth, Held, Queue, Verdict, Waiting, place
-from hydro_rasda.simulator.clock import Clock
-from hydro_rasda.simulator.cluster import Cluster, Slots
+from hydro_rasda.checks import is_int
+from hydro_rasda.schedulers import Decision, Growth, Held, MilestoneBarrier, Queue, Verdict, Waiting, place
+from hydro_rasda.simulator.clock import Clock, SharedStorage
+from hydro_rasda.simulator.cluster import Cluster, Launching, Slots
 from hydro_rasda.simulator.cost import CostModel, Spread
-from hydro_rasda.simulator.launching import Launching
 from hydro_rasda.simulator.outcome import Outcome, Segment, TrialOutcome
-from hydro_rasda.simulator.rules import AnyPlan, Plan
-from hydro_rasda.simulator.storage import SharedStorage
+from hydro_rasda.simulator.rules import AnyPlan
 from hydro_rasda.simulator.trial import Trial
 from hydro_rasda.simulator.workload import Workload
 
@@ -37,58 +33,9 @@ MAX_RESTARTS = 1000
 """Node failures that may hit one trial; after more, the cluster is taken to be too unreliable to ever finish."""
 
 
-def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostModel, seed: int = 0) -> Outcome:
-    """Simulates a search over all trials of a workload.
+class Simulation:
+    """One search in virtual time; see `simulate`."""
 
-    Args:
-        plan: The scheduler.
-        workload: The trials. They start in the order of the table, each as soon as workers are free.
-        cluster: The machine that they run on.
-        cost: The time that epochs, restarts and checkpoints take.
-        seed: Determines epoch noise, slow nodes and failures. The same arguments give the same outcome.
-
-    Returns:
-        Run time, GPU time and what became of each trial.
-
-    Raises:
-        ValueError: where the curves are shorter than `max_t`, the rule's mode is not the workload's, a new trial needs
-            more workers than there are, or `plan.resize` gives none.
-        RuntimeError: where node failures hit one trial over and over.
-
-    >>> from hydro_rasda.simulator import FixedWorkers, Plan, power_law
-    >>> from hydro_rasda.schedulers import AsyncSuccessiveHalving
-    >>> plan = Plan(FixedWorkers(AsyncSuccessiveHalving(max_t=9, reduction_factor=3), workers=2))
-    >>> cost = CostModel(step_seconds=1.0, steps=10)
-    >>> simulate(plan, power_law(trials=1, epochs=9, seed=0), Cluster.uniform(4), cost).seconds
-    45.0
-    """
-    check_is("workload", workload, Workload)
-    check_is("cluster", cluster, Cluster)
-    check_is("cost", cost, CostModel)
-    check_is("plan", plan, Plan)
-    check_is("seed", seed, int)
-    if workload.epochs < plan.rule.max_t:
-        raise ValueError(f"`workload` has {workload.epochs} epochs, but must have >= max_t ({plan.rule.max_t})")
-    if workload.mode != plan.rule.mode:
-        raise ValueError(f"`plan` has mode {plan.rule.mode!r}, but must have that of `workload`, {workload.mode!r}")
-    require(plan.rule.workers <= cluster.gpus, "workers", plan.rule.workers, f"<= the cluster's {cluster.gpus} GPUs")
-    with _no_collector():
-        return _Simulation(plan, workload, cluster, cost, seed).run()
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """A simulation makes no cycles: the collector would only walk through the many objects that it keeps."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-class _Simulation:
     def __init__(self, plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostModel, seed: int) -> None:
         self._plan, self._cluster, self._cost = plan, cluster, cost
         self._rng = random.Random(seed)
@@ -97,7 +44,7 @@ class _Simulation:
         self._rule = plan.rule
         self._state: Any = plan.rule.init()
         self._resize = plan.resize or plan.rule.resize
-        self._gathering = Gathering(plan.rule.wait) if plan.rule.wait else None
+        self._gathering = MilestoneBarrier(plan.rule.wait) if plan.rule.wait else None
         self._milestones = plan.rule.milestones
         self._rungs = {milestone: rung for rung, milestone in enumerate(self._milestones, start=1)}
         self._storage = SharedStorage(cluster.storage) if _reads(cost, cluster) else None
@@ -119,6 +66,7 @@ class _Simulation:
         self._tried: dict[int, int] = {}
 
     def run(self) -> Outcome:
+        """Simulate the search to its end."""
         if math.isfinite(self._cluster.mtbf):
             for node in range(self._slots.nodes):
                 self._clock.after(self._rng.expovariate(1 / self._cluster.mtbf), "failure", node)

@@ -9,10 +9,10 @@ from statistics import mean, median
 
 from hydro_rasda.checks import check_number
 from hydro_rasda.schedulers import RASDA
-from hydro_rasda.simulator.engine import simulate
 from hydro_rasda.simulator.outcome import Outcome
 from hydro_rasda.simulator.past_run import PastRun
 from hydro_rasda.simulator.rules import AnyPlan, Plan
+from hydro_rasda.simulator.search import simulate
 from hydro_rasda.simulator.spending import Spending, spending
 from hydro_rasda.simulator.study import HOUR, RULES, Study, check, cluster, cost_model, epoch_seconds, plans
 from hydro_rasda.simulator.workload import Workload
@@ -206,7 +206,6 @@ def recommend(
     Tried are 1, 2, 4, ... GPUs and all of them; workers from the study's on, doubled up to a node's.
 
     Args:
-        run: The past run.
         study: Its `gpus` are the most, its `workers` the fewest of a new trial.
         within_hours: Deadline.
         gpu_hours: Budget of GPU hours reserved: all GPUs from start to end.

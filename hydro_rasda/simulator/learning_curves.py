@@ -33,7 +33,6 @@ class Row(NamedTuple):
     """One epoch of one trial.
 
     Attributes:
-        trial: Its name.
         epoch: From 1; epochs that have no row are filled in from their neighbours.
         score: After it; not finite where the trial diverged.
         seconds: That it took; NaN where they are not known.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from hydro_rasda.checks import check_int, check_mode, check_number, require
-from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Decision, Growth, Mode, Resize, Verdict
+from hydro_rasda.schedulers import AshaState, AsyncSuccessiveHalving, Growth, Mode, Resize, Verdict
 
 StateT = TypeVar("StateT")
 
@@ -43,7 +43,7 @@ class Rule(Protocol[StateT]):
 
     @property
     def wait(self) -> float:
-        """How long a trial waits for its fellows, at most, over the time that it took to come; see `Gathering`."""
+        """Longest wait for a trial's cohort, as a share of the time that the trial took (see `MilestoneBarrier`)."""
         ...
 
     def resize(self, growth: Growth) -> int:
@@ -133,88 +133,6 @@ class FixedWorkers:
     def complete(self, state: AshaState, trial: str, t: int, score: float) -> AshaState:
         """Records a trial that ended."""
         return self.halving.complete(state, trial, t, score)
-
-
-@dataclass(frozen=True)
-class VaryingFactors:
-    """RASDA whose reduction and scaling factors differ from rung to rung.
-
-    Attributes:
-        milestones: Epochs at which a trial is decided, strictly increasing; the last is `max_t`.
-        reduction_factors: By milestone, the last left out: one in so many trials goes on.
-        scaling_factors: Likewise: the workers of those that go on grow by it; 1 keeps them.
-        workers: Workers of a new trial.
-        mode: "min" where a lower score is better, "max" where a higher is.
-        wait: How long a trial waits for its fellows, at most, over the time that it took to come; see `Gathering`.
-
-    Raises:
-        ValueError: where a number is no integer or out of range, milestones do not increase, or there are not as many
-            factors as milestones below `max_t`.
-    """
-
-    milestones: tuple[int, ...]
-    reduction_factors: tuple[int, ...]
-    scaling_factors: tuple[int, ...]
-    workers: int = 1
-    mode: Mode = "min"
-    wait: float = 0.0
-    _rungs: tuple[AsyncSuccessiveHalving, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_int("workers", self.workers, at_least=1)
-        require(bool(self.milestones), "milestones", self.milestones, "one epoch or more")
-        increase = all(before < after for before, after in pairwise(self.milestones))
-        require(increase, "milestones", self.milestones, "strictly increasing")
-        rungs = len(self.milestones) - 1
-        for name in ("reduction_factors", "scaling_factors"):
-            given = getattr(self, name)
-            require(len(given) == rungs, name, given, f"{rungs} factors, one for each milestone below max_t")
-        for factor in self.scaling_factors:
-            check_int("scaling_factors", factor, at_least=1)
-        deciding = tuple(
-            AsyncSuccessiveHalving(self.max_t, milestone, factor, self.mode, wait=self.wait)
-            for milestone, factor in zip(self.milestones, self.reduction_factors)
-        )
-        object.__setattr__(self, "_rungs", deciding)
-
-    @property
-    def max_t(self) -> int:
-        """Epochs after which a trial is done."""
-        return self.milestones[-1]
-
-    def resize(self, growth: Growth) -> int:
-        """All that are due."""
-        return growth.due
-
-    def init(self) -> tuple[AshaState, ...]:
-        """The state of each rung before the first report."""
-        return tuple(rung.init() for rung in self._rungs)
-
-    def report(
-        self, state: tuple[AshaState, ...], trial: str, t: int, score: float
-    ) -> tuple[tuple[AshaState, ...], Verdict]:
-        """Decides at the rung whose milestone is `t`."""
-        k = self.milestones.index(t)
-        if k == len(self._rungs):
-            return state, Verdict(Decision.STOP, self._due(k))
-        rung, decision = self._rungs[k].report(state[k], trial, t, score)
-        return (*state[:k], rung, *state[k + 1 :]), Verdict(decision, self._due(k))
-
-    def decide(
-        self, state: tuple[AshaState, ...], milestone: int, scores: Mapping[str, float]
-    ) -> tuple[tuple[AshaState, ...], dict[str, Verdict]]:
-        """Decides as the milestone's rung does."""
-        k = self.milestones.index(milestone)
-        rung, decisions = self._rungs[k].decide(state[k], milestone, scores)
-        verdicts = {trial: Verdict(decision, self._due(k)) for trial, decision in decisions.items()}
-        return (*state[:k], rung, *state[k + 1 :]), verdicts
-
-    def complete(self, state: tuple[AshaState, ...], trial: str, t: int, score: float) -> tuple[AshaState, ...]:
-        """Changes nothing: each rung already has the scores that it decided by."""
-        return state
-
-    def _due(self, k: int) -> int:
-        return self.workers * math.prod(self.scaling_factors[: k + 1])
 
 
 def synchronous_halving(

@@ -41,7 +41,6 @@ def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int
 
     Args:
         outcome: The search.
-        cost: Its cost model.
         workers: Of a new trial.
         gpus_per_node: A trial is taken to be on as few nodes as can be.
     """
@@ -65,8 +64,6 @@ def why(slower: Spending, faster: Spending, epochs: tuple[float, float], gpus: i
     """Why a search takes longer than another on the same cluster: what makes up most of the difference, in words.
 
     Args:
-        slower: What it spends.
-        faster: What the other spends.
         epochs: How many epochs either trains.
         gpus: Of the cluster.
     """

@@ -64,7 +64,6 @@ class Study:
 
     Attributes:
         gpus: GPUs of the cluster.
-        gpus_per_node: GPUs of a node.
         rules: Names in `RULES`.
         trials: Configurations to try; those of the run, repeated where it has less.
         max_t: Epochs of a full training.

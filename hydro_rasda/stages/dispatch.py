@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from fusion.keys import KINDS, optimizer_name
+from fusion.hyperparameters import KINDS, optimizer_name
 from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
@@ -107,7 +107,7 @@ class Dispatcher:
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
         """For each kind of trials, how to group them on a device."""
-        fusion = self._run.settings.fusion
+        fusion = self._run.settings.sweep.fusion
         if fusion != "auto":
             return dict.fromkeys(of_kind, Widths(fusion))
         machine = self._devices.machine(device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hydro_rasda.contracts import Group, Widths
-from hydro_rasda.schedulers.packing import SLACK
+from hydro_rasda.schedulers.packing_policy import SLACK
 
 
 @dataclass(frozen=True)

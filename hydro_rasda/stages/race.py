@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hydro_rasda.contracts import Span, TargetOutcome, TargetTask, TargetTrainer
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
+from hydro_rasda.processes.retry_policy import RETRIES
+from hydro_rasda.results.summary import drop_lost_winner
 from hydro_rasda.run.events import RungDecided
-from hydro_rasda.run.state import Run, metric_lines
-from hydro_rasda.run.summary import winner_is_lost
-from hydro_rasda.run.targets import (
+from hydro_rasda.run.full_size_stage import (
     another_chance,
     deciding_curve,
     done_early,
@@ -28,12 +28,11 @@ from hydro_rasda.run.targets import (
     targets_over,
     tried_targets,
 )
-from hydro_rasda.schedulers import race_milestones
-from hydro_rasda.stages.chance import unbeaten_chance
-from hydro_rasda.training.deaths import RETRIES
+from hydro_rasda.run.state import Run, metric_lines
+from hydro_rasda.stages.chance_baseline import unbeaten_chance
 
 
-def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> list[int]:
+def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
     """Train the full-size models, of which the best go on at each of RASDA's milestones.
 
     What earlier processes trained counts, on whichever backend; a stage that is over trains nothing.
@@ -42,16 +41,16 @@ def train_targets(run: Run, finalists: Sequence[int], devices: TargetTrainer) ->
         All that were trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
     """
     recall_targets(run)
-    if another_chance(run, finalists) or not targets_over(run, finalists) or winner_is_lost(run, finalists):
+    if another_chance(run, finalists) or not targets_over(run, finalists) or drop_lost_winner(run, finalists):
         _race(run, finalists, devices)
     else:  # of more samples, say, the same ones were chosen
         end_targets(run, finalists)
     return tried_targets(run, finalists)
 
 
-def _race(run: Run, finalists: Sequence[int], devices: TargetTrainer) -> None:
+def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     settings = run.settings
-    stops = race_milestones(settings)
+    stops = settings.race_milestones
     left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
         while left:
@@ -85,8 +84,6 @@ def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]
     """Choose again among those that were stopped, where all that went on diverged or failed before their end.
 
     Args:
-        run: The run.
-        finalists: All that began.
         stopped: By milestone, those that were stopped there; who comes back is taken out.
         stop: The milestone of the race.
     """
@@ -126,7 +123,7 @@ def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) ->
     return replace(rule, reduction_factor=1).promote(stop, scores, trained)
 
 
-def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: TargetTrainer, raised: Counter[int]) -> None:
+def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrainer, raised: Counter[int]) -> None:
     """Train finalists to a milestone, in spans that end where a checkpoint is due, or as far as time goes."""
     while tasks := [_next_task(run, n, stop, len(numbers)) for n in numbers if _goes_on(run, n, stop)]:
         began = False
@@ -144,16 +141,16 @@ def _goes_on(run: Run, number: int, stop: int) -> bool:
     return run.epochs("target", number) < stop and not ended_early(run, number) and not done_early(run, number)
 
 
-def _next_task(run: Run, number: int, stop: int, beside: int) -> TargetTask:
+def _next_task(run: Run, number: int, stop: int, beside: int) -> FullSizeTask:
     """What is left to do for a finalist before the milestone."""
     source = source_of(run, number)
-    start, every = run.epochs("target", number), run.settings.checkpoint_every or stop
+    start, every = run.epochs("target", number), run.settings.race.checkpoint_every or stop
     span = Span(start, min(stop, start - start % every + every))
     key = f"target/trial-{number}/to-{span.stop}"
-    return TargetTask(key, number, span, source, run.settings.seed, beside)
+    return FullSizeTask(key, number, span, source, run.settings.seed, beside)
 
 
-def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
+def _in_time(run: Run, tasks: Sequence[FullSizeTask]) -> Iterator[FullSizeTask]:
     """The tasks that the time budget allows to begin; the first of all begins without."""
     began = any(stage == "target" for stage, _ in run.metrics)
     for task in tasks:
@@ -163,7 +160,7 @@ def _in_time(run: Run, tasks: Sequence[TargetTask]) -> Iterator[TargetTask]:
         yield task
 
 
-def _record(run: Run, outcome: TargetOutcome, raised: Counter[int]) -> None:
+def _record(run: Run, outcome: FullSizeOutcome, raised: Counter[int]) -> None:
     """Keep what a full-size training gave; one that raised is tried again before it fails."""
     number = outcome.task.number
     if outcome.error is None:

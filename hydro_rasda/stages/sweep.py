@@ -16,14 +16,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from fusion.keys import check
+from fusion.hyperparameters import check
+from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
-from hydro_rasda.hidden import hide
+from hydro_rasda.processes.child_count import usable_children
+from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
-from hydro_rasda.run.result import AllTrialsFailed
 from hydro_rasda.run.state import FINALISTS, Run, failure_line, metric_lines
-from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepRule, SweepState, rank
+from hydro_rasda.schedulers import Bracket, Continue, Move, Stop, SuccessiveHalving, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
@@ -34,13 +35,13 @@ from hydro_rasda.schedulers.sweep_rule import (
     plain_move,
 )
 from hydro_rasda.search import Search
+from hydro_rasda.secret_masking import hide
 from hydro_rasda.space import derived
-from hydro_rasda.stages.chance import warn_of_chance
+from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.dispatch import Dispatcher
-from hydro_rasda.stages.kinds import find_kinds
-from hydro_rasda.stages.transfer import check_transfer
-from hydro_rasda.stages.unread import Unread, warn_of_unread
-from hydro_rasda.training.device import usable_children
+from hydro_rasda.stages.fusion_groups import find_kinds
+from hydro_rasda.stages.transfer_check import check_transfer
+from hydro_rasda.stages.unused_keys import Unread, warn_of_unread
 from hydro_rasda.trial import Trial
 
 
@@ -66,8 +67,10 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
 def halving(run: Run) -> SweepRule:
     """Successive halving, as the run's settings say."""
     settings = run.settings
-    stops = sweep_milestones(settings.grace_period, settings.max_t, settings.reduction_factor)
-    return Bracket(SuccessiveHalving(stops, settings.reduction_factor, settings.mode, keep_at_least=settings.top_k))
+    stops = sweep_milestones(settings.sweep.grace_period, settings.max_t, settings.sweep.reduction_factor)
+    return Bracket(
+        SuccessiveHalving(stops, settings.sweep.reduction_factor, settings.mode, keep_at_least=settings.race.top_k)
+    )
 
 
 class _Sweep:
@@ -76,11 +79,12 @@ class _Sweep:
     def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule) -> None:
         settings = run.settings
         self._run, self._search, self._devices, self._rule = run, search, devices, rule
-        self._state = SweepState(settings.mode, settings.max_t, settings.top_k, settings.seed)
+        self._state = SweepState(settings.mode, settings.max_t, settings.race.top_k, settings.seed)
         self._state.left = settings.num_samples
         self._dispatcher = Dispatcher(run, devices)
         self._candidates: deque[Trial] = deque()
-        self._unread: list[Unread] = []
+        self._unread: Unread = {}
+        self._read: set[str] = set()
         self._children = usable_children(run.problem)
         self._done = 0
         self._first_rung_is_over = False
@@ -102,10 +106,10 @@ class _Sweep:
             if self._decide() or self._admit():
                 continue
             if self._finished:
-                self._come_in(self._finished.popleft())
+                self._decide_arrival(self._finished.popleft())
             elif (key := self._next_recorded()) is not None:
-                self._went_on(key, self._run.recall(key))
-                self._come_in(key)
+                self._advance(key, self._run.recall(key))
+                self._decide_arrival(key)
             elif not self._dispatch():
                 if not self._devices.busy():
                     return self._ended_by_time() if self._state.training else self._ended()
@@ -145,11 +149,15 @@ class _Sweep:
             if unseen[0].number not in seen:
                 raise DamagedJournal(f"the unit {key!r} of {run.store.path / JOURNAL} tells of no trial: begin anew")
             unseen = [trial for trial in unseen if trial.number not in seen]
-            self._unread += [line.get("unread", {}) for line in unit.lines if line["event"] == "trial"]
+            for line in unit.lines:
+                if line["event"] == "trial":
+                    unread = line.get("unread", {})
+                    self._unread |= unread
+                    self._read |= {*paths(run.trials[line["trial"]].config)} - unread.keys()
         # A training function of the user's own may read any key.
         told = run.problem.full_size is None and not derived(run.space)
         if len(run.trials) >= run.settings.num_samples and told:
-            warn_of_unread(self._unread)
+            warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 
     def _decide(self) -> bool:
         """Have the rule decide, or the journal where it was decided before; whether any trial goes on or is dropped."""
@@ -169,7 +177,7 @@ class _Sweep:
         self._carry_out(moves, recalled)
         if first_rung is not None:
             self._first_rung_is_over = True
-            if run.settings.check_transfer:
+            if run.settings.sweep.check_transfer:
                 run.transfer = check_transfer(run, *first_rung, self._devices)
                 self._show()
         return bool(moves)
@@ -193,21 +201,21 @@ class _Sweep:
     def _carry_out(self, moves: Mapping[int, Move], recalled: bool) -> None:
         state, run = self._state, self._run
         stood = sorted({state.trials[number].epoch for number in moves})
-        dropped = sorted(number for number, move in moves.items() if isinstance(move, Drop))
+        dropped = sorted(number for number, move in moves.items() if isinstance(move, Stop))
         for number in dropped:
             self._search.close(number, run.epochs("surrogate", number), state.trials[number].score)
             state.drop(number)
-        going_on = {number: move for number, move in moves.items() if isinstance(move, GoOn)}
+        going_on = {number: move for number, move in moves.items() if isinstance(move, Continue)}
         self._copy({number: move for number, move in going_on.items() if move.copy_of is not None}, recalled)
         run.forget(dropped)
         for number, move in going_on.items():
             state.go_on(number, move.to, run.trials[number].config)
-            if not self._came(number):
+            if not self._has_arrived(number):
                 self._dispatcher.add(number, move.to)
         for stop in stood:
             self._tell(stop, recalled)
 
-    def _copy(self, copies: Mapping[int, GoOn], recalled: bool) -> None:
+    def _copy(self, copies: Mapping[int, Continue], recalled: bool) -> None:
         """Have trials go on with other ones' weights and configurations, as these were before any of them copied."""
         run, dispatcher, trials = self._run, self._dispatcher, dict(self._run.trials)
         of = {number: move.copy_of for number, move in copies.items() if move.copy_of is not None}
@@ -275,7 +283,7 @@ class _Sweep:
             value["device"] = finished.device
         if task.copies:
             value["copies"] = task.copies
-        self._went_on(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
+        self._advance(task.key, run.record(task.key, Unit(value, lines, finished.seconds)))
         self._finished.append(task.key)
 
     def _next_recorded(self) -> str | None:
@@ -285,7 +293,7 @@ class _Sweep:
             return self._recorded.popleft()
         return None
 
-    def _went_on(self, key: str, unit: Unit) -> None:
+    def _advance(self, key: str, unit: Unit) -> None:
         """A recorded group's members go on from there; those that copied others have a checkpoint of their own now."""
         members, copies = unit.value["members"], unit.value.get("copies", {})
         for number in members:
@@ -295,18 +303,18 @@ class _Sweep:
         failed = {line["trial"] for line in unit.lines if line["event"] == "failed"}
         self._run.go_on_from(key, members, failed)
 
-    def _come_in(self, key: str) -> None:
+    def _decide_arrival(self, key: str) -> None:
         """A group is done: those that reached their milestone wait for a decision."""
         run, state, unit = self._run, self._state, self._run.store.units()[key]
         for number in unit.value["members"]:
-            if self._came(number):
+            if self._has_arrived(number):
                 self._dispatcher.remove(number)
             elif self._dispatcher.remove(number):  # the time budget ended its last group before the milestone
                 self._dispatcher.add(number, state.training[number].goal or 0)
             self._search.tell(number, run.epochs("surrogate", number), run.score("surrogate", number))
         self._done += sum(line["event"] == "metrics" for line in unit.lines)
 
-    def _came(self, number: int) -> bool:
+    def _has_arrived(self, number: int) -> bool:
         """Whether a trial on its way is through with its milestone, perhaps in an earlier process; then it waits there.
 
         What it trained further than it was let go on, when there were fewer samples, the rule does not see.
@@ -327,7 +335,7 @@ class _Sweep:
         if not state.best(1) or not (chosen or left):
             raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
         if not chosen:
-            raise ValueError(f"`sweep_rule` {type(self._rule).__name__} names no finalists, but must name at least one")
+            raise ValueError(f"`sweep.rule` {type(self._rule).__name__} names no finalists, but must name at least one")
         recalled = run.decided(FINALISTS, run.trials)
         self._tell(last, recalled)
         for number in sorted(n for n, standing in state.trials.items() if not standing.dropped):
@@ -335,7 +343,7 @@ class _Sweep:
         finalists = run.decide(FINALISTS, run.trials, lambda: chosen)
         among = tuple(sorted(run.trials))
         run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
-        go_on = finalists if run.settings.surrogate == 1 else []
+        go_on = finalists if run.settings.sweep.surrogate == 1 else []
         run.forget([n for n in run.sources if n not in go_on])
         return finalists
 
@@ -352,7 +360,7 @@ class _Sweep:
             raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
         for n in numbers:
             self._search.close(n, run.epochs("surrogate", n), scores[n])
-        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.top_k]
+        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
 
 
 def _cannot_grow(number: int) -> ValueError:

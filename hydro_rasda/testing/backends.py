@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda.contracts import Backend, Span, TargetTask
-from hydro_rasda.run.targets import targets_over
-from hydro_rasda.stages.race import train_targets
+from hydro_rasda.contracts import Backend, FullSizeTask, Span
+from hydro_rasda.run.full_size_stage import targets_over
+from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.testing.runs import (
     MAX_T,
     PATIENCE_S,
@@ -109,7 +109,7 @@ def check_full_size(make_backend: Callable[[], Backend], folder: Path) -> None:
     found = by_epoch(outcomes)
     for local in references():
         with opened(local, folder / str(local.device), configs) as (run, devices):
-            tasks = [TargetTask(f"target/{n}", n, Span(0, 3), None, 0, len(configs)) for n in run.trials]
+            tasks = [FullSizeTask(f"target/{n}", n, Span(0, 3), None, 0, len(configs)) for n in run.trials]
             if found == by_epoch(list(devices.train_each(tasks))):
                 return
     raise AssertionError("a backend breaks its contract: full-size models train as in one process")
@@ -201,7 +201,7 @@ def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
         for outcome in devices.train_each(targets(run, 1)):
             record(run, outcome)
     with opened(make_backend(), folder, configs) as (run, devices):
-        require(set(train_targets(run, [0, 1, 2], devices)) == {0, 1, 2}, "all finalists count as tried")
+        require(set(train_finalists(run, [0, 1, 2], devices)) == {0, 1, 2}, "all finalists count as tried")
         require(targets_over(run, [0, 1, 2]), "the end of the stage is recorded")
         curves = {number: run.curve("target", number) for number in run.trials}
         recorded = len(run.store.units())
@@ -211,7 +211,7 @@ def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
     )
     require(max(lengths.values()) == MAX_T, f"a finalist trains to the end, not to {max(lengths.values())}")
     with opened(local, folder, configs) as (run, devices):
-        train_targets(run, [0, 1, 2], devices)
+        train_finalists(run, [0, 1, 2], devices)
         require(len(run.store.units()) == recorded, "the local backend has nothing left to train")
         again = {number: run.curve("target", number) for number in run.trials}
         require(again == curves, "the local backend finds what was recorded")

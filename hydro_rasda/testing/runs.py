@@ -16,27 +16,27 @@ import torch
 from torch import nn
 
 from hydro_rasda.backends.local import LocalBackend
-from hydro_rasda.config import RASDAConfig, TuneConfig
+from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.contracts import (
     Backend,
     Devices,
     Finished,
+    FullSizeOutcome,
+    FullSizeTask,
     Group,
     GroupOutcome,
     GroupTask,
     History,
     Span,
-    TargetOutcome,
-    TargetTask,
     group_key,
 )
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.full_size_stage import record_epochs
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.run.store import Store
-from hydro_rasda.run.targets import record_epochs
 from hydro_rasda.trial import Trial
 
 PATIENCE_S = 600.0
@@ -75,8 +75,8 @@ def opened(
     backend: Backend, folder: Path, configs: Sequence[Mapping[str, Any]], **settings: Any
 ) -> Iterator[tuple[Run, Devices]]:
     """A run of these trials, as the next process would open it, and its devices."""
-    rasda = RASDAConfig(grace_period=1, max_workers=1)
-    asked = TuneConfig(max_t=MAX_T, surrogate=0.5, rasda=rasda, **settings)
+    race = RaceConfig(grace_period=1, max_workers=1)
+    asked = TuneConfig(max_t=MAX_T, sweep=SweepConfig(surrogate=0.5), race=race, **settings)
     trials = {number: Trial(number, {"batch_size": 8, **config}) for number, config in enumerate(configs)}
     with Store.open(folder, {}, "auto") as store:
         run = Run(_problem(backend.device, asked), store, trials=trials)
@@ -102,10 +102,10 @@ def group(*members: int, span: Span = _FIRST, sources: tuple[str, ...] = ()) -> 
     return GroupTask(group_key(span, members), (members_fused,), sources, span)
 
 
-def targets(run: Run, stop: int) -> list[TargetTask]:
+def targets(run: Run, stop: int) -> list[FullSizeTask]:
     """All trials to an epoch, each from its last checkpoint."""
     return [
-        TargetTask(f"target/{n}", n, Span(run.epochs("target", n), stop), run.checkpoints.get(n), 0, len(run.trials))
+        FullSizeTask(f"target/{n}", n, Span(run.epochs("target", n), stop), run.checkpoints.get(n), 0, len(run.trials))
         for n in run.trials
     ]
 
@@ -161,11 +161,11 @@ def require_one_failure(done: Sequence[Finished], number: int, why: str) -> None
     require(why in failures[number], f"a failure says what was raised, not {failures[number]!r}")
 
 
-def train_full_size(run: Run, devices: Devices, stop: int, room: int) -> list[TargetOutcome]:
+def train_full_size(run: Run, devices: Devices, stop: int, room: int) -> list[FullSizeOutcome]:
     """Train all trials to an epoch, by a generator that looks how far ahead it is read."""
-    taken, outcomes = 0, list[TargetOutcome]()
+    taken, outcomes = 0, list[FullSizeOutcome]()
 
-    def given() -> Iterator[TargetTask]:
+    def given() -> Iterator[FullSizeTask]:
         nonlocal taken
         for task in targets(run, stop):
             taken += 1
@@ -180,14 +180,14 @@ def train_full_size(run: Run, devices: Devices, stop: int, room: int) -> list[Ta
     return outcomes
 
 
-def record(run: Run, outcome: TargetOutcome) -> None:
+def record(run: Run, outcome: FullSizeOutcome) -> None:
     """Keep what a full-size training gave, as the race does."""
     number = outcome.task.number
     assert outcome.state is not None
     record_epochs(run, number, metric_lines("target", number, outcome.history), outcome.state, outcome.seconds)
 
 
-def by_epoch(outcomes: Iterable[TargetOutcome]) -> dict[tuple[int, int], Mapping[str, float]]:
+def by_epoch(outcomes: Iterable[FullSizeOutcome]) -> dict[tuple[int, int], Mapping[str, float]]:
     """Metrics by trial and epoch."""
     return {(outcome.task.number, epoch): metrics for outcome in outcomes for epoch, metrics in outcome.history}
 

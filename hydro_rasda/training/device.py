@@ -15,19 +15,20 @@ from typing import Any
 
 import torch
 
-from fusion import keep_freed_memory
+from fusion.width import keep_freed_memory
 from fusion.width.probe import usable_memory
-from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.doing import Doing
+from hydro_rasda.processes.child_count import usable_children
+from hydro_rasda.processes.forks import Crowd, Died, Notify, imap_forked
+from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group, kind_of_target
+from hydro_rasda.processes.retry_policy import Deaths, ended, failure, parted
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.events import Stage
-from hydro_rasda.schedulers.packing import Job, Room, beside
-from hydro_rasda.training.deaths import Deaths, ended, failure, parted
-from hydro_rasda.training.forks import Crowd, Died, Notify, can_be_pickled, imap_forked, most_children
-from hydro_rasda.training.full_size import train_target
+from hydro_rasda.schedulers.packing_policy import Job, Room, beside
+from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.fused import Load, joined, train_group
-from hydro_rasda.training.pace import Pace
-from hydro_rasda.training.peaks import Peaks, kind_of_group, kind_of_target
 from hydro_rasda.training.planning import machine, planned_widths
 from hydro_rasda.trial import Trial
 
@@ -37,7 +38,6 @@ class Work:
     """What training needs beside a task.
 
     Attributes:
-        trials: By number.
         load: Gives an earlier task's checkpoint by its key, on the device.
         should_stop: Asked after each epoch.
         notify: Called with how many epochs were trained, over all models that train as one, and the metrics after them.
@@ -48,7 +48,7 @@ class Work:
     load: Load
     should_stop: Callable[[], bool]
     notify: Notify
-    doing: Doing = field(default_factory=Doing)
+    doing: CrashLog = field(default_factory=CrashLog)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class Device:
     """Trains what it is given; returns when that is done.
 
     Args:
-        problem: What is tuned, on this device.
         may_die: Whether this process is the device's own, which is replaced where it dies: a single core then trains in
             it, and not in one forked of it.
         share: What it has of the device's memory.
@@ -89,8 +88,9 @@ class Device:
         self.cores = max(1, self.children)
         if may_die and self.cores == 1:
             self.children = 0
-        self._paces: dict[Stage, Pace] = {
-            stage: Pace("no epoch was over", foreseen=problem.first_epoch_seconds(stage)) for stage in self._peaks
+        self._paces: dict[Stage, HangDetector] = {
+            stage: HangDetector("no epoch was over", foreseen=problem.first_epoch_seconds(stage))
+            for stage in self._peaks
         }
         if problem.device.type == "cpu":
             # Page faults on blocks that were freed a step before can take half of a fused step.
@@ -161,12 +161,10 @@ class Device:
             return following
         return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
 
-    def train_targets(self, tasks: Sequence[TargetTask], work: Work, devices: int = 1) -> Iterator[TargetOutcome]:
+    def train_full_size(self, tasks: Sequence[FullSizeTask], work: Work, devices: int = 1) -> Iterator[FullSizeOutcome]:
         """Train at most `cores` full-size models at the same time, on the more threads the fewer they are.
 
         Args:
-            tasks: What to train.
-            work: What that needs.
             devices: How many, this one included, share the trials that are trained to the tasks' milestone.
 
         Yields:
@@ -191,25 +189,25 @@ class Device:
         for task, outcome in died:
             while isinstance(outcome, Died):
                 following = deaths.of_target(task, outcome.how)
-                if isinstance(following, TargetTask):
+                if isinstance(following, FullSizeTask):
                     following = _alone(forked, task)
                 outcome = following
             yield outcome
 
-    def _train_target_here(self, task: TargetTask, work: Work) -> TargetOutcome:
+    def _train_target_here(self, task: FullSizeTask, work: Work) -> FullSizeOutcome:
         what = f"training {task.key}"
         if how := work.doing.blamed(what):
             return ended(task, failure(how))
         with work.doing.of(what):
             return self._train_target(task, work, work.notify)
 
-    def _train_target(self, task: TargetTask, work: Work, notify: Notify) -> TargetOutcome:
+    def _train_target(self, task: FullSizeTask, work: Work, notify: Notify) -> FullSizeOutcome:
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:
             work.doing.reached(epoch)
             notify(1, metrics)
 
         state = work.load(task.source) if task.source is not None else None
-        return train_target(self._problem, work.trials[task.number], task, state, work.should_stop, on_epoch)
+        return train_full_size_trial(self._problem, work.trials[task.number], task, state, work.should_stop, on_epoch)
 
     def _forked(
         self, stage: Stage, train: Callable[..., Any], tasks: Sequence[Any], work: Work, threads: int
@@ -239,9 +237,9 @@ class Device:
         return (left if share.memory is None else min(left, share.memory)) / share.processes
 
 
-def _kind(task: GroupTask | TargetTask, work: Work) -> tuple[str, int]:
+def _kind(task: GroupTask | FullSizeTask, work: Work) -> tuple[str, int]:
     """By which a training's peak is known: what it is, and how many train as one."""
-    if isinstance(task, TargetTask):
+    if isinstance(task, FullSizeTask):
         return kind_of_target(work.trials[task.number]), 1
     (group,) = task.groups
     return kind_of_group(group.kind, [work.trials[n] for n in group.members]), len(group.members)
@@ -253,22 +251,3 @@ _Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
 
 def _alone(forked: _Forked, task: Any) -> Any:
     return next(outcome for _, outcome in forked([task]))
-
-
-def usable_children(problem: Problem) -> int:
-    """How many processes are forked to train a problem's models at the same time; 0 where this one trains.
-
-    As many as its device allows, if they can share its data.
-
-    An open file has one position for all forked processes, so that what two of them read is right for neither. What
-    holds a file or a connection is recognised by that it cannot be pickled.
-    """
-    most = most_children(problem.device)
-    return most if most and can_be_shared(problem) else 0
-
-
-def can_be_shared(problem: Problem) -> bool:
-    """Whether several processes can train a problem's models: see `usable_children`."""
-    return can_be_pickled(
-        (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.full_size, problem.metrics)
-    )

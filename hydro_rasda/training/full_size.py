@@ -7,47 +7,44 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydro_rasda.contracts import EpochMetrics, History, Span, TargetOutcome, TargetTask
+from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, History, Span
 from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
-from hydro_rasda.training.graph import records, with_graphs
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.loop import good_enough, keep_best, out_of_patience, train_epochs
-from hydro_rasda.training.own_loop import train_own
+from hydro_rasda.training.recorded_steps import records, with_graphs
+from hydro_rasda.training.user_loop import train_own
 from hydro_rasda.trial import Trial
 
 
 def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> SingleLearner:
     """A trial's full-size model, to be trained on one rank or several."""
     settings, model = problem.settings, problem.target(trial)
-    ema = settings.ema if settings.keep == "best" else 0.0
+    ema = settings.race.ema if settings.race.keep == "best" else 0.0
     scale = loss_scale(settings.precision, 1, problem.device)
-    how: dict[str, Any] = {"graph": records(problem), "scale": scale, "sharded": settings.rasda.strategy == "fsdp"}
+    how: dict[str, Any] = {"graph": records(problem), "scale": scale, "sharded": settings.race.strategy == "fsdp"}
     return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema, **how)
 
 
-def train_target(
+def train_full_size_trial(
     problem: Problem,
     trial: Trial,
-    task: TargetTask,
+    task: FullSizeTask,
     state: Mapping[str, Any] | None,
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[int, EpochMetrics], None] = lambda epoch, metrics: None,
-) -> TargetOutcome:
+) -> FullSizeOutcome:
     """Train one full-size model for a span of epochs.
 
     Args:
-        problem: What is tuned.
         trial: The task's trial.
-        task: What to do.
         state: What its source gave.
         should_stop: Asked after each epoch.
-        on_epoch: Told of each epoch.
     """
     started = time.perf_counter()
 
-    def train(problem: Problem) -> TargetOutcome:
+    def train(problem: Problem) -> FullSizeOutcome:
         history: History = []
         learner = full_size_learner(problem, trial)
         if state is not None:
@@ -63,7 +60,7 @@ def train_target(
             ended = out_of_patience(learner, problem, epoch)
             if ended or good_enough(problem, metrics):
                 break
-        return TargetOutcome(task, learner.state(), history, None, time.perf_counter() - started, ended=ended)
+        return FullSizeOutcome(task, learner.state(), history, None, time.perf_counter() - started, ended=ended)
 
     try:
         problem = problem.with_settings(seed=task.seed)
@@ -71,4 +68,4 @@ def train_target(
             return train_own(problem, trial, task, state, should_stop, on_epoch)
         return with_graphs(train, problem)
     except (Exception, SystemExit):
-        return TargetOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
+        return FullSizeOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +24,9 @@ from fusion import (
     lr_factor,
 )
 from fusion.backoff import back_off, is_out_of_memory
-from fusion.keys import read
+from fusion.hyperparameters import read
 from fusion.streams import seed_generators
+from fusion.warn import warn
 from fusion.width.microbatch import backward, can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
 from hydro_rasda.data import Batch
@@ -34,10 +34,10 @@ from hydro_rasda.objective import scalars
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
-from hydro_rasda.training.graph import recorded, records, with_graphs
 from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.recorded_steps import recorded, records, with_graphs
 from hydro_rasda.trial import Trial
 
 State = dict[str, Any]
@@ -62,7 +62,7 @@ class FusedLearner:
         settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
         self._configs = [own.config for own in settings]
         self.micro_batches: int = read(self._configs[0], "accumulate")
-        factors = multipliers(settings[0], modules[0], problem.settings.surrogate)
+        factors = multipliers(settings[0], modules[0], problem.settings.sweep.surrogate)
         self.optimizer = fused_optimizer(self.fused, self._configs, **factors)
         self._objective = problem.objective
         self._scale = loss_scale(problem.settings.precision, self.fused.K, problem.device)
@@ -203,12 +203,9 @@ def train_group(
     those that raise by themselves fail.
 
     Args:
-        problem: What is tuned.
-        trials: All trials by number.
         task: One group, where it starts and where it stops.
         load: Gives an earlier task's checkpoint by its key.
         should_stop: Asked after each epoch.
-        on_epoch: Told of each epoch.
 
     Raises:
         DamagedCheckpoint: where an earlier task's cannot be read.
@@ -227,7 +224,7 @@ def train_group(
             if len(members) == 1:
                 return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
             if isinstance(error, FusionMismatch):
-                warnings.warn(f"{len(members)} trials train each by itself: {error}", FusionWarning, stacklevel=4)
+                warn(f"{len(members)} trials train each by itself: {error}", FusionWarning)
         singles = (replace(part, groups=(group.of([number]),)) for number in members)
         return joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in singles)
 
@@ -269,7 +266,7 @@ def _train(
     written = learner.fused.written if known else None
     dry_run(learner.fused, means, split(batch, learner.micro_batches)[0], compare=not known, written=written)
     if group.micro_batches > 1:
-        warnings.warn(_MICRO_BATCHES.format(batch_size), stacklevel=5)
+        warn(_MICRO_BATCHES.format(batch_size))
     history: dict[int, History] = {number: [] for number in members}
     for epoch, metrics in train_epochs(learner, problem, task.span, batch_size, members, should_stop):
         for k, number in enumerate(members):
@@ -297,9 +294,6 @@ def state_of(problem: Problem, trials: Mapping[int, Trial], number: int, source:
     """What `SingleLearner` goes on from, of a trial whose surrogate was as wide as the model.
 
     Args:
-        problem: What is tuned.
-        trials: All trials by number.
-        number: The trial.
         source: Key of the task that trained it last.
         load: Gives a task's checkpoint by its key.
     """

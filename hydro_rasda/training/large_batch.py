@@ -47,7 +47,7 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
         ValueError: where `growth` is no finite number >= 0, `optimizer` none of torch's, `rule` is unknown, or "auto"
             or "paper" knows no rule for this optimizer.
     """
-    require(is_number(growth) and 0 <= growth < math.inf, "growth", growth, "a finite number >= 0")
+    require(is_number(growth) and growth >= 0, "growth", growth, "a finite number >= 0")
     require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "one of torch's optimizers")
     if not isinstance(rule, str):
         told = f"'auto', 'paper', one of {sorted(RULES)}, or a function of the growth"

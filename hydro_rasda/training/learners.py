@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fusion import GraphedStep, LossScale, lr_factor, optimizer
-from fusion.keys import VECTORIZED, optimizer_name, read
+from fusion import GraphedStep, LossScale, lr_factor
+from fusion.hyperparameters import VECTORIZED, optimizer_name, read
+from fusion.optim import optimizer
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
@@ -22,13 +23,13 @@ from hydro_rasda.checks import require
 from hydro_rasda.config import UNSPLIT_BATCHES, Mode
 from hydro_rasda.data import ALONE, Batch, Shard, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
-from hydro_rasda.training.average import Average, trained_tensors
 from hydro_rasda.training.batch_statistics import average_statistics
-from hydro_rasda.training.best import bettered, epochs_since
-from hydro_rasda.training.graph import recorded
-from hydro_rasda.training.noise import GradientNoise
+from hydro_rasda.training.gradient_noise import GradientNoise
+from hydro_rasda.training.kept_epoch import bettered, epochs_since
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.recorded_steps import recorded
 from hydro_rasda.training.sharding import apart, split, split_like, whole
+from hydro_rasda.training.weight_average import Average, trained_tensors
 
 
 class Learner(Protocol):
@@ -69,7 +70,6 @@ class SingleLearner:
     Args:
         model: On its device, with the same weights on all ranks.
         config: Its hyperparameters.
-        objective: What it does with a batch.
         max_t: Epochs of a full training, the horizon of schedules.
         shard: Which rank this is; the default process group holds as many as there are.
         ema: Share of a full training's steps over which the weights are averaged that are evaluated and remembered; 0
@@ -152,7 +152,6 @@ class SingleLearner:
 
         Args:
             batch: What to learn from.
-            epoch: The time.
             steps: How many an epoch has.
             weight: Of the share in the ranks' average, see `data.Part`; alone it is always 1.
         """
@@ -305,7 +304,6 @@ def evaluate_parts(
 
     Args:
         objective: Of models in no need of gradients.
-        batch: Of examples.
         parts: How many to split it into.
         dim: That of the examples in outputs and targets.
     """

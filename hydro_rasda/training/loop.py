@@ -17,7 +17,6 @@ from hydro_rasda.data import ALONE, Shard, Share
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
-from hydro_rasda.schedulers import race_milestones
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.training.learners import Learner, SingleLearner
 from hydro_rasda.whole_metrics import Collected, of_members
@@ -107,7 +106,7 @@ def _epochs(
         if shard.world > 1:
             add_over_ranks(train)
         values = {**_named("train", train), **values}
-        if learner.averages and epoch + 1 in race_milestones(problem.settings):
+        if learner.averages and epoch + 1 in problem.settings.race_milestones:
             own = _validated(learner, problem, batch_size, shard, averaged=False)
             if problem.settings.metric in own:
                 values[problem.settings.unaveraged] = own[problem.settings.metric]
@@ -121,12 +120,11 @@ def keep_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: Epo
 
     Args:
         learner: At the end of the epoch, on each of its ranks.
-        problem: What is tuned.
         epoch: How many are trained.
         metrics: After it.
     """
     settings = problem.settings
-    if settings.keep == "best" and not diverged(metrics):
+    if settings.race.keep == "best" and not diverged(metrics):
         learner.remember(epoch, metrics[settings.metric][0], settings.mode)
 
 
@@ -136,7 +134,7 @@ def good_enough(problem: Problem, metrics: EpochMetrics) -> bool:
 
 
 def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> bool:
-    """Whether a full-size training ends here, as its last `patience` epochs were no better than one before."""
+    """Whether a full-size training ends here, as its last `race.patience` epochs were no better than one before."""
     return problem.settings.out_of_patience(learner.epochs_since_best(epoch))
 
 

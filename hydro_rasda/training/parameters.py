@@ -7,16 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from fusion import OPTIMIZERS
-from fusion.keys import KINDS, OWN, optimizer_name
-from fusion.optim import Hyperparameters
+from fusion.hyperparameters import KINDS, OWN, optimizer_name
+from fusion.optim import OPTIMIZERS, Hyperparameters
 from hydro_rasda.checks import require
 from hydro_rasda.objective import Objective, OptimizerSettings
 from hydro_rasda.precision import as_given
 from surrogate import lr_multipliers, weight_decay_multipliers
 
 Multipliers = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Arguments of `fusion.optimizer` and `fusion.fused_optimizer`: optimizer -> parameter -> factor."""
+"""Arguments of `fusion.optim.optimizer` and `fusion.fused_optimizer`: optimizer -> parameter -> factor."""
 
 
 def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
@@ -29,7 +28,6 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
     """Factors of learning rates and weight decays for each optimizer: muP's, times those that the objective asks for.
 
     Args:
-        settings: Of that module.
         module: A model, or its surrogate.
         surrogate: The surrogate's width over the model's.
 
@@ -48,11 +46,11 @@ def check_rule(config: Mapping[str, Any]) -> None:
     """Refuse a configuration whose optimizer no rule is known for by which learning rates change with the width.
 
     Raises:
-        ValueError: where a function makes an optimizer that is of no class with a name in `fusion.OPTIMIZERS`.
+        ValueError: where a function makes an optimizer that is of no class with a name in `fusion.optim.OPTIMIZERS`.
     """
     if optimizer_name(config) == OWN and Hyperparameters.from_config(config).kind == OWN:
         rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of narrow "
-        require(False, "optimizer", config["optimizer"], f"{rule}surrogates transfer; or set `surrogate=1`")
+        require(False, "optimizer", config["optimizer"], f"{rule}surrogates transfer; or set `sweep.surrogate=1`")
 
 
 def _product(factors: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:

@@ -11,7 +11,6 @@ import hashlib
 import math
 import os
 import platform
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,23 +21,25 @@ from typing import Any
 import torch
 
 import fusion
-from fusion import OPTIMIZERS, FusionWarning
-from fusion.keys import OWN, optimizer_name, read
+from fusion import FusionWarning
+from fusion.hyperparameters import OWN, optimizer_name, read
+from fusion.optim import OPTIMIZERS
+from fusion.warn import warn
 from fusion.width.plan import best_width
 from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.forks import Died, map_forked
+from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
-from hydro_rasda.run.content import content, digest
+from hydro_rasda.run.fingerprint import content, digest
 from hydro_rasda.schedulers.milestones import sweep_milestones
-from hydro_rasda.schedulers.packing import MARGIN
+from hydro_rasda.schedulers.packing_policy import MARGIN
 from hydro_rasda.training import surrogate_probe
-from hydro_rasda.training.forks import Died, map_forked
-from hydro_rasda.training.graph import records
-from hydro_rasda.training.pace import Pace
-from hydro_rasda.training.peaks import Peaks, kind_of_group
+from hydro_rasda.training.recorded_steps import records
 from hydro_rasda.training.surrogate_probe import measure_compiled, measure_widths
 from hydro_rasda.trial import Trial
 
@@ -59,7 +60,6 @@ def planned_widths(
     """For each kind, the width at which a group trains fastest and fits memory, and from which it pays at all.
 
     Args:
-        problem: What is tuned.
         kinds: By digest, the trials of the kind, in the order in which groups take them.
         cores: Of the device, each of which trains a part of a group on one thread; they share the memory.
         forked: Whether processes that are forked measure, and not this one.
@@ -90,7 +90,7 @@ def planned_widths(
             found[kind] = measured
             remember(keys[kind], measured)
     for obstacle in dict.fromkeys(of["obstacle"] for of in found.values() if of and of["obstacle"]):
-        warnings.warn(f"trials train one after another, {obstacle}", FusionWarning, stacklevel=2)
+        warn(f"trials train one after another, {obstacle}", FusionWarning)
     if peaks is not None:
         for kind, measured in found.items():
             if measured is not None:
@@ -100,8 +100,8 @@ def planned_widths(
     return _with_compiled(problem, kinds, widths, keys, cores if forked else 0)
 
 
-def _pace(problem: Problem) -> Pace:
-    return Pace("nothing was measured", foreseen=problem.epoch_seconds)
+def _pace(problem: Problem) -> HangDetector:
+    return HangDetector("nothing was measured", foreseen=problem.epoch_seconds)
 
 
 def _with_compiled(
@@ -137,7 +137,7 @@ def _longest_training(problem: Problem, batch_size: int) -> float:
     settings = problem.settings
     if settings.graph is False or problem.device.type != "cpu":
         return 0.0
-    stops = (0, *sweep_milestones(settings.grace_period, settings.max_t, settings.reduction_factor))
+    stops = (0, *sweep_milestones(settings.sweep.grace_period, settings.max_t, settings.sweep.reduction_factor))
     return (problem.train_data.steps(batch_size) or 0.0) * max(stop - start for start, stop in pairwise(stops))
 
 

@@ -76,7 +76,9 @@ class SpanWorker(Worker):
             ValueError: on rank 0, where there is neither.
         """
         if self.rank == 0 and self.saving is None and before is None:
-            raise ValueError("`full_size` returned without a report, but must end each epoch with `worker.report(...)`")
+            raise ValueError(
+                "`race.train` returned without a report, but must end each epoch with `worker.report(...)`"
+            )
         return self.saving() if callable(self.saving) else self.saving or before
 
     def _keeps(self, name: str) -> bool:

@@ -11,17 +11,18 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from fusion import FusionWarning, GraphWarning
+from fusion import FusionWarning
 from fusion.backoff import is_out_of_memory
+from fusion.graph import GraphWarning
 from fusion.width.plan import FusionPlan
 from fusion.width.probe import compiled_speedup, plan_fusion
 from hydro_rasda.data import Batch
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.cache import Measured
-from hydro_rasda.schedulers.packing import MARGIN
-from hydro_rasda.training.graph import records
+from hydro_rasda.schedulers.packing_policy import MARGIN
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.training.recorded_steps import records
 from hydro_rasda.trial import Trial
 
 SECONDS_PER_WIDTH = 0.03
@@ -34,9 +35,7 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
     Where a single one does not fit a core's part of the room, it is measured with all of it.
 
     Args:
-        problem: What is tuned.
         trials: Of one kind, those of a core.
-        batch: That they train on.
         room: Bytes for all cores.
         cores: That share them.
     """
@@ -103,7 +102,7 @@ def _measuring(problem: Problem) -> Iterator[None]:
 
 def _multipliers(problem: Problem, trial: Trial, surrogate: nn.Module) -> Mapping[str, Any]:
     settings = optimizer_settings(problem.objective, surrogate, trial.config)
-    return multipliers(settings, surrogate, problem.settings.surrogate)
+    return multipliers(settings, surrogate, problem.settings.sweep.surrogate)
 
 
 class _Surrogates(Sequence[nn.Module]):

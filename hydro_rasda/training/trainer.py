@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, TargetOutcome, TargetTask, Widths
+from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.data import Shard, move
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.forks import Notify
 from hydro_rasda.training.device import WHOLE, Device, Share, Work
-from hydro_rasda.training.forks import Notify
+from hydro_rasda.training.distributed import Place, train_target_on_ranks
 from hydro_rasda.training.fused import Load
-from hydro_rasda.training.places import Place, train_target_on_ranks
 from hydro_rasda.training.rendezvous import Store, file_store
 from hydro_rasda.trial import Trial
 
@@ -29,7 +29,6 @@ class Given:
     """What a device gets with a task.
 
     Attributes:
-        trials: By number.
         load: Gives an earlier task's checkpoint by its key, on the CPU.
         seconds: That it may take.
         devices: How many share the full-size trials.
@@ -45,12 +44,9 @@ class Trainer:
     """Trains on one device, in a process of its own.
 
     Args:
-        problem: What is tuned, on any device.
-        where: The device.
         threads: Of torch.
         notify: See `Work.notify`.
         should_leave: Whether to end after the epoch that is under way, whatever time there is.
-        share: What it has of the device.
     """
 
     def __init__(
@@ -81,16 +77,15 @@ class Trainer:
         outcome = self._device.train_groups(task, self._work(given))
         return replace(outcome, checkpoint=move(outcome.checkpoint, _CPU, wait=True)), time.monotonic() - started
 
-    def train_targets(self, tasks: Sequence[TargetTask], given: Given) -> list[TargetOutcome]:
+    def train_full_size(self, tasks: Sequence[FullSizeTask], given: Given) -> list[FullSizeOutcome]:
         """Train full-size trials at the same time; their states are on the CPU."""
-        outcomes = self._device.train_targets(tasks, self._work(given), given.devices)
+        outcomes = self._device.train_full_size(tasks, self._work(given), given.devices)
         return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
 
-    def train_rank(self, task: TargetTask, given: Given, place: Place, meeting: Any) -> TargetOutcome:
+    def train_rank(self, task: FullSizeTask, given: Given, place: Place, meeting: Any) -> FullSizeOutcome:
         """Train a full-size trial as one of several ranks, each a trainer of its own.
 
         Args:
-            task: What to do.
             given: What it needs besides.
             place: Which rank this is.
             meeting: Where the ranks find each other: here, a file.

@@ -17,9 +17,9 @@ from hydro_rasda.checks import check_flag, check_int, require
 from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.data import MOST_EXAMPLES, Shard
 from hydro_rasda.training.batch_statistics import average_statistics
+from hydro_rasda.training.gradient_noise import GradientNoise
 from hydro_rasda.training.large_batch import RescaledLR, Rule
-from hydro_rasda.training.measured import NOISE_SCALE, SCALING_EFFICIENCY
-from hydro_rasda.training.noise import GradientNoise
+from hydro_rasda.training.report_keys import NOISE_SCALE, SCALING_EFFICIENCY
 from hydro_rasda.training.step_times import StepTimes
 
 # The iteration is reckoned in, and torch's seeds have 64 bits.
@@ -48,8 +48,6 @@ class Worker:
 
     Args:
         job: What of these there is: `config`, `trial`, `rank`, `world_size`, and `workers`, those of a new trial.
-        data: See above.
-        device: See above.
         saved: What `saved` gave before; None at first.
     """
 
@@ -197,7 +195,7 @@ class Worker:
         """Ends an iteration; every rank calls it. It does not return where the trial is paused or stopped.
 
         The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and what
-        `measure` says. In `tune(full_size=...)`, a report is an epoch of the run.
+        `measure` says. In `RaceConfig(train=...)`, a report is an epoch of the run.
 
         Args:
             metrics: Plain numbers; rank 0's count. In `tune`, the run's metric among them, and those are kept that

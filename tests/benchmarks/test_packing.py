@@ -9,10 +9,10 @@ from benchmarks.packing import FILE, OURS, PAPERS, SYSTEMS, highs, occupancy, po
 from benchmarks.packing_live import ARCHITECTURES, ONE, SEVERAL, WIDTHS, Row, model, train
 from benchmarks.packing_page import markdown
 from benchmarks.packing_profiles import HIGHEST, LOWEST, SECONDS, h100s_and_a100s, problem
+from benchmarks.packing_virtual import simulate_packing
 from benchmarks.rasda_report import RESULTS
 from fusion import fusion_key
 from hydro_rasda.schedulers import Interference, Job, Placed, Room, one_a_device
-from hydro_rasda.simulator import simulate_packing
 
 
 def test_jobs_are_of_24_kinds_within_the_slides_range_and_take_as_long_as_the_slides_did() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion import FusionMismatch, dry_run, fuse, fused_optimizer, optimizer
+from fusion import FusionMismatch, dry_run, fuse, fused_optimizer
+from fusion.optim import optimizer
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion import dry_run, fuse, fusion_key
+from fusion.attributes import OwnValues, changed, snapshot
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 
@@ -254,3 +255,17 @@ def test_a_list_that_a_hook_fills_from_outside_of_a_copy_is_equal_to_nothing() -
 
     with pytest.raises(ValueError, match="which a copy does not follow"):
         fuse([recorded(), recorded()])
+
+
+def test_another_tensor_of_the_same_values_is_a_change_and_no_difference_between_members() -> None:
+    """Others may hold on to the tensor that was there; what all members keep alike is kept once."""
+    module: Any = nn.Linear(3, 2)
+    module.kept = torch.ones(2)
+    before = snapshot(module)
+    assert changed(module, before) == {}
+    module.kept = torch.ones(2)
+    after = changed(module, before)
+    assert list(after) == [(0, "", "kept")]
+    own = OwnValues(2)
+    own.take(module, before, [after, {(0, "", "kept"): torch.ones(2)}])
+    assert own.of_members == {}

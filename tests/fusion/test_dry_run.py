@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fusion import FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer, optimizer
+from fusion import FusionWarning, clip_grad_norm_, dry_run, fuse, fused_optimizer
+from fusion.optim import optimizer
 
 # Seeded, for one test needs a branch that some members take and others do not.
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -93,8 +94,9 @@ OBSTACLES = [
 @pytest.mark.parametrize(("build", "module", "code"), OBSTACLES, ids=["branch", "item", "custom", "batch-norm"])
 def test_module_and_line_are_named(build: Any, module: str, code: str) -> None:
     fused = fuse([build() for _ in range(3)])
-    with pytest.warns(FusionWarning, match=rf"3 members train one after another, module {module} at .*:\d+ `"):
+    with pytest.warns(FusionWarning, match=rf"3 members train one after another, module {module} at .*:\d+ `") as told:
         obstacle = dry_run(fused, loss, BATCH)
+    assert told[0].filename == __file__
     assert obstacle is not None
     assert code in obstacle.code
     assert obstacle.location.rsplit(":", 1)[0].endswith(".py")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion import dry_run, fuse, fused_optimizer, fusion_key, optimizer
+from fusion import dry_run, fuse, fused_optimizer, fusion_key
+from fusion.optim import optimizer
 from fusion.tensors import duplicate
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion import dry_run, fuse, fused_optimizer, optimizer, pad_lora, trim_lora
+from fusion import dry_run, fuse, fused_optimizer, pad_lora, trim_lora
+from fusion.optim import optimizer
 from tests.zoo import gpt2
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")

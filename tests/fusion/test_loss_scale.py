@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusion.loss_scale
-from fusion import FusedModel, FusedOptimizer, LossScale, clip_grad_norm_, fuse, fused_optimizer, optimizer
+from fusion import FusedModel, FusedOptimizer, LossScale, clip_grad_norm_, fuse, fused_optimizer
+from fusion.optim import optimizer
 from fusion.optim.single import let_skip, step_if
 
 STEPS, CLIP = 9, 0.5

@@ -13,24 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from fusion import (
-    FusedAdam,
-    FusedAdamW,
     FusedModel,
     FusedOptimizer,
-    FusedSGD,
     GraphedStep,
-    OutOfMemoryGuard,
     clip_grad_norm_,
     dry_run,
     fuse,
     fused_optimizer,
     fusion_key,
     lr_factor,
-    optimizer,
     pad_lora,
     plan_fusion,
     trim_lora,
 )
+from fusion.optim import FusedAdam, FusedAdamW, FusedSGD, optimizer
 from tests.malformed import (
     Right,
     begin,
@@ -67,11 +63,6 @@ def graphed(**arguments: Any) -> GraphedStep:
     return GraphedStep(**{**defaults, **arguments})
 
 
-def guard() -> OutOfMemoryGuard:
-    one = sgd()
-    return OutOfMemoryGuard(one.fused, one)
-
-
 def loss(model: nn.Module, batch: Tensor) -> Tensor:
     out: Tensor = model(batch)
     return out.square().mean()
@@ -105,9 +96,6 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
     (lambda v: dry_run(v, loss, BATCH), "fused", nothing),
     (lambda v: dry_run(fused(), v, BATCH), "objective", nothing),
     (lambda v: dry_run(fused(), loss, BATCH, compare=v), "compare", flag),
-    (lambda v: OutOfMemoryGuard(v, sgd()), "fused", nothing),
-    (lambda v: OutOfMemoryGuard(fused(), v), "optimizer", nothing),
-    (lambda v: guard().step(begin if isinstance(v, FunctionType) else v), "step", instance(FunctionType)),
     (pad_lora, "modules", nothing),
     (trim_lora, "module", nothing),
     (lambda v: FusedOptimizer(fused(), v), "members", nothing),

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import FusedModel, fuse, fused_optimizer, optimizer
+from fusion import FusedModel, fuse, fused_optimizer
+from fusion.optim import optimizer
 from tests.zoo import CASES, Case
 
 CONFIGS: list[dict[str, Any]] = [

@@ -11,13 +11,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hydro_rasda import TuneResult, choice, loguniform, tune, uniform
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, loguniform, tune, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.training.forks import ONE_PROCESS
+from hydro_rasda.processes.child_count import ONE_PROCESS
 from tests.hydro_rasda.models import mlp
+from tests.hydro_rasda.parts import over
 
 Pair = tuple[Tensor, Tensor]
 
@@ -40,7 +41,7 @@ def problem(digits: tuple[Pair, Pair]) -> Problem:
         objective=supervised(),
         train_data=make_batches(digits[0], "train_data", cpu, 0),
         val_data=make_batches(digits[1], "val_data", cpu, 0),
-        settings=TuneConfig(surrogate=0.5, max_t=4),
+        settings=TuneConfig(sweep=SweepConfig(surrogate=0.5), max_t=4),
         device=cpu,
     )
 
@@ -67,18 +68,18 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many models have been followed on symbolic sizes, in this process and those forked from it."""
-    from surrogate import tracing  # takes as long to import as torch itself
+    from surrogate import size_constraints  # takes as long to import as torch itself
 
     file = tmp_path / "traces"
     file.touch()
-    trace_sizes = tracing.trace_sizes
+    trace_sizes = size_constraints.trace_sizes
 
-    def noting(module: nn.Module, example_input: Any) -> tracing.SizeTrace:
+    def noting(module: nn.Module, example_input: Any) -> size_constraints.SizeTrace:
         with file.open("a") as opened:
             opened.write("x")
         return trace_sizes(module, example_input)
 
-    monkeypatch.setattr(tracing, "trace_sizes", noting)
+    monkeypatch.setattr(size_constraints, "trace_sizes", noting)
     return lambda: len(file.read_text())
 
 
@@ -103,15 +104,13 @@ def quick(digits: tuple[Pair, Pair], tmp_path: Path) -> Callable[..., TuneResult
             "val_data": digits[1],
             "num_samples": 9,
             "max_t": 4,
-            "reduction_factor": 2,
-            "top_k": 2,
+            "sweep": SweepConfig(reduction_factor=2, surrogate=1 / 2, fusion=8),
+            "race": RaceConfig(top_k=2),
             "full_trainings": 1,
-            "surrogate": 1 / 2,
-            "fusion": 8,
             "storage_path": tmp_path,
             "name": "run",
             "progress": False,
         }
-        return tune(**{**defaults, **arguments})
+        return tune(**over(defaults, arguments))
 
     return call

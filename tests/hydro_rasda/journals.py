@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from hydro_rasda import choice, loguniform, uniform
+from hydro_rasda import RaceConfig, choice, loguniform, uniform
 from hydro_rasda.config import TuneConfig
+from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.journal import JOURNAL, JournalLine
-from hydro_rasda.run.reading import read_record
-from hydro_rasda.run.records import RunRecord
 from hydro_rasda.run.state import FINALISTS, decision_key, failure_line, metric_lines
 from hydro_rasda.space import describe
 
@@ -93,7 +93,7 @@ def write_run(
         full: Whether the finalists train, too.
         fails: Which trials raise in their first epoch.
     """
-    writer = Writer(folder, TuneConfig(num_samples=num_samples, max_t=27, top_k=3))
+    writer = Writer(folder, TuneConfig(num_samples=num_samples, max_t=27, race=RaceConfig(top_k=3)))
     draw = random.Random(0)
     configs = [
         {

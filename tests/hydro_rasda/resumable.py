@@ -15,7 +15,8 @@ import ray
 import torch
 from sklearn.datasets import load_digits
 
-from hydro_rasda import Event, RASDAConfig, choice, loguniform, tune, uniform
+from hydro_rasda import RaceConfig, RayBackend, SweepConfig, choice, loguniform, tune, uniform
+from hydro_rasda.contracts import Event
 from tests.hydro_rasda.models import mlp
 
 SPACE: dict[str, Any] = {
@@ -38,7 +39,7 @@ def main(storage_path: str, name: str, devices: str = "0", units: str = "1000") 
     on_ray: dict[str, Any] = {}
     if int(devices):
         ray.init(address="local", num_cpus=int(devices), include_dashboard=False, log_to_driver=False)
-        on_ray = {"backend": "ray", "resources_per_worker": {"CPU": 1}}
+        on_ray = {"backend": RayBackend(resources_per_worker={"CPU": 1})}
     data = load_digits()
     x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
     result = tune(
@@ -48,12 +49,8 @@ def main(storage_path: str, name: str, devices: str = "0", units: str = "1000") 
         val_data=(x[320:480], y[320:480]),
         num_samples=12,
         max_t=6,
-        reduction_factor=2,
-        top_k=3,
-        surrogate=1 / 2,
-        fusion=4,
-        rasda=RASDAConfig(grace_period=2),
-        checkpoint_every=1,
+        sweep=SweepConfig(reduction_factor=2, surrogate=1 / 2, fusion=4),
+        race=RaceConfig(top_k=3, checkpoint_every=1, grace_period=2),
         storage_path=storage_path,
         name=name,
         callbacks=[wait],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.config import Keep
-from hydro_rasda.contracts import History, TargetOutcome, TargetTask
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run, Stage, metric_lines
@@ -32,17 +32,17 @@ class Scripted:
         self.scores, self.left, self.keep = scores, epochs, keep
         self.trained: list[tuple[int, int]] = []
 
-    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
         for task in tasks:
             if not self.left:
                 return
             yield self._train(task)
 
-    def _train(self, task: TargetTask) -> TargetOutcome:
+    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
         history: History = []
         for epoch in range(task.span.start + 1, task.span.stop + 1):
             if epoch > len(self.scores[task.number]):
-                return TargetOutcome(task, None, [], f"trial {task.number} raised in epoch {epoch}", 1.0)
+                return FullSizeOutcome(task, None, [], f"trial {task.number} raised in epoch {epoch}", 1.0)
             score = self.scores[task.number][epoch - 1]
             history.append((epoch, {"train_loss": score, "val_loss": score}))
             self.trained.append((task.number, epoch))
@@ -53,7 +53,7 @@ class Scripted:
         if self.keep == "best":
             score, epoch = min((score, i) for i, score in enumerate(self.scores[task.number][: state["epoch"]], 1))
             state["best"] = {"epoch": epoch, "score": score, "model": {}}
-        return TargetOutcome(task, state, history, None, 1.0)
+        return FullSizeOutcome(task, state, history, None, 1.0)
 
 
 def open_run(path: Path, problem: Problem, number: int, **settings: Any) -> Run:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+import fusion.checks
+import surrogate.checks
+from hydro_rasda import checks
 from hydro_rasda.checks import check_folder, check_int, check_mode, check_name, check_number
 
 
@@ -44,3 +47,11 @@ def test_what_holds_passes() -> None:
 def test_a_wrong_type_and_a_wrong_value_are_refused_alike(check: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check()
+
+
+@pytest.mark.parametrize("value", [0, -1.5, 10**400, math.inf, -math.inf, math.nan, True, "1", None, 1j])
+def test_a_number_and_a_metric_are_the_same_in_all_packages(value: object) -> None:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    finite = real and value not in (math.inf, -math.inf) and value == value
+    assert checks.is_number(value) == fusion.checks.is_number(value) == finite
+    assert checks.is_metric(value) == surrogate.checks.is_metric(value) == real

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hydro_rasda import SweepConfig
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
@@ -90,7 +91,7 @@ def test_a_model_that_a_copy_would_train_otherwise_is_refused(by: str, match: st
     def model_fn(config: Config, width_ratio: float = 1.0) -> nn.Module:
         return Forgetful(by, int(32 * width_ratio))
 
-    asked = problem(model_fn).with_settings(surrogate=surrogate)
+    asked = problem(model_fn).with_settings(sweep=SweepConfig(surrogate=surrogate))
     with pytest.raises(
         ValueError, match=rf"`model_fn` makes a model that trains otherwise where it is copied.*{match}"
     ):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import fuse
-from hydro_rasda import TuneResult, loguniform
+from hydro_rasda import SweepConfig, TuneResult, loguniform
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.problem import Problem
 from tests import zoo
@@ -55,7 +55,7 @@ def tuned(quick: Quick, model_fn: Callable[..., nn.Module], **arguments: Any) ->
         "objective": next_token,
         "num_samples": 3,
         "max_t": 2,
-        "surrogate": 1 / 8,
+        "sweep": {"surrogate": 1 / 8},
     }
     return quick(model_fn=model_fn, **{**defaults, **arguments})
 
@@ -74,7 +74,7 @@ def test_all_weights_of_a_trained_model(quick: Quick, base: nn.Module, one_proce
     """The run is one at full width, however its surrogate was asked for."""
     with pytest.warns(UserWarning, match="same from every seed"):
         first = tuned(quick, lambda config: copy.deepcopy(base))
-    again = tuned(quick, lambda config: copy.deepcopy(base), surrogate=1, name="full width")
+    again = tuned(quick, lambda config: copy.deepcopy(base), sweep=SweepConfig(surrogate=1), name="full width")
     assert again.best_metric == pytest.approx(first.best_metric)
 
 
@@ -156,7 +156,11 @@ def test_a_backbone_that_model_fn_keeps_is_not_trained_by_one_trial_for_the_next
     def copies(config: Config) -> nn.Module:
         return nn.Sequential(copy.deepcopy(kept), nn.Linear(32, 10))
 
-    arguments: dict[str, Any] = {"space": {"lr": loguniform(1e-2, 1.0)}, "num_samples": 4, "surrogate": 1, "fusion": 1}
+    arguments: dict[str, Any] = {
+        "space": {"lr": loguniform(1e-2, 1.0)},
+        "num_samples": 4,
+        "sweep": SweepConfig(surrogate=1, fusion=1),
+    }
     with_kept, with_copies = (quick(model_fn=f, name=f.__name__, **arguments) for f in (wraps, copies))
     with_kept.best_model()
     assert all(torch.equal(value, before[name]) for name, value in kept.state_dict().items())
@@ -166,5 +170,5 @@ def test_a_backbone_that_model_fn_keeps_is_not_trained_by_one_trial_for_the_next
 
 def test_a_surrogate_of_one_unit_is_refused_before_any_work(quick: Quick, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'0.weight' is \(1, 64\) in the surrogate .* falls to one unit"):
-        quick(surrogate=1 / 32)
+        quick(sweep=SweepConfig(surrogate=1 / 32))
     assert not (tmp_path / "run").exists()

@@ -61,7 +61,7 @@ SEARCH = """
     folder, here = sys.argv[1], os.getpid()
     x, y = (torch.tensor(values) for values in np.load(os.path.join(folder, "digits.npz")).values())
     before = set(sys.modules)
-    from hydro_rasda import LocalBackend, choice, loguniform, tune
+    from hydro_rasda import LocalBackend, RaceConfig, choice, loguniform, tune
 
     def model_fn(config, width_ratio=1.0):
         if os.getpid() != here:
@@ -75,8 +75,8 @@ SEARCH = """
     result = tune(
         model_fn,
         {"lr": loguniform(1e-3, 0.1), "optimizer": choice(["sgd", "adamw"]), "batch_size": 64},
-        train_data=(x[:600], y[:600]), val_data=(x[600:900], y[600:900]), num_samples=4, max_t=2, top_k=2,
-        backend=BACKEND, storage_path=tempfile.mkdtemp(dir=folder), progress=False,
+        train_data=(x[:600], y[:600]), val_data=(x[600:900], y[600:900]), num_samples=4, max_t=2,
+        race=RaceConfig(top_k=2), backend=BACKEND, storage_path=tempfile.mkdtemp(dir=folder), progress=False,
     )
     result.best_model()
     print(loaded(before))

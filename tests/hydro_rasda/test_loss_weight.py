@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusion import fuse
-from hydro_rasda import TuneResult, loguniform, tune
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, loguniform, tune
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.objective import Objective, as_objective, checked, supervised
 
@@ -165,9 +165,8 @@ def test_a_run_scores_what_the_model_scores(loss_fn: Any, size: int, accumulate:
             loss_fn=loss_fn,
             num_samples=3,
             max_t=2,
-            fusion=3,
-            surrogate=1,
-            keep="last",
+            sweep=SweepConfig(fusion=3, surrogate=1),
+            race=RaceConfig(keep="last"),
             storage_path=tmp_path,
             name=name,
             progress=False,

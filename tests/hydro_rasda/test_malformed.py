@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,21 @@ import torch
 from ray.tune.schedulers import FIFOScheduler
 from torch import nn
 
+from benchmarks.packing_virtual import Machine, simulate_packing
 from hydro_rasda import (
     LocalBackend,
-    RASDAConfig,
+    RaceConfig,
     RASDAScheduler,
     RayBackend,
-    RescaledLR,
+    SweepConfig,
     Worker,
     elastic,
     grid_search,
     load,
     loguniform,
-    lr_factor,
-    read_journal,
     tune,
 )
+from hydro_rasda.backends.ray import RescaledLR, lr_factor, read_journal
 from hydro_rasda.data import make_batches
 from hydro_rasda.packing import Device, Estimate, Task, pack
 from hydro_rasda.schedulers import Interference, Job, first_fit
@@ -34,13 +35,11 @@ from hydro_rasda.simulator import (
     Cluster,
     CostModel,
     Link,
-    Machine,
     NodeKind,
     Workload,
     power_law,
     read_past_run,
     simulate,
-    simulate_packing,
     synchronous_halving,
 )
 from hydro_rasda.simulator import Plan as SimulatedPlan
@@ -125,56 +124,62 @@ TUNE: dict[str, Right] = {
     "space": nothing,
     "train_data": rows,
     "val_data": rows,
-    "loss_fn": nothing,
+    "loss_fn": none_only,
     "objective": none_only,
     "metric": text,
     "mode": nothing,
     "metrics": none_only,
     "num_samples": integer(1, 10**6),
-    "first": lambda v: isinstance(v, list | tuple) and not v,
     "max_t": count,
-    "grace_period": integer(1, 27),
-    "reduction_factor": integer(2),
-    "top_k": count,
     "full_trainings": at_least_0,
-    "surrogate": either(number(0, 1, open_=True), one_of(1)),
-    "fusion": count,
-    "check_transfer": flag,
-    "full_size": none_only,
-    "rasda": none_only,
-    "patience": count_or_none,
+    "time_budget_s": either(none_only, positive),
     "stop_at": either(none_only, number()),
-    "keep": nothing,
-    "graph": flag if torch.cuda.device_count() else one_of(False),
-    "ema": either(number(0, 1, open_=True), one_of(0)),
-    "searcher": none_only,
-    "sweep_rule": none_only,
+    "sweep": nothing,
+    "race": nothing,
     "backend": nothing,
-    "address": none_only,
-    "resources_per_worker": none_only,
     "storage_path": folder,
     "name": either(none_only, name),
     "resume": nothing,
-    "checkpoint_every": count_or_none,
-    "loader_workers": either(none_only, integer(0, 1024)),
-    "time_budget_s": either(none_only, positive),
-    "device": none_only,
     "seed": integer(0, 2**63 - 1),
     "progress": flag,
     "callbacks": lambda v: isinstance(v, list | tuple) and not v,
 }
 """By argument of `tune`, what it may take of the values."""
 
-RASDA: dict[str, Right] = {
-    "grace_period": count_or_none,
+SWEEP: dict[str, Right] = {
+    "surrogate": either(number(0, 1, open_=True), one_of(1)),
+    "grace_period": integer(1, 27),
+    "reduction_factor": integer(2),
+    "rule": none_only,
+    "searcher": none_only,
+    "first": lambda v: isinstance(v, list | tuple) and not v,
+    "fusion": count,
+    "check_transfer": flag,
+}
+
+RACE: dict[str, Right] = {
+    "top_k": count,
+    "keep": nothing,
+    "patience": count_or_none,
+    "ema": either(number(0, 1, open_=True), one_of(0)),
+    "checkpoint_every": count_or_none,
+    "train": none_only,
+    "grace_period": either(none_only, integer(1, 27)),
     "reduction_factor": integer(2),
     "scaling_factor": integer(2),
     "workers": count,
     "max_workers": count_or_none,
     "lr_rule": nothing,
-    "wait": none_only,
     "grow": nothing,
+    "least_efficiency": either(number(0, 1, open_=True), one_of(0)),
+    "batch_over_noise": either(positive, one_of(math.inf)),
+    "strategy": nothing,
 }
+
+STEPS: dict[str, Right] = {"loader_workers": either(none_only, integer(0, 1024)), "graph": flag}
+"""What each backend takes."""
+
+LOCAL_STEPS = STEPS if torch.cuda.device_count() else STEPS | {"graph": one_of(False)}
 
 resources: Right = lambda v: v == {"a": 1} if isinstance(v, dict) else v is None  # noqa: E731
 SCHEDULER: dict[str, Right] = {
@@ -198,13 +203,13 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
     (lambda v: tuned(space={"lr": loguniform(1e-3, 1), "batch_size": v}), "space", count),
     (lambda v: tuned(space={"lr": loguniform(1e-3, 1), "x": grid_search(v)}), "space", rows_of_grid),
     (lambda v: tuned(callbacks=[v]), "callbacks", nothing),
-    (lambda v: tuned(rasda=RASDAConfig(grace_period=v)), "rasda.grace_period", either(none_only, integer(1, 27))),
-    *((lambda v, key=key: RASDAConfig(**{key: v}), key, right) for key, right in RASDA.items()),
+    *((lambda v, key=key: tuned(sweep=SweepConfig(**{key: v})), f"sweep.{key}", right) for key, right in SWEEP.items()),
+    *((lambda v, key=key: tuned(race=RaceConfig(**{key: v})), f"race.{key}", right) for key, right in RACE.items()),
     *((lambda v, key=key: rasda(**{key: v}), key, right) for key, right in SCHEDULER.items()),
     (lambda v: RayBackend(address=v), "address", either(none_only, text)),
     (lambda v: RayBackend(resources_per_worker=v), "resources_per_worker", resources),
-    (lambda v: RayBackend(scheduler=v), "scheduler", nothing),
-    (lambda v: tuned(scheduler=v), "scheduler", nothing),
+    *((lambda v, key=key: RayBackend(**{key: v}), key, right) for key, right in STEPS.items()),
+    *((lambda v, key=key: LocalBackend(**{key: v}), key, right) for key, right in LOCAL_STEPS.items()),
     (lambda v: LocalBackend(v), "device", none_only),
     (lambda v: LocalBackend([v]), "device", nothing),
     (lambda v: elastic(v), "train", nothing),

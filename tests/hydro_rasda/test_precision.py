@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hydro_rasda import RunExists, TuneResult
+from hydro_rasda import RunExists, SweepConfig, TuneResult
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.contracts import Group, GroupTask, Span, TargetOutcome, TargetTask
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.data import Batch, Shard
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.precision import as_given, in_precision, matrix_products
 from hydro_rasda.problem import Problem
-from hydro_rasda.training.full_size import full_size_learner, train_target
+from hydro_rasda.training.full_size import full_size_learner, train_full_size_trial
 from hydro_rasda.training.fused import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
@@ -90,10 +90,10 @@ def dtypes(state: Any) -> set[torch.dtype]:
     return {t.dtype for t in tree_leaves(state) if isinstance(t, Tensor) and t.is_floating_point()}
 
 
-def full_size(problem: Problem) -> TargetOutcome:
+def full_size(problem: Problem) -> FullSizeOutcome:
     """One epoch."""
     (trial,) = trials(1e-2).values()
-    outcome = train_target(problem, trial, TargetTask("key", 0, Span(0, 1), None, 0, 1), None)
+    outcome = train_full_size_trial(problem, trial, FullSizeTask("key", 0, Span(0, 1), None, 0, 1), None)
     assert outcome.error is None, outcome.error
     return outcome
 
@@ -101,7 +101,7 @@ def full_size(problem: Problem) -> TargetOutcome:
 @pytest.fixture(params=["mlp", "convolutions", "recurrent"])
 def task(request: pytest.FixtureRequest, problem: Problem) -> Problem:
     model_fn = {"mlp": problem.model_fn, "convolutions": convolutions, "recurrent": recurrent}[request.param]
-    return replace(problem, model_fn=model_fn, settings=TuneConfig(surrogate=0.5, max_t=EPOCHS))
+    return replace(problem, model_fn=model_fn, settings=TuneConfig(sweep=SweepConfig(surrogate=0.5), max_t=EPOCHS))
 
 
 @in_half
@@ -173,8 +173,8 @@ def test_training_in_float16_goes_on_where_it_was(problem: Problem, monkeypatch:
     assert torch.equal(scales[1], scales[2])
     assert not torch.equal(scales[0], scales[1])
 
-    def at_full_size(span: Span, state: Any) -> TargetOutcome:
-        outcome = train_target(problem, tried[0], TargetTask("key", 0, span, None, 0, 1), state)
+    def at_full_size(span: Span, state: Any) -> FullSizeOutcome:
+        outcome = train_full_size_trial(problem, tried[0], FullSizeTask("key", 0, span, None, 0, 1), state)
         assert outcome.error is None, outcome.error
         return outcome
 

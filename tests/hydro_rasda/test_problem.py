@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda import tune
+from hydro_rasda import SweepConfig, tune
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data, make_batches
 from hydro_rasda.dry_run import dry_run
@@ -41,7 +41,7 @@ def problem(
         objective=objective or supervised(),
         train_data=make_batches(data, "train_data", CPU, seed),
         val_data=make_batches(data, "val_data", CPU, seed),
-        settings=TuneConfig(surrogate=surrogate, metric=metric, max_t=4, seed=seed),
+        settings=TuneConfig(sweep=SweepConfig(surrogate=surrogate), metric=metric, max_t=4, seed=seed),
         device=CPU,
     )
 
@@ -131,7 +131,9 @@ def recurrent(config: Config) -> nn.Module:
 
 
 def test_a_model_of_recurrent_layers_is_refused_by_their_name() -> None:
-    with pytest.raises(ValueError, match=r"`surrogate` is 0.5, but .*layer 'cell' \(GRU\).*an argument `width_ratio`"):
+    with pytest.raises(
+        ValueError, match=r"`sweep\.surrogate` is 0.5, but .*layer 'cell' \(GRU\).*an argument `width_ratio`"
+    ):
         dry_run(problem(recurrent), trials())
 
 

@@ -1,81 +1,152 @@
 from __future__ import annotations
 
+import importlib
 import inspect
+import io
+import pydoc
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
 import hydro_rasda
+from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, tune
+from hydro_rasda.renames import ARGUMENTS, NAMES
+
+PUBLIC = {
+    *("tune", "load", "TuneResult", "SweepConfig", "RaceConfig", "RASDAScheduler", "elastic", "Worker"),
+    *("LocalBackend", "RayBackend", "RunExists", "AllTrialsFailed"),
+    *("choice", "grid_search", "loguniform", "qloguniform", "quniform", "randint", "sample_from", "uniform"),
+}
+ARGUMENTS_OF_TUNE = [
+    *("model_fn", "space", "train_data", "val_data", "loss_fn", "objective", "metrics", "metric", "mode"),
+    *("num_samples", "max_t", "full_trainings", "time_budget_s", "stop_at", "sweep", "race", "backend", "precision"),
+    *("storage_path", "name", "resume", "seed", "progress", "callbacks"),
+]
 
 
 def test_public_names() -> None:
-    assert hydro_rasda.__all__ == [
-        "AllTrialsFailed",
-        "Backend",
-        "BubbleBackend",
-        "Callback",
-        "CheckpointSaved",
-        "Cost",
-        "Drop",
-        "EpochEnded",
-        "EpochsTrained",
-        "Event",
-        "FinalistsChosen",
-        "GoOn",
-        "JournalEntry",
-        "LocalBackend",
-        "MessageSaid",
-        "RASDAConfig",
-        "RASDAScheduler",
-        "RayBackend",
-        "RescaledLR",
-        "RunBegan",
-        "RunEnded",
-        "RunExists",
-        "RungDecided",
-        "StageBegan",
-        "StageEnded",
-        "SweepRule",
-        "SweepState",
-        "TrialConfigured",
-        "TrialEnded",
-        "TrialFailed",
-        "TrialRecord",
-        "TuneResult",
-        "Worker",
-        "bubbles",
-        "choice",
-        "elastic",
-        "grid_search",
-        "load",
-        "loguniform",
-        "lr_factor",
-        "qloguniform",
-        "quniform",
-        "randint",
-        "read_journal",
-        "sample_from",
-        "tune",
-        "uniform",
-    ]
+    names = vars(hydro_rasda)["__all__"]
+    assert names == sorted(PUBLIC)
+    assert len(names) == 20
+    assert {*names} <= {*dir(hydro_rasda)}
+    everything: dict[str, Any] = {}
+    exec("from hydro_rasda import *", everything)
+    assert {*names} <= everything.keys()
 
 
 def test_every_public_name_is_there_and_documented() -> None:
-    for name in hydro_rasda.__all__:
+    for name in PUBLIC:
         assert inspect.getdoc(getattr(hydro_rasda, name)), name
 
 
-def test_every_argument_of_tune_is_documented() -> None:
-    documented = inspect.getdoc(hydro_rasda.tune)
-    assert documented is not None
-    for name in inspect.signature(hydro_rasda.tune).parameters:
-        assert f"    {name}: " in documented
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("hydro_rasda.backends.ray", ["JournalEntry", "RescaledLR", "lr_factor", "read_journal"]),
+        ("hydro_rasda.results", ["Cost", "TrialRecord"]),
+        ("hydro_rasda.bubbles", ["BubbleBackend", "bubbles"]),
+    ],
+)
+def test_names_of_submodules(module: str, names: list[str]) -> None:
+    home = importlib.import_module(module)
+    assert home.__all__ == names
+    assert all(getattr(home, name).__doc__ for name in names)
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'tuna'"):
+        home.tuna  # noqa: B018
+
+
+def test_tune_takes_24_arguments() -> None:
+    assert [*inspect.signature(tune).parameters] == ARGUMENTS_OF_TUNE
+    assert len(ARGUMENTS_OF_TUNE) == 24
+
+
+@pytest.mark.parametrize("documented", [tune, SweepConfig, RaceConfig, LocalBackend, RayBackend])
+def test_every_argument_is_documented(documented: Callable[..., Any]) -> None:
+    told = inspect.getdoc(documented)
+    assert told is not None
+    for name in inspect.signature(documented).parameters:
+        assert f"    {name}: " in told
+
+
+def test_help_shows_a_signature_that_can_be_read() -> None:
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        pydoc.Helper(output=shown).help(tune)
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 120
+    signature = "\n".join(lines)[: "\n".join(lines).index("Find good hyperparameters")]
+    assert "    sweep: SweepConfig = SweepConfig()," in signature
+    assert "    loss_fn: LossFn | None = None," in signature
+    assert "0x" not in signature
+    assert str(inspect.signature(tune)) in "\n".join(lines)
 
 
 def test_unknown_names() -> None:
     with pytest.raises(AttributeError, match="module 'hydro_rasda' has no attribute 'tuna'"):
-        hydro_rasda.tuna  # noqa: B018
+        getattr(hydro_rasda, "tuna")  # noqa: B009
+
+
+@pytest.mark.parametrize("old", NAMES)
+def test_a_name_that_has_moved_says_where(old: str) -> None:
+    with pytest.raises(ImportError, match=f"`hydro_rasda.{old}` has moved. Write: from ") as raised:
+        exec(f"from hydro_rasda import {old}")
+    written = str(raised.value).rpartition("Write: ")[2]
+    exec(written, found := dict[str, Any]())
+    assert NAMES[old].rpartition(".")[2] in found
+
+
+VALUES = {"surrogate": 0.5, "top_k": 2, "full_size": None, "device": "cpu", "address": "auto", "rasda": None}
+
+
+@pytest.mark.parametrize("old", ARGUMENTS)
+def test_an_old_argument_is_refused_with_its_new_spelling(old: str) -> None:
+    known: dict[str, Any] = {"train_data": (), "val_data": (), old: VALUES.get(old, 1)}
+    with pytest.raises(TypeError, match=rf"^tune\(\) has no `{old}` any more\. ") as raised:
+        tune(None, {}, **known)  # type: ignore[arg-type]
+    part, _, field = ARGUMENTS[old].partition(".")
+    kinds: dict[str, list[Any]] = {
+        "sweep": [SweepConfig],
+        "race": [RaceConfig],
+        "backend": [RayBackend if old in ("address", "resources_per_worker") else LocalBackend],
+    }
+    if not part:
+        assert "Leave `scheduler` out" in str(raised.value)
+        return
+    (kind,) = kinds[part]
+    assert f"Write {part}={kind.__name__}({f'{field}=' if field else '...'}" in str(raised.value)
+    assert not field or field in inspect.signature(kind).parameters
+
+
+def test_old_arguments_are_refused_together() -> None:
+    known: dict[str, Any] = {"surrogate": 0.5, "top_k": 2, "fusion": 4, "graph": False, "backend": "ray", "seed": 1}
+    told = (
+        "tune() has no `surrogate` and no `top_k` and no `fusion` and no `graph` any more. "
+        "Write sweep=SweepConfig(surrogate=0.5, fusion=4), race=RaceConfig(top_k=2), backend=RayBackend(graph=False)."
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(told)}$"):
+        tune(None, {}, train_data=(), val_data=(), **known)  # type: ignore[arg-type]
+
+
+def test_other_old_arguments() -> None:
+    with pytest.raises(TypeError, match=r"RayBackend\(\) has no `scheduler` any more: full-size trials are raced"):
+        RayBackend(scheduler="asha")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"LocalBackend\(\) has no `devices` any more: `device` takes one or a list"):
+        LocalBackend(devices=["cpu"])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tuna'"):
+        tune(None, {}, train_data=(), val_data=(), tuna=1)  # type: ignore[call-arg,arg-type]
+
+
+def test_old_arguments_were_those_of_the_parts_of_today() -> None:
+    """Each field of a part that had a name of its own in `tune` is in the table, and no other argument is."""
+    of_sweep = {new for new in ARGUMENTS.values() if new.startswith("sweep.")}
+    assert of_sweep == {f"sweep.{field.name}" for field in fields(SweepConfig)}
+    assert not {*ARGUMENTS} & {*ARGUMENTS_OF_TUNE}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +157,7 @@ def test_unknown_names() -> None:
         ("hydro_rasda.training.trainer", ["ray", "torch._dynamo"]),
         ("hydro_rasda.tuner", ["hydro_rasda.backends.ray", "torch._dynamo"]),
         ("hydro_rasda.backends.ray.scheduler", ["torch"]),
-        ("hydro_rasda.run.reading", ["torch", "ray", "numpy", "pandas"]),
+        ("hydro_rasda.results.reading", ["torch", "ray", "numpy", "pandas"]),
         ("surrogate", ["torch.fx.experimental.symbolic_shapes"]),
     ],
 )

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hydro_rasda import TuneResult, loguniform, tune
-from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
+from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult, loguniform, tune
+from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.data import make_batches
 from hydro_rasda.problem import Problem
-from hydro_rasda.training.full_size import train_target
+from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.fused import train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import mlp
@@ -80,8 +80,8 @@ def flat(history: Any) -> list[float]:
 
 
 def at_full_size(problem: Problem, number: int) -> list[float]:
-    outcome = train_target(
-        problem, TRIALS[number], TargetTask("a task", number, Span(0, EPOCHS), None, problem.settings.seed), None
+    outcome = train_full_size_trial(
+        problem, TRIALS[number], FullSizeTask("a task", number, Span(0, EPOCHS), None, problem.settings.seed), None
     )
     assert outcome.error is None
     return flat(outcome.history)
@@ -90,7 +90,7 @@ def at_full_size(problem: Problem, number: int) -> list[float]:
 @pytest.mark.filterwarnings("ignore::fusion.FusionWarning")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_trial_draws_the_same_wherever_it_trains(problem: Problem, model: str) -> None:
-    problem = replace(problem, model_fn=MODELS[model]).with_settings(surrogate=1)
+    problem = replace(problem, model_fn=MODELS[model]).with_settings(sweep=SweepConfig(surrogate=1))
     alone = at_full_size(problem, 2)
     for members, fused in (((0, 1, 2, 3), True), ((2, 0), True), ((3, 2), False), ((2,), False)):
         assert losses(problem, members, fused)[2] == pytest.approx(alone, rel=1e-3), members
@@ -113,7 +113,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
 def test_a_trial_sees_the_same_augmented_data_wherever_it_trains(problem: Problem, digits: Any) -> None:
     train, val = (make_batches(Augmented(*pair), "data", problem.device, 0) for pair in digits)
-    problem = replace(problem, train_data=train, val_data=val).with_settings(surrogate=1)
+    problem = replace(problem, train_data=train, val_data=val).with_settings(sweep=SweepConfig(surrogate=1))
     alone = at_full_size(problem, 1)
     for members in ((0, 1, 3), (1,)):
         assert losses(problem, members)[1] == pytest.approx(alone, rel=1e-3)
@@ -133,7 +133,7 @@ def normalizing(problem: Problem, digits: Any) -> Iterator[Problem]:
     data = [[t.clone() for t in pair] for pair in digits]
     train, val = (make_batches(pair, "data", problem.device, 0) for pair in data)
     changed = replace(problem, model_fn=rectifying, objective=objective, train_data=train, val_data=val)
-    yield changed.with_settings(surrogate=1)
+    yield changed.with_settings(sweep=SweepConfig(surrogate=1))
     for pair, before in zip(data, digits):
         for tensor, was in zip(pair, before):
             assert torch.equal(tensor, was)
@@ -147,7 +147,7 @@ def test_data_that_an_objective_writes_into_stay_as_they_are(normalizing: Proble
 
 def test_the_journal_names_the_groups_that_trained(quick: Callable[..., TuneResult]) -> None:
     space = {"lr": loguniform(1e-3, 0.3), "dropout": 0.5}
-    result = quick(space=space, fusion=2, num_samples=5, top_k=1, max_t=2)
+    result = quick(space=space, sweep=SweepConfig(fusion=2), num_samples=5, race=RaceConfig(top_k=1), max_t=2)
     lines = [json.loads(line) for line in (result.path / "journal.jsonl").read_text().splitlines()]
     units = [line["value"] for line in lines if "/group-" in line.get("key", "")]
     assert {n for unit in units for group in unit["groups"] for n in group} == set(range(5))
@@ -169,8 +169,8 @@ def test_who_loads_a_dataset_changes_nothing(
             val_data=val,
             num_samples=4,
             max_t=2,
-            top_k=2,
-            loader_workers=workers,
+            race=RaceConfig(top_k=2),
+            backend=LocalBackend(loader_workers=workers),
             storage_path=tmp_path,
             name=f"{workers}",
             progress=False,

@@ -13,7 +13,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from ray.tune.search.bohb import TuneBOHB
 from ray.tune.search.optuna import OptunaSearch
 
-from hydro_rasda import RunExists, TuneResult, choice, grid_search, loguniform, sample_from, uniform
+from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, loguniform, sample_from, uniform
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
@@ -204,7 +204,7 @@ def test_the_last_batch_is_told_every_rung(open_search: Open) -> None:
 
 @pytest.mark.parametrize("wrong", ["optuna", OptunaSearch, ConcurrencyLimiter(OptunaSearch(), max_concurrent=2)])
 def test_what_is_no_searcher(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"`searcher` is .*, but must be "):
+    with pytest.raises(ValueError, match=r"`sweep\.searcher` is .*, but must be "):
         check_searcher(wrong)
 
 
@@ -217,19 +217,19 @@ def test_a_space_that_a_searcher_cannot_search(kind: Any) -> None:
 
 @pytest.mark.slow
 def test_tune_with_a_searcher(quick: Quick) -> None:
-    first = quick(searcher=OptunaSearch(seed=0), name="one")
-    again = quick(searcher=OptunaSearch(seed=0), name="two")
+    first = quick(sweep=SweepConfig(searcher=OptunaSearch(seed=0)), name="one")
+    again = quick(sweep=SweepConfig(searcher=OptunaSearch(seed=0)), name="two")
     assert len(first.trials) == 9
     assert [t.config for t in first.trials] == [t.config for t in again.trials]
     assert (first.best_config, first.best_metric) == (again.best_config, again.best_metric)
-    resumed = quick(searcher=OptunaSearch(seed=0), name="one")
+    resumed = quick(sweep=SweepConfig(searcher=OptunaSearch(seed=0)), name="one")
     assert (resumed.best_config, resumed.best_metric) == (first.best_config, first.best_metric)
 
 
 def test_a_searcher_stays_as_it_was(quick: Quick) -> None:
     searcher = OptunaSearch(seed=0)
     before = repr(vars(searcher))
-    quick(searcher=searcher, num_samples=3, max_t=2)
+    quick(sweep=SweepConfig(searcher=searcher), num_samples=3, max_t=2)
     assert repr(vars(searcher)) == before
 
 
@@ -239,26 +239,29 @@ def test_an_interrupted_run_with_a_seeded_searcher_ends_as_an_unbroken_one(quick
     calls: list[bool] = []
     impatient = counted(calls, interrupted_at=60)
     with pytest.raises(KeyboardInterrupt):
-        quick(model_fn=impatient, searcher=OptunaSearch(seed=0))
-    resumed = quick(model_fn=impatient, searcher=OptunaSearch(seed=0))
+        quick(model_fn=impatient, sweep=SweepConfig(searcher=OptunaSearch(seed=0)))
+    resumed = quick(model_fn=impatient, sweep=SweepConfig(searcher=OptunaSearch(seed=0)))
     assert len(calls) > 100
-    unbroken = quick(model_fn=impatient, searcher=OptunaSearch(seed=0), name="unbroken")
+    unbroken = quick(model_fn=impatient, sweep=SweepConfig(searcher=OptunaSearch(seed=0)), name="unbroken")
     assert [record.history for record in resumed.trials] == [record.history for record in unbroken.trials]
 
 
 @pytest.mark.slow
 @old_hpbandster
 def test_tune_with_bohb(quick: Quick) -> None:
-    result = quick(searcher=TuneBOHB(seed=0))
+    result = quick(sweep=SweepConfig(searcher=TuneBOHB(seed=0)))
     assert len(result.trials) == 9
     assert math.isfinite(result.best_metric)
 
 
 def test_bad_searcher_leaves_no_run(quick: Quick, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`searcher` is 'optuna'"):
-        quick(searcher="optuna")
+    with pytest.raises(ValueError, match=r"`sweep\.searcher` is 'optuna'"):
+        quick(sweep=SweepConfig(searcher="optuna"))
     with pytest.raises(ValueError, match="`space` cannot be searched by OptunaSearch"):
-        quick(searcher=OptunaSearch(), space={"lr": loguniform(1e-3, 1.0), "activation": grid_search(["relu"])})
+        quick(
+            sweep=SweepConfig(searcher=OptunaSearch()),
+            space={"lr": loguniform(1e-3, 1.0), "activation": grid_search(["relu"])},
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -281,10 +284,13 @@ def test_known_configurations_come_first() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"first": {"lr": 0.1}}, "`first` is .*, but must be a list of configurations"),
-        ({"first": [0.1]}, r"`first\[0\]` is 0.1, but must be a configuration: a dict"),
-        ({"first": [{"rl": 0.1}]}, r"`first\[0\]` is .*, but must be of the keys of `space`, which has no rl"),
-        ({"first": [{"lr": -1.0}]}, "`lr` is -1.0, but must be a finite number > 0"),
+        ({"sweep": {"first": {"lr": 0.1}}}, "`sweep.first` is .*, but must be a list of configurations"),
+        ({"sweep": {"first": [0.1]}}, r"`sweep.first\[0\]` is 0.1, but must be a configuration: a dict"),
+        (
+            {"sweep": {"first": [{"rl": 0.1}]}},
+            r"`sweep.first\[0\]` is .*, but must be of the keys of `space`, which has no rl",
+        ),
+        ({"sweep": SweepConfig(first=[{"lr": -1.0}])}, "`lr` is -1.0, but must be a finite number > 0"),
     ],
 )
 def test_what_is_no_configuration_of_the_space_is_refused(
@@ -295,8 +301,8 @@ def test_what_is_no_configuration_of_the_space_is_refused(
 
 
 def test_a_run_is_told_by_what_came_first(quick: Callable[..., TuneResult]) -> None:
-    result = quick(first=[{"lr": 0.0625}], num_samples=4)
+    result = quick(sweep=SweepConfig(first=[{"lr": 0.0625}]), num_samples=4)
     assert result.trials[0].config["lr"] == 0.0625
     assert len(result.trials) == 4
-    with pytest.raises(RunExists, match="`first` has other values"):
-        quick(first=[{"lr": 0.125}], num_samples=4)
+    with pytest.raises(RunExists, match=r"`sweep\.first` has other values"):
+        quick(sweep=SweepConfig(first=[{"lr": 0.125}]), num_samples=4)

@@ -20,21 +20,23 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import BubbleBackend, bubbles, load
+from hydro_rasda import load
 from hydro_rasda.backends.ray import fork_client
+from hydro_rasda.bubbles import BubbleBackend, bubbles
+from hydro_rasda.bubbles.rendezvous import Rendezvous
 from hydro_rasda.cli import main
-from hydro_rasda.guests.meeting import Door
+from hydro_rasda.console import PrintableConsole
 from hydro_rasda.loggers import CSVLogger, TensorBoardLogger
 from hydro_rasda.packing import Device, pack
-from hydro_rasda.run.doing import Doing
+from hydro_rasda.results.progress import Progress
+from hydro_rasda.results.reading import read_record
+from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.events import EpochEnded, MessageSaid, RunBegan, StageBegan
 from hydro_rasda.run.files import Unsafe, load_checkpoint
 from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.messages import MESSAGES, keep_message
-from hydro_rasda.run.progress import Progress
-from hydro_rasda.run.reading import read_record
-from hydro_rasda.run.report import PrintableConsole
-from hydro_rasda.run.store import DOING, Store, read_asked
+from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.store import DOING, Store
 from hydro_rasda.simulator.journal import read_run
 from hydro_rasda.training.rendezvous import listening_store
 from tests.hydro_rasda.journals import write_run
@@ -198,7 +200,7 @@ def test_a_reader_neither_follows_nor_waits(kind: str, name: str, tmp_path: Path
         lambda: Store.open(run, read_asked(whole), "auto").close(),
         lambda: load_checkpoint(run / "checkpoints" / "a.pt"),
         lambda: keep_message(run, 0.0, "more"),
-        lambda: Doing(run / DOING).of("work").__enter__(),
+        lambda: CrashLog(run / DOING).of("work").__enter__(),
     ):
         try:
             use()
@@ -267,7 +269,7 @@ def test_a_folder_of_pickles_that_all_can_write_to_is_refused(tmp_path: Path) ->
     with pytest.raises(Unsafe), bubbles(SimpleNamespace(), tmp_path / "bubbles"):
         pass
     with pytest.raises(Unsafe):
-        Door(tmp_path / "bubbles", print)
+        Rendezvous(tmp_path / "bubbles", print)
 
 
 def test_the_store_of_ranks_listens_at_its_own_address_alone() -> None:

@@ -15,7 +15,7 @@ import torch
 from ray import tune
 from torch import nn
 
-from fusion.keys import KEYS
+from fusion.hyperparameters import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
 from hydro_rasda.search import check_first
 from hydro_rasda.space import check_config, check_space, describe, longest_warmup, sample
@@ -30,7 +30,7 @@ EVERY_DOMAIN: dict[str, Any] = {
     "constant": 7,
     "nested": {"inner": uniform(0.0, 1.0), "constant": "c"},
     "listed": [uniform(2.0, 3.0), randint(0, 9)],
-    "conditional": choice([{"kind": "x", "value": uniform(4.0, 5.0)}]),
+    "mapped": [choice([{"kind": "x", "value": uniform(4.0, 5.0)}])],
     "derived": sample_from(lambda config: 2 * config["lr"]),
 }
 
@@ -50,7 +50,7 @@ def test_every_domain_is_sampled_within_its_bounds() -> None:
         assert 0 <= config["nested"]["inner"] < 1
         assert config["nested"]["constant"] == "c"
         assert 2 <= config["listed"][0] < 3
-        assert 4 <= config["conditional"]["value"] < 5
+        assert 4 <= config["mapped"][0]["value"] < 5
         assert config["derived"] == 2 * config["lr"]
     assert {config["randint"] for config in configs} == {2, 3, 4}
     # Log-uniform over four decades: a half lies below the geometric mean, 0.01.
@@ -259,7 +259,7 @@ def test_what_no_trial_could_have_a_copy_of_is_refused(make: Any, rule: str, wit
     value = within(make())
     with pytest.raises(ValueError, match=rf"^`space\['x'\]` is .*, but must be {rule}"):
         check_space({"lr": loguniform(1e-3, 1), "x": value})
-    with pytest.raises(ValueError, match=rf"^`first\[0\]\['x'\]` is .*, but must be {rule}"):
+    with pytest.raises(ValueError, match=rf"^`sweep\.first\[0\]\['x'\]` is .*, but must be {rule}"):
         check_first([{"x": value}], {"lr": loguniform(1e-3, 1), "x": choice([1, 2])})
     with pytest.raises(ValueError, match="`space` cannot be sampled"):
         sample({"x": sample_from(lambda config: make())}, 1, 0)

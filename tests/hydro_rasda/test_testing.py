@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hydro_rasda.backends.local import LocalDevice
-from hydro_rasda.contracts import Devices, Finished, GroupTask, TargetOutcome, Widths
+from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, GroupTask, Widths
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing import Check, backend_checks, backends
 
@@ -68,12 +68,12 @@ class FailsAll(Broken):
 
 
 class ReadsAhead(Broken):
-    def train_each(self, tasks: Any) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Any) -> Iterator[FullSizeOutcome]:
         yield from super().train_each(list(tasks))
 
 
 class DropsTheLast(Broken):
-    def train_each(self, tasks: Any) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Any) -> Iterator[FullSizeOutcome]:
         yield from list(super().train_each(tasks))[:-1]
 
 

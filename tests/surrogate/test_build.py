@@ -17,12 +17,9 @@ from tests.surrogate.models import ZOO, mlp
 
 def test_public_names() -> None:
     assert surrogate.__all__ == [
-        "CoordinateCheck",
         "PlanMismatch",
-        "RankComparison",
         "ShrinkPlan",
         "SurrogatePlan",
-        "TransferCheck",
         "compare_rankings",
         "coordinate_check",
         "doubtful_hyperparameters",

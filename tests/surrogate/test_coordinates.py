@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogate import CoordinateCheck, coordinate_check, make_surrogate
+from surrogate import coordinate_check, make_surrogate
+from surrogate.coordinates import CoordinateCheck
 from surrogate.multipliers import width_plan
 from surrogate.training import make_optimizer
 from tests.surrogate.models import ModelFn, cnn, mlp, narrow_heads, transformer
@@ -30,6 +31,33 @@ def wide_cnn(config: dict[str, Any], width_ratio: float) -> nn.Module:
     return cnn(config, 4 * width_ratio)
 
 
+class Depthwise(nn.Module):
+    """Residual blocks of a depthwise and a pointwise convolution with GroupNorm of four groups."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, width, 1), nn.GroupNorm(4, width)
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + torch.relu(block(x))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+def depthwise(config: dict[str, Any], width_ratio: float) -> nn.Module:
+    """16 channels at the narrowest of `WIDTHS`: with one in each group, GroupNorm would be another function."""
+    return Depthwise(round(128 * width_ratio))
+
+
 def objective(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     x, y = batch
     return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
@@ -40,7 +68,7 @@ def random_batches(model_fn: ModelFn) -> list[tuple[Tensor, Tensor]]:
     if model_fn in (transformer, narrow_heads, tied):
         tokens = torch.randint(20, (16, 6))
         return [(tokens, tokens.roll(1, 1))] * 5
-    x = torch.randn(16, 3, 8, 8) if model_fn is wide_cnn else torch.randn(64, 64)
+    x = torch.randn(16, 3, 8, 8) if model_fn in (wide_cnn, depthwise) else torch.randn(64, 64)
     return [(x, torch.randint(10, (len(x),)))] * 5
 
 
@@ -51,7 +79,7 @@ def check(model_fn: ModelFn, optimizer: str, *, plain: bool, steps: int = 5, **o
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("model_fn", [wide_mlp, wide_cnn, transformer, tied, narrow_heads])
+@pytest.mark.parametrize("model_fn", [wide_mlp, wide_cnn, depthwise, transformer, tied, narrow_heads])
 def test_surrogates_pass(model_fn: ModelFn, optimizer: str) -> None:
     found = check(model_fn, optimizer, plain=False)
     assert found.passed, found.table()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import sympy  # type: ignore[import-untyped]
 
+from surrogate.size_constraints import SizeTrace
 from surrogate.sizes import evaluate, scale_sizes
-from surrogate.tracing import SizeTrace
 
 d, h, f = sympy.symbols("d h f", integer=True, positive=True)
 DIVIDES = (sympy.Eq(sympy.Mod(d, h), 0),)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion.optim.hyper import Hyperparameters
+from fusion.optim.optimizer_config import Hyperparameters
 from surrogate import make_surrogate
 from surrogate.training import evaluate, make_optimizer, make_plain_optimizer, train
 from tests.surrogate.models import mlp

@@ -7,27 +7,32 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Never
+from typing import Any
 
 import ray
 import torch
 
 from hydro_rasda.backends.ray.devices import RayDevices, worker_resources
-from hydro_rasda.backends.ray.head_watch import head_watched
-from hydro_rasda.backends.ray.slots import living_nodes
-from hydro_rasda.checks import check_text, refuse_gone, require
+from hydro_rasda.backends.ray.nodes import living_nodes
+from hydro_rasda.checks import check_text, require
+from hydro_rasda.config import Graph, check_steps
 from hydro_rasda.contracts import Devices
+from hydro_rasda.renames import NO_SCHEDULER, refuses
 from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.schedulers import worker_slots
 
 _ANSWER_S = 10.0
+_HEAD_ASKED_EVERY_S = 2.0
+_HEAD_ANSWERS_WITHIN_S = 5.0
+_HEAD_MISSES = 3
 
 
 class RayBackend:
     """A Ray cluster: an actor on each device trains groups of the sweep, then full-size models.
 
-    All decisions are those of the local backend. Full-size trials grow: where `rasda.max_workers` is None, up to all
+    All decisions are those of the local backend. Full-size trials grow: where `race.max_workers` is None, up to all
     devices of the cluster. On a cluster of one device, the answer is that of one local device, to the last digit.
 
     Args:
@@ -37,36 +42,40 @@ class RayBackend:
             a GPU where the cluster has any, else all CPUs of a node. On CPUs, "memory" bounds the bytes of what a
             device trains at the same time. With {"GPU": 0.5}, two workers share a GPU, each with half of its memory
             (not yet run).
-        gone: None are taken. What earlier versions took is refused with what to write in its place.
+        loader_workers: As for `LocalBackend`.
+        graph: As for `LocalBackend`; True is not refused here, since other machines may have GPUs.
     """
 
     device = torch.device("cpu")
 
+    @refuses(scheduler=NO_SCHEDULER)
     def __init__(
         self,
         address: str | None = None,
         resources_per_worker: Mapping[str, float] | None = None,
-        **gone: Never,
+        loader_workers: int | None = None,
+        graph: Graph = "auto",
     ) -> None:
-        refuse_gone("RayBackend", gone)
         check_text("address", address, optional=True)
         if resources_per_worker is not None:
             worker_slots((), resources_per_worker)
+        check_steps(graph, loader_workers)
         self.address, self.resources_per_worker = address, resources_per_worker
+        self.loader_workers, self.graph = loader_workers, graph
 
     @contextlib.contextmanager
     def open(self, run: Run) -> Iterator[Devices]:
         """Connect to the cluster, and start its devices.
 
         Raises:
-            ValueError: where no node has such a device, or the cluster has fewer than `rasda.workers` of them.
+            ValueError: where no node has such a device, or the cluster has fewer than `race.workers` of them.
             ConnectionError: where there is no cluster at `address`.
         """
         with _connected(self.address), head_watched(ray.get_runtime_context().gcs_address):
             nodes = living_nodes()
             worker = worker_resources(nodes, self.resources_per_worker)
-            count, workers = worker_slots(nodes, worker), run.settings.rasda.workers
-            require(workers <= count, "rasda.workers", workers, f"<= {count}, the workers of {worker} there are")
+            count, workers = worker_slots(nodes, worker), run.settings.race.workers
+            require(workers <= count, "race.workers", workers, f"<= {count}, the workers of {worker} there are")
             with contextlib.closing(RayDevices(run, worker, count)) as devices:
                 # A run whose finalists are known may need none.
                 if not any(key.startswith(FINALISTS) for key in run.store.units()):
@@ -115,3 +124,43 @@ def _environment(**variables: str) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def head_watched(address: str) -> Iterator[None]:
+    """Within it, a line on stderr tells where the head does not answer any more, and what to do.
+
+    Args:
+        address: Of the head, "host:port".
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_watch_head, args=(address, over), name="head watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _watch_head(address: str, over: threading.Event) -> None:
+    misses = 0
+    while misses < _HEAD_MISSES:
+        if over.wait(_HEAD_ASKED_EVERY_S):
+            return
+        misses = 0 if _head_answers(address) else misses + 1
+    print(
+        f"Ray's head at {address} does not answer any more. Unless it comes back, Ray ends this process within "
+        "minutes. What was trained is kept: once a cluster runs again, the same call goes on with the run.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _head_answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_ANSWERS_WITHIN_S).close()
+    except OSError:
+        return False
+    return True

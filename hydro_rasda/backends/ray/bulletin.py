@@ -92,7 +92,7 @@ class Reporter:
             yield
         self._tell_epochs()
         if caught:
-            from hydro_rasda.training.forks import plain_warning  # brings torch along, which is here by now
+            from hydro_rasda.processes.forks import plain_warning  # brings torch along, which is here by now
 
             self._write("warned", [plain_warning(warning) for warning in caught])
 

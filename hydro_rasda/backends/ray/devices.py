@@ -14,11 +14,12 @@ from typing import Any
 import ray
 import torch
 
-from hydro_rasda.backends.doubling import DoublingPool
-from hydro_rasda.backends.pool import LOOK_S, Answer, DeviceDied
+from hydro_rasda.backends.device_process import Answer, DeviceDied
+from hydro_rasda.backends.elastic_pool import DoublingPool
+from hydro_rasda.backends.pool import LOOK_S
 from hydro_rasda.backends.ray.bulletin import Bulletin, Reporter
+from hydro_rasda.backends.ray.nodes import Slots
 from hydro_rasda.backends.ray.ranks import actor_options
-from hydro_rasda.backends.ray.slots import Slots
 from hydro_rasda.checks import require
 from hydro_rasda.data import Shard
 from hydro_rasda.run.state import Run
@@ -140,9 +141,7 @@ class RayDevices(DoublingPool):
     """Trains on all devices of a cluster. Nodes may come and go: a full-size trial gets at most what the living hold.
 
     Args:
-        run: Whose trials they train.
         worker: Resources of a device, in Ray's words.
-        count: Number of devices.
     """
 
     def __init__(self, run: Run, worker: Mapping[str, float], count: int) -> None:

@@ -29,16 +29,16 @@ from ray.tune.schedulers import TrialScheduler
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
 from hydro_rasda.backends.ray.ranks import Ending, RankActors, blame
 from hydro_rasda.backends.ray.scheduler import RASDAScheduler
-from hydro_rasda.backends.temporary import owner
 from hydro_rasda.checks import check_choice, check_function, check_int, is_number, require
+from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.temporary_folders import owner
 from hydro_rasda.run.portable import pickle_config_modules
-from hydro_rasda.training.pace import Pace
 
 if TYPE_CHECKING:
     from hydro_rasda.training.worker import Worker
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-cloudpickle.register_pickle_by_value(sys.modules[Pace.__module__])
+cloudpickle.register_pickle_by_value(sys.modules[HangDetector.__module__])
 
 _LOOK_S = 0.5
 _LONGEST = timedelta(days=365)
@@ -149,7 +149,7 @@ def _run_trial(config: dict[str, Any], digest: str, payload: Any, options: dict[
 def _follow(head: Connection, actors: RankActors, order: tuple[str, Any, dict[str, Any]]) -> None:
     """Hands rank 0's reports to Tune until every rank is done."""
     job, pid = order[2], None
-    iterations, heard = Pace("no iteration was over", job["timeout_s"]), time.monotonic()
+    iterations, heard = HangDetector("no iteration was over", job["timeout_s"]), time.monotonic()
     while True:
         if not wait([head], timeout=_LOOK_S):
             if actors.failed():

@@ -28,7 +28,7 @@ from typing import Any
 from ray import cloudpickle
 
 from hydro_rasda.backends.ray.fork_client import check_peer
-from hydro_rasda.backends.temporary import remove_left
+from hydro_rasda.processes.temporary_folders import remove_left
 
 IDLE_S = 60.0
 _TICK_MS = 1000

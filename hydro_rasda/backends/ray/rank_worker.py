@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hydro_rasda.backends.temporary import make_folder
+from hydro_rasda.processes.temporary_folders import make_folder
 from hydro_rasda.training.rendezvous import await_ranks, listening_store, reached_store
 from hydro_rasda.training.worker import Saving, State, Worker
 
@@ -26,7 +26,6 @@ class RankWorker(Worker):
 
     Args:
         job: What `elastic` asks of a rank.
-        data: What it was given.
         connection: To the trial's actor.
     """
 

@@ -18,7 +18,7 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hydro_rasda.backends.ray.fork_client import fork_rank, receive
-from hydro_rasda.backends.temporary import make_folder, owner
+from hydro_rasda.processes.temporary_folders import make_folder, owner
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules[owner.__module__])

@@ -7,37 +7,25 @@ frees its placement group, and goes on from its checkpoint in one of `scaling_fa
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ray.tune.experiment import Trial
 from ray.tune.result import DEFAULT_METRIC
 from ray.tune.schedulers import TrialScheduler
-from ray.tune.utils import flatten_dict
 
-from hydro_rasda.backends.ray.fellows import Fellows
-from hydro_rasda.backends.ray.grants import Grants
-from hydro_rasda.backends.ray.journal import FILE_NAME, Journal, JournalEntry
-from hydro_rasda.backends.ray.node_requests import NodeRequests
-from hydro_rasda.backends.ray.queue import WaitingQueue
-from hydro_rasda.backends.ray.sizes import Sizes
-from hydro_rasda.backends.ray.staging import ControllerStage, store_results
-from hydro_rasda.backends.ray.standings import Standings
+from hydro_rasda.backends.ray.experiment import Experiment
+from hydro_rasda.backends.ray.internals import ControllerStage
+from hydro_rasda.backends.ray.report_journal import FILE_NAME, Journal
 from hydro_rasda.checks import check_int, check_mode, check_text, is_number, require
-from hydro_rasda.config import Grow
 from hydro_rasda.schedulers import (
     RASDA,
     Decision,
-    Held,
     Mode,
-    Placement,
-    Queue,
-    Waiting,
-    place,
     worker_slots,
 )
+from hydro_rasda.schedulers.rasda import Grow
 
 _SAVED = f"a RASDAScheduler keeps its state in the experiment's folder ({FILE_NAME}), where `Tuner.restore` finds it"
 
@@ -70,7 +58,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         time_attr: What counts iterations in a report; a whole number that grows. "a/b" is b in a nested a.
         patience: Starts out of turn before the longest waiting trial comes first.
         wait: How long a trial waits at a milestone for those that began with it, at most, over the time that it took to
-            come there; see `hydro_rasda.schedulers.Gathering`. Those that are there are then decided at once.
+            come there; see `hydro_rasda.schedulers.MilestoneBarrier`. Those that are there are then decided at once.
         grow: With how many workers a survivor goes on: "due", or "efficient", see
             `hydro_rasda.schedulers.growth.efficient`. Efficiency is what trials report as "scaling_efficiency", or else
             comes of their "epoch_seconds", or of Ray's time of an iteration; the noise scale is what they report as
@@ -113,7 +101,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         stop_last_trials: bool = True,
     ) -> None:
         super().__init__()
-        bounded = is_number(autoscale_wait_s) and 0 <= autoscale_wait_s < math.inf
+        bounded = is_number(autoscale_wait_s) and autoscale_wait_s >= 0
         require(bounded, "autoscale_wait_s", autoscale_wait_s, "a finite number of seconds >= 0")
         self._autoscale_wait_s = autoscale_wait_s
         require(brackets == 1, "brackets", brackets, "1: there is one bracket")
@@ -144,14 +132,10 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _begin_anew(self) -> None:
         """Know of no trial."""
-        self._sizes = Sizes(self._worker)
-        self._nodes = NodeRequests(self._worker, self._autoscale_wait_s)
-        self._experiment: str | None = None
-        self._standings = Standings()
-        self._rung_now: dict[str, int] = {}
-        self._queue = WaitingQueue(self._kind)
-        self._fellows = Fellows(self._rule.wait)
-        self._grants = Grants(self._rule)
+        self._folder: str | None = None
+        self._trials = Experiment(
+            self._rule, self._worker, self._metric, self._time_attr, self._patience, self._autoscale_wait_s
+        )
 
     @property
     def rule(self) -> RASDA:
@@ -173,92 +157,93 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         if self._mode:
             self._metric = self._metric or DEFAULT_METRIC
             self._rule = replace(self._rule, mode=self._mode)
+        self._begin_anew()
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Gives a new trial its first size, and a restored one the size that its checkpoint is due."""
-        if self._experiment != trial.storage.experiment_fs_path:
-            if self._experiment is not None:  # one after another, with one scheduler object
+        if self._folder != trial.storage.experiment_fs_path:
+            if self._folder is not None:  # one after another, with one scheduler object
                 self._begin_anew()
             self._begin(tune_controller, trial)
-        self._standings.know(trial.trial_id)
+        self._trials.rung_history.know(trial.trial_id)
         if trial.is_finished():
             return
         # Ray names a trial's folder when it starts it, and then fails to list the trials that never started.
         trial.init_local_path()
-        self._sizes.tell_overruled(trial)
-        self._sizes.resize(trial, self._sizes.fitting(self._due(trial)))
-        if not self._waits_still(trial):
-            self._queue.join(trial)
+        self._trials.sizes.tell_overruled(trial)
+        self._trials.sizes.resize(trial, self._trials.sizes.fitting(self._trials.due(trial)))
+        if not self._trials.waits_still(trial):
+            self._trials.queue.join(trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Stops a trial, lets it go on, or pauses it until it can go on with more workers."""
         if self._time_attr not in result or self._metric not in result:
-            self._sizes.tell_undecided(trial, [n for n in (self._time_attr, self._metric) if n not in result])
+            self._trials.sizes.tell_undecided(trial, [n for n in (self._time_attr, self._metric) if n not in result])
             return str(TrialScheduler.CONTINUE)
         t, score = result[self._time_attr], float(result[self._metric])
-        self._rung_now[trial.trial_id] = self._rule.rungs_survived(t)
-        self._grants.note(trial, self._sizes.of(trial), result)
-        decision, milestone = self._decide(trial, t, score)
+        self._trials.rung_now[trial.trial_id] = self._rule.rungs_survived(t)
+        self._trials.grants.note(trial, self._trials.sizes.of(trial), result)
+        decision, milestone = self._trials.decide(trial, t, score)
         if decision is Decision.WAIT:
-            decision, milestone = self._gather(trial, result)
+            decision, milestone = self._trials.gather(trial, result)
         elif decision is Decision.CONTINUE and milestone is not None:
-            self._grant([trial], [trial], milestone)
-        self._record(trial, result, milestone, decision)
+            self._trials.grant([trial], [trial], milestone)
+        self._trials.record(trial, result, milestone, decision)
         result["hyperband_info"] = {} if milestone is None or t >= self._rule.max_t else {"budget": milestone}
         if decision is Decision.STOP:
             # Ray tells the searcher of a stopped trial's end only; BOHB learns from milestones.
             tune_controller.search_alg.on_trial_result(trial.trial_id, result)
             return str(TrialScheduler.STOP)
         if decision is Decision.WAIT:
-            self._queue.leave(trial)
+            self._trials.queue.leave(trial)
             return str(TrialScheduler.PAUSE)
-        grows = self._grows(trial, self._due(trial, t))
-        if not grows or not self._sizes.can_pause(trial, result, t):
+        grows = self._trials.grows(trial, self._trials.due(trial, t))
+        if not grows or not self._trials.sizes.can_pause(trial, result, t):
             if milestone is not None:
-                self._fellows.begin(trial, self._milestone_after(t))
+                self._trials.fellows.begin(trial, self._trials.milestone_after(t))
             return str(TrialScheduler.CONTINUE)
-        self._queue.join(trial)
+        self._trials.queue.join(trial)
         return str(TrialScheduler.PAUSE)
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         """Keeps the last score of a trial, by which later ones are measured."""
-        self._leave(trial)
+        self._trials.leave(trial)
         known = self._time_attr in result and self._metric in result
-        if not known or self._standings.stopped_at(trial.trial_id) is not None:
+        if not known or self._trials.rung_history.stopped_at(trial.trial_id) is not None:
             return
-        rungs, t = self._standings.rungs, result[self._time_attr]
+        rungs, t = self._trials.rung_history.rungs, result[self._time_attr]
         milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
         if milestone is not None:
-            self._standings.rungs = rungs.recorded(milestone, trial.trial_id, float(result[self._metric]))
-            self._record(trial, result, milestone, Decision.STOP)
+            self._trials.rung_history.rungs = rungs.recorded(milestone, trial.trial_id, float(result[self._metric]))
+            self._trials.record(trial, result, milestone, Decision.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         """Frees the trial's place; Ray adds the trial again where it may be repeated."""
-        self._sizes.tell_full_disk(trial)
-        self._leave(trial)
+        self._trials.sizes.tell_full_disk(trial)
+        self._trials.leave(trial)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
         """Frees the trial's place."""
-        self._leave(trial)
+        self._trials.leave(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The trial that starts next; None where all have to wait."""
-        self._decide_gathered()
-        self._fellows.end_stopped(tune_controller)
+        self._trials.decide_gathered()
+        self._trials.fellows.end_stopped(tune_controller)
         stage = ControllerStage(tune_controller)
-        stage.clear(self._queue)
-        stage.call_back(self._queue, self._sizes)
-        waiting, holding = self._ready(), self._holding()
-        held = {trial.trial_id: self._sizes.of(trial) for trial in holding}
-        free = max(0, self._sizes.slots.count() - sum(held.values()))
-        placement = self._place(waiting, holding, held, free)
+        stage.clear(self._trials.queue)
+        stage.call_back(self._trials.queue, self._trials.sizes.of, self._trials.sizes.slots.count())
+        waiting, holding = self._trials.ready(), self._trials.holding()
+        held = {trial.trial_id: self._trials.sizes.of(trial) for trial in holding}
+        free = max(0, self._trials.sizes.slots.count() - sum(held.values()))
+        placement = self._trials.next_start(waiting, holding, held, free)
         chosen = None
         if placement.start is not None:
             chosen = next(trial for trial in waiting if trial.trial_id == placement.start.trial)
             waiting.remove(chosen)
             free -= placement.start.workers
-            self._start(chosen, placement.start.workers)
+            self._trials.start(chosen, placement.start.workers)
         stage.limit(waiting, holding, free, chosen)
         return chosen
 
@@ -272,7 +257,8 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     def debug_string(self) -> str:
         """One line for Ray's progress table."""
-        rungs = ", ".join(f"{m}: {len(rung)} trials" for m, rung in sorted(self._standings.rungs.rungs.items()))
+        came = sorted(self._trials.rung_history.rungs.rungs.items())
+        rungs = ", ".join(f"{milestone}: {len(rung)} trials" for milestone, rung in came)
         return f"Using RASDA: workers {self._rule.workers}, milestones reached by {rungs or 'none'}"
 
     def _begin(self, controller: Any, trial: Trial) -> None:
@@ -286,168 +272,9 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
                 f"`trainable` is {trial.trainable_name!r}, a Trainer of Ray Train, whose ScalingConfig says how many "
                 "workers it has; hand its training function to `elastic` instead, or a function that runs the Trainer"
             )
-        self._sizes.slots.check(self._rule.workers)
-        self._experiment = trial.storage.experiment_fs_path
+        self._trials.sizes.slots.check(self._rule.workers)
+        self._folder = trial.storage.experiment_fs_path
         stage = ControllerStage(controller)
         stage.check_reuse(trial)
         stage.lose_no_worker()
-        self._standings.open(Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path))
-
-    def _decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
-        stopped_at = self._standings.stopped_at(trial.trial_id)
-        if stopped_at is not None and t >= stopped_at:
-            return Decision.STOP, None
-        rungs = self._standings.rungs
-        milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
-        if t >= self._rule.max_t:
-            if milestone is not None:
-                self._standings.rungs = rungs.recorded(milestone, trial.trial_id, score)
-            self._standings.stop(trial.trial_id, self._rule.max_t)
-            return Decision.STOP, milestone
-        self._standings.rungs, verdict = self._rule.report(rungs, trial.trial_id, t, score)
-        return verdict.decision, milestone
-
-    def _gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
-        """Has a trial wait at its milestone, unless it is decided at once; what was decided, and where."""
-        t, score = result[self._time_attr], float(result[self._metric])
-        milestone = self._rule.halving.open_rung(self._standings.rungs, trial.trial_id, t)
-        assert milestone is not None
-        if not self._sizes.can_pause(trial, result, t):
-            return self._carry_out(milestone, {trial.trial_id: score}, [trial])[trial.trial_id], milestone
-        self._fellows.come(trial, milestone, score, self._entry(trial, result, None, Decision.WAIT))
-        decided = self._decide_gathered(reporting=trial)
-        return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
-
-    def _decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
-        """Decides those that have waited long enough, or whose fellows are there.
-
-        Args:
-            reporting: What becomes of it is left to the caller.
-        """
-        decided: dict[str, Decision] = {}
-        for milestone, (scores, undecided) in self._fellows.take().items():
-            decided |= self._carry_out(milestone, scores, [entry.trial for entry in undecided.values()])
-            for name, entry in undecided.items():
-                if entry.trial is not reporting:
-                    self._standings.append(replace(entry.report, milestone=milestone, decision=decided[name].value))
-                    self._release(entry.trial, milestone, decided[name])
-        return decided
-
-    def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
-        """Decides trials at a milestone, and with how many workers the survivors go on."""
-        self._standings.rungs, verdicts = self._rule.decide(self._standings.rungs, milestone, scores)
-        self._grant([t for t in trials if verdicts[t.trial_id].decision is Decision.CONTINUE], trials, milestone)
-        return {name: verdict.decision for name, verdict in verdicts.items()}
-
-    def _release(self, trial: Trial, milestone: int, decision: Decision) -> None:
-        """A trial waits no longer for its fellows, but for workers, or for its end."""
-        if decision is Decision.CONTINUE:
-            self._queue.join(trial)
-        else:
-            self._standings.stop(trial.trial_id, milestone)
-            self._fellows.stop(trial)
-
-    def _grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
-        """Settles with how many workers those go on that survived a milestone, of the trials decided together."""
-        if self._rule.grow == "due":
-            return
-        names, slots = {trial.trial_id for trial in decided}, self._sizes.slots.count()
-        held = sum(self._sizes.of(trial) for trial in self._holding() if trial.trial_id not in names)
-        free, idle = max(0, slots - held), self._queue.idle()
-        self._grants.give([(trial, self._sizes.of(trial)) for trial in survivors], milestone, slots, free, idle)
-
-    def _due(self, trial: Trial, t: int | None = None) -> int:
-        """Workers that a trial is to go on with after iteration `t`; by default that of its checkpoint."""
-        if self._rule.grow == "due":
-            return self._rule.workers_at(self._restart_t(trial) if t is None else t)
-        return self._grants.of(trial)
-
-    def _grows(self, trial: Trial, due: int) -> bool:
-        """Whether a trial goes on with more workers, or waits for nodes that hold them."""
-        if due <= self._sizes.of(trial):
-            return False
-        count = self._sizes.slots.count()
-        self._nodes.ask(due, sum(self._sizes.of(other) for other in self._holding() if other is not trial), count)
-        return self._nodes.awaited(due, count) or self._sizes.fitting(due) > self._sizes.of(trial)
-
-    def _ready(self) -> list[Trial]:
-        """Trials that could be next: those that wait, but for nodes that may still come."""
-        if not self._autoscale_wait_s:
-            return self._queue.waiting()
-        count = self._sizes.slots.count()
-        self._nodes.settle(count)
-        return [trial for trial in self._queue.waiting() if not self._nodes.awaited(self._due(trial), count)]
-
-    def _milestone_after(self, t: int) -> int:
-        return self._rule.milestones[self._rule.rungs_survived(t)]
-
-    def _waits_still(self, trial: Trial) -> bool:
-        """Whether a restored trial had come to a milestone and was not decided there; it then is, as soon as may be."""
-        report, t = self._standings.take_undecided(trial.trial_id), self._restart_t(trial)
-        if report is None or report.t != t or report.score is None:
-            return False
-        milestone = self._rule.halving.open_rung(self._standings.rungs, trial.trial_id, t)
-        if milestone is None:
-            return False
-        self._fellows.come(trial, milestone, report.score, report)
-        return True
-
-    def _holding(self) -> list[Trial]:
-        """Trials that hold workers, also those that are still to save their checkpoint before they wait."""
-        return self._queue.holding() + self._fellows.saving()
-
-    def _leave(self, trial: Trial) -> None:
-        self._queue.leave(trial)
-        self._fellows.leave(trial)
-
-    def _record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
-        self._standings.append(self._entry(trial, result, milestone, decision))
-
-    def _entry(
-        self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision
-    ) -> JournalEntry:
-        score = float(result[self._metric])
-        return JournalEntry(
-            trial=trial.trial_id,
-            t=result[self._time_attr],
-            score=score if math.isfinite(score) else None,
-            workers=self._sizes.of(trial),
-            milestone=milestone,
-            decision=decision.value,
-            global_batch_size=result.get("global_batch_size"),
-        )
-
-    def _restart_t(self, trial: Trial) -> int:
-        latest = trial.latest_checkpoint_result
-        if latest is None:
-            return 0
-        metrics = latest.metrics if self._time_attr in latest.metrics else flatten_dict(latest.metrics)
-        return int(metrics.get(self._time_attr, 0))
-
-    def _place(self, waiting: list[Trial], holding: list[Trial], held: Mapping[str, int], free: int) -> Placement:
-        if not waiting or not free:
-            return Placement()
-        queue, now = Queue(map(self._waiting, waiting), self._queue.overtaken), time.monotonic()
-        back = self._queue.expected_back(holding, self._rung_now, now)
-        placement = place(queue, Held(zip(held, held.values(), back)), free, self._patience, now)
-        if placement.start is not None:
-            queue.start(placement.start.trial)
-        self._queue.overtaken = queue.overtaken
-        return placement
-
-    def _kind(self, trial: Trial) -> tuple[int, int]:
-        return self._rule.rungs_survived(self._restart_t(trial)), self._due(trial)
-
-    def _waiting(self, trial: Trial) -> Waiting:
-        rung, workers = self._kind(trial)
-        return Waiting(trial.trial_id, workers, rung, self._queue.usual_seconds(rung))
-
-    def _start(self, trial: Trial, workers: int) -> None:
-        due = self._waiting(trial)
-        self._sizes.fitting(due.workers)
-        self._sizes.resize(trial, workers)
-        self._sizes.tell_repeats(trial, self._restart_t(trial))
-        store_results(trial)
-        self._queue.start(trial, due.rung)
-        self._rung_now[trial.trial_id] = due.rung
-        self._fellows.begin(trial, self._rule.milestones[due.rung])
+        self._trials.rung_history.open(Journal(trial.storage.storage_filesystem, trial.storage.experiment_fs_path))

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from hydro_rasda.config import Precision
 from hydro_rasda.integrations.loaders import EvalLoader, TrainLoader
 
 HOOKS = (
@@ -30,7 +31,7 @@ HOOKS = (
 HARMLESS = (ModelCheckpoint, ModelSummary, ProgressBar)
 """Callbacks that print and save: the run does that by itself."""
 
-PRECISIONS = {"32-true": "fp32", "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
+PRECISIONS: dict[str, Precision] = {"32-true": "fp32", "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
 _SETTINGS: dict[str, Any] = {
     "max_steps": -1,

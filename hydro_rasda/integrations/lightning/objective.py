@@ -34,7 +34,6 @@ class StepObjective:
     torch's cross-entropy is the mean of. A step may also return a dict with "loss" and "weight".
 
     Attributes:
-        examples: To train on.
         epochs: `trainer.max_epochs`.
         drop_last: Whether a smaller last batch is left out.
     """

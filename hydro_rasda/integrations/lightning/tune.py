@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from fusion.streams import preserved_generators
+from hydro_rasda.branches import reachable, with_defaults
 from hydro_rasda.checks import check_is, require
-from hydro_rasda.hidden import shown
+from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.lightning.modules import (
     PRECISIONS,
     eval_loader,
@@ -22,9 +23,11 @@ from hydro_rasda.integrations.lightning.modules import (
 )
 from hydro_rasda.integrations.lightning.objective import StepObjective, metric_name
 from hydro_rasda.integrations.lightning.optimizers import Unfollowed
-from hydro_rasda.integrations.narrow import width_or_full
+from hydro_rasda.integrations.narrow import check_parts, narrow_or_full, unaveraged
 from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.problem import WidthForm, call_model_fn, check_width_argument, width_form
+from hydro_rasda.renames import refuse_renamed
+from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
 
@@ -57,6 +60,8 @@ def tune_module(
     val_dataloaders: Any = None,
     datamodule: LightningDataModule | None = None,
     monitor: str = "val_loss",
+    sweep: SweepConfig = SweepConfig(),
+    race: RaceConfig = RaceConfig(),
     **options: Any,
 ) -> LightningResult:
     """Find good hyperparameters for a `LightningModule`, and train it with them.
@@ -78,14 +83,17 @@ def tune_module(
         val_dataloaders: Likewise.
         datamodule: In place of both.
         monitor: What trials are compared by: a name that `validation_step` logs.
-        options: Other arguments of `tune`, such as `num_samples`, `mode`, `surrogate`, `backend` or `name`. `ema` is 0
-            where it is left out, as `Trainer` averages no weights.
+        sweep: As for `tune`.
+        race: As for `tune`; its `ema` is 0 by default, as `Trainer` averages no weights.
+        options: Other arguments of `tune`, such as `num_samples`, `mode`, `backend` or `name`.
 
     Raises:
         ValueError: before any work, for what cannot be followed, all of it listed: callbacks, hooks that are
             overridden, manual optimization, optimizers, schedulers and settings of the trainer; and as `tune`.
     """
+    refuse_renamed("tune_module", options)
     check_is("trainer", trainer, Trainer)
+    check_parts(sweep, race)
     check_space(space)
     given = [name for name in DECIDED if name in options]
     require(not given, given[0] if given else "", "given", "left out: trainer, module and loaders decide it")
@@ -98,11 +106,11 @@ def tune_module(
     refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
     refused += unfollowed_loader("val_dataloaders", val_dataloaders)
     refused += unfollowed_by(trainer)
-    made = {**_constants(trainer, train_dataloaders), **space}
+    made = with_defaults(space, _constants(trainer, train_dataloaders))
     with preserved_generators():
         config = sample(made, 1, 0)[0]
         form = width_form(module_fn)
-        check_width_argument("module_fn", module_fn, options.get("surrogate", 1 / 8))
+        check_width_argument("module_fn", module_fn, sweep.surrogate)
         module = _first(module_fn, form, config)
         refused += unfollowed(module)
         if not refused:
@@ -114,11 +122,9 @@ def tune_module(
                 refused.append(f"{type(module).__name__}.configure_optimizers(): {error}")
         if refused:
             raise ValueError("tune_module() cannot follow:\n- " + "\n- ".join(refused))
-        width = options.pop("surrogate", 1 / 8)
         if form is None:
             batch = next(iter(validation(1)))
-            width = width_or_full(module, width, lambda: _called_with(module, objective, batch))
-    chosen: dict[str, Any] = {"ema": 0.0, "precision": PRECISIONS[str(trainer.precision)], "surrogate": width}
+            sweep = narrow_or_full(sweep, module, lambda: _called_with(module, objective, batch))
     tuned = tune(
         module_fn,
         made,
@@ -127,9 +133,13 @@ def tune_module(
         objective=objective,
         metric=f"val_{metric_name(monitor, 'val')}",
         max_t=trainer.max_epochs or 1,
-        **{**chosen, **options},
+        sweep=sweep,
+        race=unaveraged(race),
+        precision=PRECISIONS[str(trainer.precision)],
+        **options,
     )
-    return LightningResult(**vars(tuned), config={name: tuned.best_config[name] for name in space})
+    own = reachable(space)
+    return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:

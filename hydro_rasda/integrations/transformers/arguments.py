@@ -71,7 +71,7 @@ _WITHOUT_EFFECT = {
 _WITHOUT_EFFECT_PREFIXES = ("logging_", "save_", "hub_", "push_to_hub_", "trackio_", "ddp_")
 """They change what is printed, saved, sent or compiled, or how fast a step is, not what it computes."""
 
-_SEVERAL = "several devices train by `rasda=RASDAConfig(workers=...)`, which split a model with `strategy='fsdp'`"
+_SEVERAL = "several devices train by `race=RaceConfig(workers=...)`, which split a model with `strategy='fsdp'`"
 _REASONS = {
     "max_steps": "a training has whole epochs: use `num_train_epochs`",
     "optim_args": "optimizers have torch's defaults",

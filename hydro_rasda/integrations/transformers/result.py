@@ -12,7 +12,7 @@ from transformers import Trainer, TrainingArguments
 
 from hydro_rasda.integrations.result import LibraryResult
 from hydro_rasda.integrations.transformers.space import with_values
-from hydro_rasda.run.result import TuneResult
+from hydro_rasda.results.result import TuneResult
 
 
 @dataclass(frozen=True, repr=False)

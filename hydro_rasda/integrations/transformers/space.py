@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from fusion.keys import KEYS as OF_THE_LIBRARY
+from fusion.hyperparameters import KEYS as OF_THE_LIBRARY
+from hydro_rasda.branches import is_branching, reachable, with_defaults
 from hydro_rasda.domains import choice, is_a, is_grid
 from hydro_rasda.integrations.transformers.arguments import (
     KEYS,
@@ -28,10 +29,18 @@ def to_space(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[st
     Returns:
         The space; and why names or values of the user's are refused.
     """
+    made, refused = _translated(space, args)
+    return with_defaults(made, {key: to_key(name, args, vars(args)[name]) for name, key in KEYS.items()}), refused
+
+
+def _translated(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[str, Any], list[str]]:
     known, made, refused = vars(args), dict[str, Any](), list[str]()
-    for name in KEYS:
-        made[KEYS[name]] = to_key(name, args, known[name])
     for name, domain in space.items():
+        if is_branching(domain):
+            branches = [_translated(branch, args) for branch in domain.categories]
+            made[name] = choice([branch for branch, _ in branches])
+            refused += [why for _, wrong in branches for why in wrong]
+            continue
         values = _values(domain)
         wrong = [value for value in values or () if name in _CHOICES and value not in _CHOICES[name]()]
         if wrong:
@@ -56,7 +65,7 @@ def to_space(space: Mapping[str, Any], args: TrainingArguments) -> tuple[dict[st
 
 def own_names(space: Mapping[str, Any]) -> tuple[str, ...]:
     """Names in a user's space that are no training arguments: the model's."""
-    return tuple(name for name in space if name not in KEYS and name not in SCHEDULED)
+    return tuple(name for name in reachable(space) if name not in KEYS and name not in SCHEDULED)
 
 
 def with_values(args: TrainingArguments, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ from torch.utils._pytree import tree_map
 from transformers import EvalPrediction, PretrainedConfig, TrainingArguments
 
 from fusion.streams import preserved_generators
+from fusion.warn import warn
+from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.checks import check_is, require
-from hydro_rasda.hidden import shown
+from hydro_rasda.config import RaceConfig, SweepConfig
 from hydro_rasda.integrations.loaders import Collator
-from hydro_rasda.integrations.narrow import width_or_full
+from hydro_rasda.integrations.narrow import check_parts, narrow_or_full, unaveraged
 from hydro_rasda.integrations.transformers.arguments import (
     PRECISIONS,
     metric_of,
@@ -30,12 +32,14 @@ from hydro_rasda.integrations.transformers.models import model_function
 from hydro_rasda.integrations.transformers.objective import trainer_objective
 from hydro_rasda.integrations.transformers.result import TrainerResult, make_trainer_result
 from hydro_rasda.integrations.transformers.space import own_names, to_space
+from hydro_rasda.renames import refuse_renamed
+from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
 
 DECIDED = (
     *("train_data", "val_data", "loss_fn", "objective", "metrics", "metric", "mode", "max_t"),
-    *("precision", "seed", "device"),
+    *("precision", "seed"),
 )
 """Arguments of `tune` that the training arguments decide."""
 
@@ -52,6 +56,8 @@ def tune_trainer(
     compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
     preprocess_logits_for_metrics: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     model_class: Any = None,
+    sweep: SweepConfig = SweepConfig(),
+    race: RaceConfig = RaceConfig(),
     **options: Any,
 ) -> TrainerResult:
     """Find good training arguments for a model of `transformers`, and train it with them.
@@ -84,8 +90,11 @@ def tune_trainer(
             compared by `args.metric_for_best_model`, in the direction of `args.greater_is_better`; else by the loss.
         preprocess_logits_for_metrics: Likewise: what is kept of a batch's logits until then, such as their argmax.
         model_class: Class of a `PretrainedConfig`'s model; None: as its `architectures` say.
-        options: Other arguments of `tune`, such as `num_samples`, `surrogate`, `backend` or `name`. `storage_path` is
-            `args.output_dir` where it is left out, and `ema` is 0, as `Trainer` averages no weights.
+        sweep: As for `tune`.
+        race: As for `tune`. `args.load_best_model_at_end` decides its `keep`; its `ema` is 0 by default, as `Trainer`
+            averages no weights.
+        options: Other arguments of `tune`, such as `num_samples`, `backend` or `name`. `storage_path` is
+            `args.output_dir` where it is left out.
 
     Returns:
         The trained model and the best arguments, for `Trainer`; and the run.
@@ -93,7 +102,9 @@ def tune_trainer(
     Raises:
         ValueError: before any work, for arguments that cannot be followed, all of them listed; and as `tune`.
     """
+    refuse_renamed("tune_trainer", options)
     check_is("args", args, TrainingArguments)
+    check_parts(sweep, race)
     check_space(space)
     made, wrong = to_space(space, args)
     refused, idle = unfollowed(args)
@@ -112,24 +123,22 @@ def tune_trainer(
     if refused:
         raise ValueError("tune_trainer() cannot follow:\n- " + "\n- ".join(refused))
     if idle:
-        warnings.warn(f"these training arguments have no effect here: {', '.join(idle)}", stacklevel=2)
+        warn(f"these training arguments have no effect here: {', '.join(idle)}")
     model_fn = model_function(model, model_class, own_names(space), args.use_cache)
     with preserved_generators():
         first = _first_model(model_fn, made, args.seed)
         collate = collator(first, args, data_collator, processing_class)
         train, validation = loaders(args, collate, train_dataset, eval_dataset)
-        width = options.pop("surrogate", 1 / 8)
         few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, next(iter(validation(1))))
-        surrogate = width_or_full(first, width, lambda: few)
+        sweep = narrow_or_full(sweep, first, lambda: few)
     made |= _warmup_epochs(made, args, len(train_dataset))
     chosen: dict[str, Any] = {
         "storage_path": args.output_dir,
-        "keep": "best" if args.load_best_model_at_end else "last",
-        "ema": 0.0,
         "precision": next((name for name in PRECISIONS if getattr(args, name)), "fp32"),
     }
     if args.use_cpu and options.get("backend", "local") == "local":
-        chosen["device"] = "cpu"
+        chosen["backend"] = LocalBackend("cpu")
+        options.pop("backend", None)
     tuned = tune(
         model_fn,
         made,
@@ -143,7 +152,8 @@ def tune_trainer(
         mode=mode,
         max_t=int(args.num_train_epochs),
         seed=args.seed,
-        surrogate=surrogate,
+        sweep=sweep,
+        race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last"),
         **{**chosen, **options},
     )
     given = {

@@ -15,7 +15,7 @@ from benchmarks.tasks.task import objective
 from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.search import configurations, seeds
 from benchmarks.vs_asha.training import build
-from fusion import optimizer
+from fusion.optim import optimizer
 from surrogate import make_surrogate
 
 NOWHERE = Path("/nowhere")

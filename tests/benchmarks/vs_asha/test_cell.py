@@ -56,7 +56,10 @@ def check(cell: dict[str, Any], task: Task) -> None:
     assert cell["floor"]["test"] == cell["again"][0]
 
 
-@pytest.mark.parametrize("method", ["asha", "surrogate", "both", "tune", "fusion"])
+@pytest.mark.parametrize(
+    "method",
+    ["asha", "tune", *(pytest.param(part, marks=pytest.mark.slow) for part in ("surrogate", "both", "fusion"))],
+)
 def test_a_method_ends_with_its_winner_in_hand(method: str, tmp_path: Path) -> None:
     task = digits()
     cell = measure(task, method, 0)

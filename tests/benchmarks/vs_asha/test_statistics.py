@@ -11,9 +11,7 @@ from benchmarks.vs_asha import statistics, words
 from benchmarks.vs_asha.methods import timeline
 from benchmarks.vs_asha.search import Event
 from benchmarks.vs_asha.statistics import (
-    ByChance,
     Point,
-    by_chance,
     curve,
     ended,
     epochs,
@@ -22,8 +20,8 @@ from benchmarks.vs_asha.statistics import (
     row,
     seed_spread,
     spread,
-    yardsticks,
 )
+from benchmarks.vs_asha.yardsticks import ByChance, by_chance, yardsticks
 
 
 def cell(events: list[list[float | None]], seed: int = 0, mode: str = "max", **values: Any) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fusion import GraphedStep, GraphWarning
+from fusion import GraphedStep
+from fusion.graph import GraphWarning
 from fusion.optim import native
 from tests.fusion.graph.test_step import EPOCHS, Net, Training, same
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import FusedModel, FusedOptimizer, GraphedStep, GraphWarning, clip_grad_norm_, fuse, fused_optimizer
+from fusion import FusedModel, FusedOptimizer, GraphedStep, clip_grad_norm_, fuse, fused_optimizer
+from fusion.graph import GraphWarning
 from fusion.graph import step as step_module
 from fusion.optim import native
 from tests.recorder import Recorder, recording

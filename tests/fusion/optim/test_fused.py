@@ -8,19 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import (
-    FusedAdam,
-    FusedAdamW,
-    FusedModel,
-    FusedOptimizer,
-    FusedSGD,
-    clip_grad_norm_,
-    dry_run,
-    fuse,
-    fused_optimizer,
-    optimizer,
-)
-from fusion.optim import native
+from fusion import FusedModel, FusedOptimizer, clip_grad_norm_, dry_run, fuse, fused_optimizer
+from fusion.optim import FusedAdam, FusedAdamW, FusedSGD, native, optimizer
 from fusion.rows import make_dense
 
 

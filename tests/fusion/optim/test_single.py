@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusion import optimizer
+from fusion.optim import optimizer
 
 
 def test_kinds_and_settings() -> None:

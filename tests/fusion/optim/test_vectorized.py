@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.fusion_cases import mlp, resnet18
-from fusion import clip_grad_norm_, fuse, fused_optimizer, optimizer, rows
-from fusion.optim import native, segments
+from fusion import clip_grad_norm_, fuse, fused_optimizer, rows
+from fusion.optim import native, optimizer, segments
+from fusion.optim.vectorized import Tile
 
 K = 4
 CONFIGS: dict[str, list[dict[str, Any]]] = {
@@ -158,3 +159,21 @@ def test_a_schedule_given_at_once_is_that_of_a_factor_for_each_step() -> None:
     assert all(torch.equal(ends[0][name], p) for name, p in ends[1].items())
     with pytest.raises(ValueError, match=r"`factors` is \[1, 3\], but must be \[S, 2\]"):
         opt.schedule([[1.0, 1.0, 1.0]])
+
+
+def test_members_are_updated_as_many_at_a_time_as_a_block_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    apply = Tile._apply
+
+    def noting(self: Tile, stored: Any, coefficients: Any) -> None:
+        taken.append(len(stored[0]))
+        apply(self, stored, coefficients)
+
+    monkeypatch.setattr(Tile, "_apply", noting)
+    monkeypatch.setattr(native, "WORTH_IT", 10**12)
+    fused = fuse([nn.Linear(4, 2, bias=False) for _ in range(K)])
+    optimizer = fused_optimizer(fused, CONFIGS["adamw"])
+    fused.map(lambda model, x: model(x).sum(), torch.ones(1, 4)).sum().backward()
+    monkeypatch.setattr("fusion.optim.vectorized.block", lambda device: 3 * 8 + 1)
+    optimizer.step()
+    assert taken == [3, 1]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusion.rules.drawing import DRAWING
 from tests.fusion.rules.folding import SHARED, assert_folds, assert_modules_fold, member, tensor
 
 
@@ -60,3 +61,12 @@ def test_multihead_attention_across_sources(options: dict[str, Any]) -> None:
     key, value = options.get("kdim", 16), options.get("vdim", 16)
     inputs = [torch.randn(5, 2, 16), torch.randn(7, 2, key), torch.randn(7, 2, value)]
     assert_modules_fold(lambda: nn.MultiheadAttention(16, 4, **options), inputs, {})
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("dropout", "draws"), [(0.0, False), (0.1, True), (torch.tensor(0.0), True)])
+def test_attention_draws_where_it_may_drop(dropout: Any, draws: bool, training: bool) -> None:
+    """What draws has a stream for each member; a probability in a tensor is not looked at."""
+    assert DRAWING[F.scaled_dot_product_attention](*[None] * 4, dropout) == draws
+    arguments = [*[None] * 10, dropout]
+    assert DRAWING[F.multi_head_attention_forward](*arguments, training=training) == (draws and training)

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydro_rasda import Event, LocalBackend, RASDAConfig, RayBackend, TuneResult
-from hydro_rasda.contracts import Backend, Span, TargetOutcome, TargetTask
+from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult
+from hydro_rasda.contracts import Backend, Event, FullSizeOutcome, FullSizeTask, Span
 from hydro_rasda.problem import Problem
+from hydro_rasda.run.full_size_stage import targets_over
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.run.targets import targets_over
 from hydro_rasda.simulator import read_past_run
-from hydro_rasda.stages.race import train_targets
-from hydro_rasda.training.full_size import train_target
+from hydro_rasda.stages.race import train_finalists
+from hydro_rasda.training.full_size import train_full_size_trial
 from tests.hydro_rasda.backends import finalists
 from tests.hydro_rasda.conftest import SPACE
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray2", "one_process")]
+pytestmark = pytest.mark.usefixtures("ray2", "one_process")
 
 Quick = Callable[..., TuneResult]
 HERE, THERE = LocalBackend(["cpu"] * 2), RayBackend(resources_per_worker={"CPU": 1})
@@ -52,18 +52,16 @@ RACE: dict[str, Any] = {
     "space": SPACE | {"batch_size": 32},
     "num_samples": 6,
     "max_t": 8,
-    "grace_period": 4,
-    "top_k": 4,
+    "sweep": SweepConfig(grace_period=4, fusion=1),
     "full_trainings": 2,
-    "fusion": 1,
 }
 
 
-@pytest.mark.parametrize("max_workers", [1, 2])
+@pytest.mark.parametrize("max_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp_path: Path, max_workers: int) -> None:
     """To the last digit, where each trial has one worker."""
-    rasda = RASDAConfig(grace_period=1, max_workers=max_workers)
-    here, there = (quick(**RACE, rasda=rasda, name=type(of).__name__, backend=of) for of in (HERE, THERE))
+    race = {"top_k": 4, "grace_period": 1, "max_workers": max_workers}
+    here, there = (quick(**RACE, race=race, name=type(of).__name__, backend=of) for of in (HERE, THERE))
     decided = decisions(tmp_path / "LocalBackend")
     assert decisions(tmp_path / "RayBackend") == decided
     assert {workers for *_, workers in decided["workers"]} == {1, max_workers}
@@ -90,20 +88,21 @@ class LeavesAfter:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @each_first
 @pytest.mark.parametrize(("prefix", "count"), [("/group-", 2), ("target/trial-", 3), ("target/trial-", 6)])
 def test_a_run_goes_on_on_the_other_backend_in_either_stage(
     quick: Quick, tmp_path: Path, backends: tuple[Backend, Backend], prefix: str, count: int
 ) -> None:
     """As if it had never left the first: nothing is trained twice, and all decisions are those of an unbroken run."""
-    rasda = RASDAConfig(grace_period=1, max_workers=1)
-    whole = quick(**RACE, rasda=rasda, name="whole", backend=HERE)
+    race = {"top_k": 4, "grace_period": 1, "max_workers": 1}
+    whole = quick(**RACE, race=race, name="whole", backend=HERE)
     leaves = LeavesAfter(tmp_path / "run", prefix, count)
     first, second = backends
     with pytest.raises(KeyboardInterrupt):
-        quick(**RACE, rasda=rasda, backend=first, callbacks=[leaves])
+        quick(**RACE, race=race, backend=first, callbacks=[leaves])
     before = units(tmp_path / "run")
-    found = quick(**RACE, rasda=rasda, backend=second)
+    found = quick(**RACE, race=race, backend=second)
     after = units(tmp_path / "run")
     assert [*after][: len(before)] == [*before]
     assert decisions(tmp_path / "run") == decisions(tmp_path / "whole")
@@ -127,8 +126,8 @@ def open_run(problem: Problem, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     def call() -> Run:
         for run in opened:
             run.store.close()
-        rasda = RASDAConfig(grace_period=1, max_workers=1)
-        settings = {"max_t": MAX_T, "rasda": rasda, "full_trainings": 0}
+        race = RaceConfig(grace_period=1, max_workers=1)
+        settings = {"max_t": MAX_T, "race": race, "full_trainings": 0}
         opened.append(finalists.open_run(tmp_path / "run", problem, CONFIGS, **settings))
         return opened[-1]
 
@@ -142,7 +141,7 @@ class Interrupted:
     def __init__(self, devices: Any, tasks: int) -> None:
         self._devices, self._left = devices, tasks
 
-    def train_each(self, tasks: Iterable[TargetTask]) -> Iterator[TargetOutcome]:
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
         for task in tasks:
             if not self._left:
                 return
@@ -150,15 +149,16 @@ class Interrupted:
             yield from self._devices.train_each([task])
 
 
+@pytest.mark.slow
 @each_first
 def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backends: tuple[Backend, Backend]) -> None:
     """Each trial's epochs stand in the journal once, and are those of an unbroken training, weights included."""
     first, second = backends
     with first.open(run := open_run()) as devices:
-        train_targets(run, NUMBERS, Interrupted(devices, tasks=5))  # all to 1, one of them to 2
+        train_finalists(run, NUMBERS, Interrupted(devices, tasks=5))  # all to 1, one of them to 2
     assert sorted(run.epochs("target", number) for number in NUMBERS) == [1, 1, 1, 2]
     with second.open(run := open_run()) as devices:
-        train_targets(run, NUMBERS, devices)
+        train_finalists(run, NUMBERS, devices)
     assert targets_over(run, NUMBERS)
     assert sorted(run.epochs("target", number) for number in NUMBERS) == [
         2,
@@ -167,8 +167,8 @@ def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backe
         MAX_T,
     ]  # after one epoch, none differs from chance
     for number in NUMBERS:
-        task = TargetTask("", number, Span(0, run.epochs("target", number)), None, run.settings.seed)
-        alone = train_target(run.problem, run.trials[number], task, None)
+        task = FullSizeTask("", number, Span(0, run.epochs("target", number)), None, run.settings.seed)
+        alone = train_full_size_trial(run.problem, run.trials[number], task, None)
         history = [(epoch, metrics["val_loss"]) for epoch, metrics in alone.history]
         assert [(line["epoch"], line["val_loss"]) for line in run.metrics["target", number]] == history
         assert alone.state is not None
@@ -176,9 +176,10 @@ def test_a_race_goes_on_from_amid_a_milestone(open_run: Callable[[], Run], backe
         assert all(torch.equal(saved[name], value) for name, value in alone.state["model"].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ray_first", [False, True])
 def test_what_one_backend_finished_the_other_returns(quick: Quick, tmp_path: Path, ray_first: bool) -> None:
-    there: dict[str, Any] = {"backend": "ray", "resources_per_worker": {"CPU": 1}}
+    there: dict[str, Any] = {"backend": RayBackend(resources_per_worker={"CPU": 1})}
     calls = [there, {}] if ray_first else [{}, there]
     first = quick(**calls[0])
     assert any(record.epochs == 4 for record in first.trials)

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import RASDAConfig
-from hydro_rasda.backends.doubling import DoublingPool
-from hydro_rasda.backends.pool import Answer, DeviceDied, DevicePool
-from hydro_rasda.contracts import Group, GroupOutcome, GroupTask, Span, TargetOutcome, TargetTask, Widths, group_key
+from hydro_rasda import RaceConfig
+from hydro_rasda.backends.device_process import Answer, DeviceDied
+from hydro_rasda.backends.elastic_pool import DoublingPool
+from hydro_rasda.backends.pool import DevicePool
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupOutcome, GroupTask, Span, Widths, group_key
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.hang_detector import HangDetector
 from hydro_rasda.run.state import Run
 from hydro_rasda.training.fused import Load
-from hydro_rasda.training.pace import Pace
 from tests.hydro_rasda.scripted import open_run
 
 SPAN = Span(0, 2)
@@ -60,7 +61,7 @@ class Scripted:
             self.pool.trained.append((work.number,))
             if work.number in self.pool.deadly:
                 return Said(DeviceDied("SIGKILL"))
-            return Said(TargetOutcome(work, {}, [], "it raised" if work.number in self.pool.raising else None, 1.0))
+            return Said(FullSizeOutcome(work, {}, [], "it raised" if work.number in self.pool.raising else None, 1.0))
         numbers = work.members if isinstance(work, GroupTask) else [task.number for task in work]
         self.pool.trained.append(tuple(numbers))
         if self.pool.hanging & set(numbers):
@@ -69,7 +70,7 @@ class Scripted:
             return Said(DeviceDied("SIGKILL"))
         if isinstance(work, GroupTask):
             return Said((GroupOutcome([], {n: [] for n in numbers}, {}), 1.0))
-        return Said([TargetOutcome(task, {}, [], None, 1.0) for task in work])
+        return Said([FullSizeOutcome(task, {}, [], None, 1.0) for task in work])
 
     def end(self) -> None:
         self.ended = True
@@ -117,8 +118,8 @@ def group(*members: int) -> GroupTask:
     return GroupTask(group_key(SPAN, members), (Group("a kind", members, len(members) > 1),), (), SPAN)
 
 
-def targets(*numbers: int, beside: int = 1) -> list[TargetTask]:
-    return [TargetTask(f"target/{n}", n, SPAN, None, 0, beside) for n in numbers]
+def targets(*numbers: int, beside: int = 1) -> list[FullSizeTask]:
+    return [FullSizeTask(f"target/{n}", n, SPAN, None, 0, beside) for n in numbers]
 
 
 def test_what_died_is_trained_by_whichever_device_is_free_before_anything_new(run: Run) -> None:
@@ -140,8 +141,8 @@ def test_what_died_is_trained_by_whichever_device_is_free_before_anything_new(ru
 
 
 def test_what_hangs_is_ended_once_it_is_known_how_long_others_take(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "TIMES", 1)
-    monkeypatch.setattr(Pace, "LEAST_S", 0.2)
+    monkeypatch.setattr(HangDetector, "TIMES", 1)
+    monkeypatch.setattr(HangDetector, "LEAST_S", 0.2)
     pool = ScriptedPool(run, 1, hanging=[1])
     pool.idle()
     pool.start(0, group(0))
@@ -163,7 +164,7 @@ def test_what_hangs_is_ended_once_it_is_known_how_long_others_take(run: Run, mon
 def test_what_hangs_before_anything_was_heard_is_ended_by_the_dry_runs_times(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "FIRST_LEAST_S", 0.1)
+    monkeypatch.setattr(HangDetector, "FIRST_LEAST_S", 0.1)
     run.problem = replace(run.problem, epoch_seconds=1e-6)
     pool = ScriptedPool(run, 1, hanging=[0])
     pool.idle()
@@ -241,8 +242,8 @@ class ScriptedDoubling(ScriptedPool, DoublingPool):
 
 def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_path: Path) -> None:
     """As while transfer is checked; else no device would ever be free for a rank."""
-    rasda = RASDAConfig(workers=2)
-    run = open_run(tmp_path / "run", problem.with_settings(rasda=rasda), 8)
+    race = RaceConfig(workers=2)
+    run = open_run(tmp_path / "run", problem.with_settings(race=race), 8)
     with run.store, closing(ScriptedDoubling(run, deadly=[0])) as pool:
         pool.idle()
         pool.start(0, group(0))
@@ -255,7 +256,7 @@ def test_a_group_that_died_begins_again_while_ranks_train(problem: Problem, tmp_
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_ends_with_its_machine_is_not_to_blame(problem: Problem, tmp_path: Path, workers: int) -> None:
     """Of a group, of a full-size model, and of one of several ranks."""
-    run = open_run(tmp_path / "run", problem.with_settings(rasda=RASDAConfig(workers=workers)), 8)
+    run = open_run(tmp_path / "run", problem.with_settings(race=RaceConfig(workers=workers)), 8)
     with run.store, closing(ScriptedDoubling(run, deadly=[0, 1])) as pool:
         pool.idle()
         pool.start(0, group(0))
@@ -277,7 +278,7 @@ def test_a_process_that_raised_is_kept_where_nobody_waits_for_it(run: Run) -> No
         (outcome,) = pool.train_each(targets(1))
         assert outcome.error == "it raised"
         assert len(pool.processes) == 2
-    run.problem = run.problem.with_settings(rasda=RASDAConfig(workers=2))
+    run.problem = run.problem.with_settings(race=RaceConfig(workers=2))
     with closing(ScriptedDoubling(run)) as pool:
         pool.raising = frozenset([1])
         (outcome,) = pool.train_each(targets(1))

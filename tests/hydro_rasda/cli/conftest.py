@@ -11,7 +11,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from hydro_rasda import choice, loguniform, tune
+from hydro_rasda import RaceConfig, choice, loguniform, tune
 
 
 def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
@@ -24,7 +24,7 @@ def search(folder: Path, name: str, **arguments: Any) -> str:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(256, 8, generator=generator), torch.randint(0, 3, (256,), generator=generator)
     space = {"lr": loguniform(1e-4, 1), "optimizer": choice(["sgd", "adamw"]), "batch_size": choice([32, 64])}
-    defaults: dict[str, Any] = {"num_samples": 12, "max_t": 9, "top_k": 3, "progress": False}
+    defaults: dict[str, Any] = {"num_samples": 12, "max_t": 9, "race": RaceConfig(top_k=3), "progress": False}
     tune(
         model_fn,
         space,

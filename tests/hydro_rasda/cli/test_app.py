@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import Event, RunEnded
+from hydro_rasda import SweepConfig
 from hydro_rasda.cli import main
-from hydro_rasda.run.store import Store, read_asked
+from hydro_rasda.contracts import Event
+from hydro_rasda.run.events import RunEnded
+from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.store import Store
 from tests.hydro_rasda.cli.conftest import search
-from tests.hydro_rasda.run.test_load import contents
+from tests.hydro_rasda.results.test_load import contents
 
 LOOKS = ["show {}", "show {} --json", "trials {} --csv", "best {}", "compare {} {}", "runs {}", "clean {} --json"]
 """All commands that only look, `watch` aside, which has tests of its own."""
@@ -123,8 +126,8 @@ def test_a_run_that_goes_on_is_not_disturbed(tmp_path: Path, capsys: pytest.Capt
         assert called("clean {} --yes --json", str(folder)) == 2
         assert contents(folder) == before
 
-    search(tmp_path, "watched", num_samples=6, callbacks=[look], fusion=1)
-    search(tmp_path, "alone", num_samples=6, fusion=1)
+    search(tmp_path, "watched", num_samples=6, callbacks=[look], sweep=SweepConfig(fusion=1))
+    search(tmp_path, "alone", num_samples=6, sweep=SweepConfig(fusion=1))
     assert "another process is working on the run in" in capsys.readouterr().err
     assert {"EpochEnded", "CheckpointSaved", "RungDecided"} <= {*seen}
     # Before a trial has a score, `best` has no answer.

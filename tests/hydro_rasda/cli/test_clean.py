@@ -11,7 +11,7 @@ import typer
 from hydro_rasda import load
 from hydro_rasda.cli import main
 from tests.hydro_rasda.cli.conftest import model_fn, search
-from tests.hydro_rasda.run.test_load import contents
+from tests.hydro_rasda.results.test_load import contents
 
 LEFT = ("checkpoints/.target.trial-0.to-1.pt.0a.tmp", "checkpoints/target.trial-99.to-1.pt", ".run.json.1b.tmp")
 """What a process that is killed may leave behind; a sweep's checkpoint, too, once the sweep is over."""

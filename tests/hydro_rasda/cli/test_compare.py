@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import load
+from hydro_rasda import RaceConfig, load
 from hydro_rasda.cli import main
 from tests.hydro_rasda.cli.conftest import search
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_said(
 
 
 def test_a_higher_score_is_better_where_it_is_maximized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small: dict[str, Any] = {"mode": "max", "metric": "val_accuracy", "top_k": 1}
+    small: dict[str, Any] = {"mode": "max", "metric": "val_accuracy", "race": RaceConfig(top_k=1)}
     a = search(tmp_path, "a", **small, num_samples=1, max_t=1)
     b = search(tmp_path, "b", **small, num_samples=6, max_t=9)
     assert load(a).best_metric < load(b).best_metric

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hydro_rasda import RaceConfig
 from hydro_rasda.cli import main
 from hydro_rasda.cli.output import size
 from hydro_rasda.simulator import RULES
@@ -16,7 +17,7 @@ from tests.hydro_rasda.cli.conftest import search
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One trial trains at full size, so that all cost as much as it does."""
-    return search(tmp_path_factory.mktemp("runs"), "past", top_k=1)
+    return search(tmp_path_factory.mktemp("runs"), "past", race=RaceConfig(top_k=1))
 
 
 def forecast(capsys: pytest.CaptureFixture[str], run: str, options: str) -> dict[str, dict[str, Any]]:

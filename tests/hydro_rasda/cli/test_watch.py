@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hydro_rasda import Event, RunEnded, load
+from hydro_rasda import SweepConfig, load
 from hydro_rasda.cli import main, watch
 from hydro_rasda.cli.watch import Clock, watch_run
-from hydro_rasda.run.report import make_console
+from hydro_rasda.console import make_console
+from hydro_rasda.contracts import Event
+from hydro_rasda.run.events import RunEnded
 from tests.hydro_rasda.cli.conftest import search
-from tests.hydro_rasda.run.test_load import contents
+from tests.hydro_rasda.results.test_load import contents
 
 
 class Growing:
@@ -138,7 +140,7 @@ def test_a_running_search_is_only_looked_at(tmp_path: Path, capsys: pytest.Captu
         assert contents(tmp_path / "watched") == before
         looked += 1
 
-    search(tmp_path, "watched", callbacks=[look], num_samples=3, max_t=1, fusion=1)
+    search(tmp_path, "watched", callbacks=[look], num_samples=3, max_t=1, sweep=SweepConfig(fusion=1))
     assert looked > 5
     states = {json.loads(line)["state"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")}
     assert states == {"running"}

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda.cli import main
-from hydro_rasda.run.reading import runs_in
+from hydro_rasda.results.reading import runs_in
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
 from tests.hydro_rasda.journals import write_run
 

@@ -89,7 +89,9 @@ def test_a_dataset_that_loads_several_at_once_is_asked_for_a_batch() -> None:
     assert batches == data.asked == [list(range(10)), list(range(10, 20)), list(range(20, 24))]
 
 
-def test_workers_where_nobody_says_how_many() -> None:
+@pytest.mark.parametrize(("cores", "workers"), [(None, 1), (1, 1), (MOST_WORKERS, MOST_WORKERS), (99, MOST_WORKERS)])
+def test_workers_where_nobody_says_how_many(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, the cores have models to train."""
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert default_workers(CPU) == 0
-    assert 1 <= default_workers(torch.device("cuda")) <= MOST_WORKERS
+    assert default_workers(torch.device("cuda")) == workers

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import GPT2LMHeadModel, TrainingArguments
 
-from hydro_rasda import choice, loguniform
+from hydro_rasda import SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import tune_module
 from hydro_rasda.integrations.peft import adapters, tune_adapters
 from hydro_rasda.integrations.transformers import tune_trainer
-from hydro_rasda.run.content import content
+from hydro_rasda.run.fingerprint import content
 from hydro_rasda.run.identity import data_digest
 from hydro_rasda.space import describe
 from tests import zoo
@@ -65,7 +65,9 @@ class Classifier(pl.LightningModule):
 def with_trainer(model: Any, space: dict[str, Any], **options: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(output_dir=folder, use_cpu=True, report_to="none", num_train_epochs=2)
-        tune_trainer(model, args, space, train_dataset=TEXT, eval_dataset=TEXT[:4], surrogate=1, **options)
+        tune_trainer(
+            model, args, space, train_dataset=TEXT, eval_dataset=TEXT[:4], sweep=SweepConfig(surrogate=1), **options
+        )
 
 
 def with_lightning() -> None:
@@ -74,7 +76,9 @@ def with_lightning() -> None:
     off: dict[str, Any] = dict.fromkeys(silent, False)
     trainer = pl.Trainer(max_epochs=2, accelerator="cpu", **off)
     space = {"rate": loguniform(1e-3, 1e-1)}
-    tune_module(Classifier, space, trainer=trainer, train_dataloaders=data, val_dataloaders=data, surrogate=1)
+    tune_module(
+        Classifier, space, trainer=trainer, train_dataloaders=data, val_dataloaders=data, sweep=SweepConfig(surrogate=1)
+    )
 
 
 def with_peft() -> None:

@@ -19,7 +19,7 @@ def test_every_integration_asks_for_the_same_under_any_hash_seed() -> None:
         subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=each)
         for each in environments
     ]
-    found = [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in processes]
+    found = [json.loads(process.communicate(timeout=1000)[0].splitlines()[-1]) for process in processes]
     assert len(found[0]) == 5
     assert all(asked["model_fn"] and asked["objective"] for asked in found[0].values())
     for other in found[1:]:

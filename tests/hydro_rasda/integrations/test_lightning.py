@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from hydro_rasda import choice, loguniform
+from hydro_rasda import RaceConfig, SweepConfig, choice, loguniform
 from hydro_rasda.integrations.lightning import LightningResult, tune_module
 from tests.hydro_rasda.integrations.results import answers_as_tunes
+from tests.hydro_rasda.parts import over
 
 pytestmark = [
     pytest.mark.usefixtures("one_process"),
@@ -104,10 +105,15 @@ def trainer(**changes: Any) -> pl.Trainer:
 
 
 def tuned(module_fn: Any, folder: Path, space: dict[str, Any] | None = None, **changes: Any) -> LightningResult:
-    defaults: dict[str, Any] = {"num_samples": 3, "top_k": 1, "keep": "last", "progress": False, "surrogate": 1}
+    defaults: dict[str, Any] = {
+        "num_samples": 3,
+        "race": RaceConfig(top_k=1, keep="last"),
+        "progress": False,
+        "sweep": SweepConfig(surrogate=1),
+    }
     defaults |= {"train_dataloaders": TRAIN, "val_dataloaders": VALIDATION, "trainer": trainer()}
     space = {"rate": loguniform(1e-3, 1e-1)} if space is None else space
-    return tune_module(module_fn, space, **{**defaults, "storage_path": folder, "name": "run", **changes})
+    return tune_module(module_fn, space, storage_path=folder, name="run", **over(defaults, changes))
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
@@ -115,7 +121,7 @@ def tuned(module_fn: Any, folder: Path, space: dict[str, Any] | None = None, **c
 def test_equal_to_trainer_alone(configure: Configure, clip: float | None, tmp_path: Path) -> None:
     """The winner's sweep, fused with two others, and its full-size training after that."""
     module_fn = seeded(configure)
-    result = tuned(module_fn, tmp_path, fusion=3, trainer=trainer(gradient_clip_val=clip))
+    result = tuned(module_fn, tmp_path, sweep=SweepConfig(fusion=3), trainer=trainer(gradient_clip_val=clip))
     alone = module_fn(result.config)
     by_itself = trainer(gradient_clip_val=clip)
     by_itself.fit(alone, TRAIN, VALIDATION)
@@ -150,7 +156,9 @@ def test_ignored_targets_count_nothing(tmp_path: Path) -> None:
     x, y = X[:21], SOME_IGNORED[:21]
     train, val = DataLoader(TensorDataset(X, SOME_IGNORED), 8), DataLoader(TensorDataset(x, y), 9)
     space = {"rate": loguniform(1e-3, 1e-1), "accumulate": 4}
-    result = tuned(module_fn, tmp_path, space, fusion=3, train_dataloaders=train, val_dataloaders=val)
+    result = tuned(
+        module_fn, tmp_path, space, sweep=SweepConfig(fusion=3), train_dataloaders=train, val_dataloaders=val
+    )
     with torch.no_grad():
         logits = result.module()(x)
     assert result.tuned.best_metric == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
@@ -187,7 +195,16 @@ def test_a_module_is_made_narrower_and_compared_by_what_it_logs(tmp_path: Path) 
     more: dict[str, Any] = {"datamodule": Data(), "train_dataloaders": None, "val_dataloaders": None}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = tuned(module_fn, tmp_path, space, **more, monitor="val_acc", mode="max", surrogate=1 / 2, keep="best")
+        result = tuned(
+            module_fn,
+            tmp_path,
+            space,
+            **more,
+            monitor="val_acc",
+            mode="max",
+            sweep=SweepConfig(surrogate=1 / 2),
+            race={"keep": "best"},
+        )
     assert result.config.keys() == space.keys()
     module: Any = result.module()
     assert module.body[0].out_features == 16
@@ -211,7 +228,7 @@ def test_steps_that_do_not_call_the_module_are_told_how(tmp_path: Path) -> None:
         return ByParts(config, adam).double()
 
     with pytest.warns(UserWarning, match=r"swept at its full width .*`self.net\(x\)`.* Have them call `self\(x\)`"):
-        result = tuned(module_fn, tmp_path, surrogate=1 / 2)
+        result = tuned(module_fn, tmp_path, sweep=SweepConfig(surrogate=1 / 2))
     assert answers_as_tunes(result)
 
 

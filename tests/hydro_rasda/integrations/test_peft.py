@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 
 from fusion import fuse
 from fusion.streams import seed_generators
-from hydro_rasda import choice, grid_search, loguniform, randint, uniform
+from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, randint, uniform
 from hydro_rasda.data import make_batches
 from hydro_rasda.integrations.peft import adapters, tune_adapters
 from hydro_rasda.integrations.transformers import tune_trainer
@@ -63,11 +63,9 @@ def test_equal_to_peft_alone_at_every_rank(base: nn.Module, tmp_path: Path) -> N
         objective=next_token,
         num_samples=1,
         max_t=3,
-        reduction_factor=2,
-        top_k=3,
+        sweep=SweepConfig(reduction_factor=2, fusion=3),
+        race=RaceConfig(top_k=3, keep="last"),
         full_trainings=3,
-        fusion=3,
-        keep="last",
         storage_path=tmp_path,
         name="run",
         progress=False,
@@ -135,9 +133,9 @@ def test_adapters_with_training_arguments(base: nn.Module, tmp_path: Path) -> No
         {"learning_rate": loguniform(1e-2, 1e-1), "r": choice([1, 3])},
         train_dataset=data,
         eval_dataset=data[:8],
-        surrogate=1,
+        sweep=SweepConfig(surrogate=1),
         num_samples=2,
-        top_k=1,
+        race=RaceConfig(top_k=1),
         progress=False,
     )
     model: Any = result.model()

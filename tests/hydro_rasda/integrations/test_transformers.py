@@ -21,7 +21,7 @@ from transformers import (
     get_scheduler,
 )
 
-from hydro_rasda import choice, grid_search, loguniform, uniform
+from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform, uniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
 from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
@@ -82,7 +82,7 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
 def tuned(
     model: Any, args: TrainingArguments, space: dict[str, Any] | None = None, data: Any = TEXT, **options: Any
 ) -> TrainerResult:
-    defaults = {"num_samples": 3, "top_k": 1, "progress": False, "name": "run"}
+    defaults = {"num_samples": 3, "race": RaceConfig(top_k=1), "progress": False, "name": "run"}
     space = {"learning_rate": loguniform(1e-3, 1e-1)} if space is None else space
     return tune_trainer(model, args, space, train_dataset=data, eval_dataset=data[:12], **{**defaults, **options})
 
@@ -189,7 +189,7 @@ def test_compared_by_what_trainer_would_be(
     model_init: Any, data: Any, changes: Any, options: Any, best: Any, tmp_path: Path
 ) -> None:
     args = arguments(tmp_path, num_train_epochs=2, load_best_model_at_end=True, **changes)
-    options = {"compute_metrics": of_logits, "data_collator": trimmed, "top_k": 2, **options}
+    options = {"compute_metrics": of_logits, "data_collator": trimmed, "race": RaceConfig(top_k=2), **options}
     result = tuned(model_init, args, data=data, **options)
     evaluated = evaluated_at_once(result.trainer())
     name = (args.metric_for_best_model or "loss").removeprefix("eval_")
@@ -208,7 +208,7 @@ def test_what_compute_metrics_cannot_be_given_is_refused(tmp_path: Path) -> None
         return model  # type: ignore[no-any-return]
 
     with pytest.raises(ValueError, match="returns logits, hidden_states beside its loss, for labels labels; here"):
-        tuned(several, arguments(tmp_path), data=LABELLED, compute_metrics=of_logits, surrogate=1)
+        tuned(several, arguments(tmp_path), data=LABELLED, compute_metrics=of_logits, sweep=SweepConfig(surrogate=1))
     args = arguments(tmp_path, include_for_metrics=["inputs"], batch_eval_metrics=True)
     with pytest.raises(ValueError, match=r"\n- batch_eval_metrics=True: .*\n- include_for_metrics=\['inputs'\]: "):
         tuned(gpt2, args, compute_metrics=of_logits)
@@ -249,7 +249,15 @@ def test_a_configuration_is_made_narrower_and_some_of_it_is_searched(tmp_path: P
     }
     args = arguments(tmp_path, gradient_accumulation_steps=2, load_best_model_at_end=True, eval_strategy="no", seed=3)
     config = LlamaConfig(**LLAMA)
-    result = tuned(config, args, space, model_class=AutoModelForCausalLM, surrogate=1 / 2, num_samples=6, top_k=2)
+    result = tuned(
+        config,
+        args,
+        space,
+        model_class=AutoModelForCausalLM,
+        sweep=SweepConfig(surrogate=1 / 2),
+        num_samples=6,
+        race=RaceConfig(top_k=2),
+    )
     best = result.best_config
     assert result.args.per_device_train_batch_size == best["batch_size"] // 2
     assert "accelerator_config" not in repr(result)  # nor any other of a hundred arguments

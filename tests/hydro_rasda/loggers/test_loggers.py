@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import TuneResult
+from hydro_rasda import RaceConfig, TuneResult
 from hydro_rasda.loggers import CSVLogger, MLflowLogger, TensorBoardLogger, WandbLogger
 
 Quick = Callable[..., TuneResult]
 Values = dict[tuple[int, str, int], float]
 
-SMALL: dict[str, Any] = {"num_samples": 4, "max_t": 3, "top_k": 2}
+SMALL: dict[str, Any] = {"num_samples": 4, "max_t": 3, "race": RaceConfig(top_k=2)}
 
 
 def curves(result: TuneResult) -> Values:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hydro_rasda.page import write_page
-from hydro_rasda.run.records import RunRecord
+from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, DRAWN, errors, needs_chromium, open_page, wait
 
 pytestmark = needs_chromium

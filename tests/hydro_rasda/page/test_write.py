@@ -18,11 +18,12 @@ import pytest
 from hydro_rasda.cli import main
 from hydro_rasda.page import write_page
 from hydro_rasda.page.call import call_of, domain_of
+from hydro_rasda.page.words import answer
 from hydro_rasda.page.write import page, sections
-from hydro_rasda.run.reading import read_record
-from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import as_html
-from hydro_rasda.run.store import read_asked
+from hydro_rasda.results.reading import read_record
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import as_html
+from hydro_rasda.run.spec import read_asked
 from tests.hydro_rasda.journals import SCRIPT, SPACE
 
 Sorts = dict[str, RunRecord]
@@ -49,6 +50,11 @@ class Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += "" if self._script else data
+
+
+def test_of_one_full_size_model_alone_no_page_says_how_sure_it_is(sorts: Sorts) -> None:
+    told = "How sure that is cannot be said: one model alone was trained at full size."
+    assert [sort for sort, record in sorts.items() if told in answer(record)] == ["single"]
 
 
 @pytest.mark.parametrize("sort", ["over", "interrupted", "swept", "single", "failed", "empty", "large"])
@@ -99,13 +105,27 @@ def test_the_call_is_python_and_asks_for_the_same_run(sorts: Sorts) -> None:
     assert isinstance(call, ast.Expr)
     assert isinstance(call.value, ast.Call)
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.value.keywords}
-    assert given["top_k"] == "3"  # and the others are the defaults
+    assert given["race"] == "RaceConfig(top_k=3)"  # and the others are the defaults
     always = {"metric", "mode", "num_samples", "max_t", "seed", "train_data", "val_data", "loss_fn"}
-    assert given.keys() == always | {"top_k"}
+    assert given.keys() == always | {"race"}
     space = ast.unparse(call.value.args[1])
     assert "loguniform(0.0001, 1)" in space
     assert "uniform(0, 0.5)" in space
     assert space.count(":") == len(SPACE)
+
+
+def test_the_call_has_the_parts_of_today(sorts: Sorts) -> None:
+    """Also of runs that were made by an earlier spelling, whose `run.json` is the same."""
+    asked = read_asked(sorts["over"].path)
+    asked |= {"surrogate": 0.5, "fusion": 8, "sweep_rule": "Median", "searcher": "OptunaSearch", "keep": "last"}
+    asked["rasda"] |= {"workers": 2}
+    asked["digests"] = {"first": "a", "full_size": "b", "metrics": "c"}
+    told = call_of(asked)
+    sweep = "SweepConfig(surrogate=0.5, fusion=8, rule=Median(...), searcher=OptunaSearch(...), first=first)"
+    assert f"    sweep={sweep},\n" in told
+    assert "    race=RaceConfig(top_k=3, keep='last', workers=2, train=train),\n" in told
+    assert "    metrics=metrics,\n" in told
+    ast.parse(told)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import pytest
 from hydro_rasda import plots
 from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.plots.look import is_empty, score_axis, thinned
-from hydro_rasda.run.records import RunRecord
-from hydro_rasda.run.report import agreement_line
-from hydro_rasda.run.timeline import Training, busy_share, journal_of, trainings
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import agreement_line
+from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
 from tests.hydro_rasda.journals import SCRIPT
 
 Sorts = dict[str, RunRecord]
@@ -136,7 +136,7 @@ def test_thinning_keeps_the_first_and_the_last() -> None:
 
 
 def test_without_its_folder_a_result_still_has_its_curves(sorts: Sorts, tmp_path: Path) -> None:
-    from hydro_rasda.run.reading import read_record
+    from hydro_rasda.results.reading import read_record
 
     folder = tmp_path / "moved"
     shutil.copytree(sorts["over"].path, folder)

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import (
+from hydro_rasda import RaceConfig, TuneResult
+from hydro_rasda.contracts import Event
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.events import (
     CheckpointSaved,
     EpochEnded,
     EpochsTrained,
-    Event,
     FinalistsChosen,
     MessageSaid,
     RunBegan,
@@ -24,19 +27,16 @@ from hydro_rasda import (
     TrialConfigured,
     TrialEnded,
     TrialFailed,
-    TuneResult,
 )
-from hydro_rasda.problem import Problem
-from hydro_rasda.run.callbacks import Callbacks
+from hydro_rasda.run.full_size_stage import record_done
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.run.targets import record_done
 from tests.hydro_rasda.models import stumbles_in_some
 
 Quick = Callable[..., TuneResult]
 
-SMALL: dict[str, Any] = {"num_samples": 4, "max_t": 2, "top_k": 2}
+SMALL: dict[str, Any] = {"num_samples": 4, "max_t": 2, "race": RaceConfig(top_k=2)}
 
 
 def journal(result: TuneResult, event: str) -> list[dict[str, Any]]:

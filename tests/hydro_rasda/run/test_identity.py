@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hydro_rasda import RunExists, TuneResult, load
-from hydro_rasda.run.aside import set_aside
-from hydro_rasda.run.content import BYTES, content, digest, unchanged
+from hydro_rasda import RaceConfig, RunExists, TuneResult, load
 from hydro_rasda.run.differences import differences, scored_otherwise
+from hydro_rasda.run.fingerprint import BYTES, content, digest, unchanged
 from hydro_rasda.run.identity import data_digest, parameters
+from hydro_rasda.run.set_aside import set_aside
 from tests.hydro_rasda.models import counted, mlp
 
 Quick = Callable[..., TuneResult]
@@ -225,7 +225,7 @@ SCRIPT = """
 import torch
 from torch.nn import functional as F
 from hydro_rasda import choice
-from hydro_rasda.run.store import jsonable
+from hydro_rasda.run.journal import jsonable
 from hydro_rasda.space import describe
 from tests.hydro_rasda.run.test_identity import DIFFERENT, Examples, data_digest, model_fn, of
 from tests.hydro_rasda.conftest import SPACE
@@ -304,7 +304,7 @@ def test_another_run_is_not_taken_for_this_one(
 
 def test_scores_by_other_code_do_not_compete(quick: Quick) -> None:
     """They stay a run of their own, which goes on with its own code, and whose model is there."""
-    small: dict[str, Any] = {"num_samples": 2, "max_t": 2, "top_k": 2}
+    small: dict[str, Any] = {"num_samples": 2, "max_t": 2, "race": RaceConfig(top_k=2)}
     first = quick(**small)
     weights = first.best_model().state_dict()
     on = quick(**small, loss_fn=smooth, resume="changed")

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hydro_rasda import Event, MessageSaid, TuneResult, load
+from hydro_rasda import TuneResult, load
+from hydro_rasda.contracts import Event
+from hydro_rasda.run.events import MessageSaid
 from hydro_rasda.run.messages import CHARS, MESSAGES, MOST, keep_message, read_messages
 
 

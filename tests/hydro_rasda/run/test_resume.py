@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import Event, RungDecided, TuneResult, load, uniform
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, load, uniform
+from hydro_rasda.contracts import Event
+from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.files import DamagedCheckpoint, load_checkpoint, save_checkpoint
 from hydro_rasda.run.journal import DamagedJournal
 from tests.hydro_rasda.models import mlp
@@ -71,8 +73,7 @@ def stop_after(units: int, how: signal.Signals, storage_path: Path, name: str, t
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, threads: int) -> None:
     """On several threads, trials train beside each other, and their order in the journal is that of their ends."""
     unbroken = finish(start(tmp_path, "unbroken", threads))
@@ -105,11 +106,11 @@ def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, thread
 def test_a_finished_runs_winner_whose_weights_are_damaged_trains_again(
     quick: Callable[..., TuneResult], tmp_path: Path, gone: bool
 ) -> None:
-    whole = quick(num_samples=4, fusion=1)
+    whole = quick(num_samples=4, sweep=SweepConfig(fusion=1))
     weights = whole.best_model().state_dict()
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob(f"target.trial-{whole.best_trial}.*")
     checkpoint.unlink() if gone else checkpoint.write_bytes(b"?" * 1000)
-    again = quick(num_samples=4, fusion=1)
+    again = quick(num_samples=4, sweep=SweepConfig(fusion=1))
     assert (again.best_trial, again.best_metric, again.finished) == (whole.best_trial, whole.best_metric, True)
     for name, value in again.best_model().state_dict().items():
         assert torch.equal(value, weights[name])
@@ -118,7 +119,7 @@ def test_a_finished_runs_winner_whose_weights_are_damaged_trains_again(
 @pytest.mark.usefixtures("one_process")
 def test_another_runs_checkpoint_is_not_taken_for_the_winners(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
     """It has the same name and shapes; nor is one of the same run, of another trial."""
-    arguments: dict[str, Any] = {"num_samples": 4, "fusion": 1, "space": {"lr": uniform(0.01, 0.1)}}
+    arguments: dict[str, Any] = {"num_samples": 4, "sweep": SweepConfig(fusion=1), "space": {"lr": uniform(0.01, 0.1)}}
     whole = quick(**arguments)
     weights = whole.best_model().state_dict()
     checkpoint = whole.best_checkpoint
@@ -151,9 +152,9 @@ def test_checkpoints_of_an_earlier_version_do_not_say_whose_they_are(
         if isinstance(event, RungDecided) and event.stage == "target":
             raise KeyboardInterrupt
 
-    whole = quick(num_samples=4, fusion=1, name="whole")
+    whole = quick(num_samples=4, sweep=SweepConfig(fusion=1), name="whole")
     with pytest.raises(KeyboardInterrupt):
-        quick(num_samples=4, fusion=1, callbacks=[interrupt])
+        quick(num_samples=4, sweep=SweepConfig(fusion=1), callbacks=[interrupt])
     spec = tmp_path / "run" / "run.json"
     asked = json.loads(spec.read_text())
     del asked["id"]
@@ -161,7 +162,7 @@ def test_checkpoints_of_an_earlier_version_do_not_say_whose_they_are(
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         save_checkpoint(path, load_checkpoint(path))
         assert "written_as" not in torch.load(path)
-    again = quick(num_samples=4, fusion=1)
+    again = quick(num_samples=4, sweep=SweepConfig(fusion=1))
     assert [t.history for t in again.trials] == [t.history for t in whole.trials]
     for name, value in again.best_model().state_dict().items():
         assert torch.equal(value, whole.best_model().state_dict()[name])
@@ -208,7 +209,11 @@ def test_what_a_disk_has_changed_is_trained_again(
         if isinstance(event, RungDecided) and event.stage == stage:
             raise KeyboardInterrupt
 
-    arguments: dict[str, Any] = {"num_samples": 8, "fusion": 1, "surrogate": surrogate, "ema": 0}
+    arguments: dict[str, Any] = {
+        "num_samples": 8,
+        "sweep": SweepConfig(fusion=1, surrogate=surrogate),
+        "race": RaceConfig(ema=0),
+    }
     whole = quick(name="whole", **arguments)
     with pytest.raises(KeyboardInterrupt):
         quick(name="broken", callbacks=[interrupt], **arguments)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from hydro_rasda.schedulers.packing import Job, Placed, Room
+from hydro_rasda.schedulers.packing_policy import Job, Placed, Room
 
 
 def a_problem(jobs: int, rooms: int, seed: int) -> tuple[list[Job], list[Room]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from hydro_rasda.schedulers import Bracket, Drop, GoOn, Move, SuccessiveHalving, SweepState, milestones
+from hydro_rasda.schedulers import Bracket, Continue, Move, Stop, SuccessiveHalving, SweepState, milestones
 
 
 def bracket(keep: int = 1, rf: int = 3, max_t: int = 27) -> Bracket:
@@ -23,7 +23,7 @@ def swept(trials: int, keep: int = 1, max_t: int = 27) -> SweepState:
 
 def carry_out(moves: Mapping[int, Move], sweep: SweepState) -> None:
     for number, move in moves.items():
-        if isinstance(move, GoOn):
+        if isinstance(move, Continue):
             sweep.go_on(number, move.to)
         else:
             sweep.drop(number)
@@ -84,7 +84,7 @@ def test_many_devices_find_the_best_and_train_little_more(seed: int) -> None:
 
 def first_rung(rule: Bracket, sweep: SweepState) -> None:
     moves = rule.decide(sweep)
-    assert moves == {number: GoOn(1) for number in sweep.trials}
+    assert moves == {number: Continue(1) for number in sweep.trials}
     carry_out(moves, sweep)
 
 
@@ -94,12 +94,12 @@ def test_a_free_device_goes_on_with_the_best_while_others_train() -> None:
     come(sweep, {n: float(n) for n in range(3, 9)})  # trials 0, 1, 2 are still under way
     assert rule.decide(sweep) == {}
     sweep.idle = True
-    assert rule.decide(sweep) == {3: GoOn(3), 4: GoOn(3)}
+    assert rule.decide(sweep) == {3: Continue(3), 4: Continue(3)}
     carry_out(rule.decide(sweep), sweep)
     assert rule.decide(sweep) == {}
     sweep.idle = False
     come(sweep, {0: 0.0, 1: 1.0, 2: 2.0})
-    assert rule.decide(sweep) == {0: GoOn(3), 1: GoOn(3), 2: GoOn(3)} | {n: Drop() for n in range(5, 9)}
+    assert rule.decide(sweep) == {0: Continue(3), 1: Continue(3), 2: Continue(3)} | {n: Stop() for n in range(5, 9)}
 
 
 def test_nobody_goes_on_early_where_the_next_decision_is_the_last() -> None:
@@ -120,7 +120,7 @@ def test_new_trials_come_in_once_the_first_rung_is_through() -> None:
     assert rule.admit(sweep) == 6
     for number in range(6, 12):
         sweep.admit(number, {})
-    assert rule.decide(sweep) == {n: GoOn(1) for n in range(6, 12)}
+    assert rule.decide(sweep) == {n: Continue(1) for n in range(6, 12)}
 
 
 def test_the_best_so_far_came_furthest_and_did_not_diverge() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydro_rasda.config import RASDAConfig, TuneConfig
-from hydro_rasda.schedulers import Outlook, Race, chances, expected_gain, race_milestones
+from hydro_rasda import RaceConfig
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.schedulers import ExpectedEnd, Race, chances, expected_gain
 from hydro_rasda.schedulers.race import ERROR
 
 
@@ -36,27 +37,27 @@ def test_the_first_comparison_is_at_half_of_a_training_and_costs_no_more_than_th
     max_t: int, stops: tuple[int, ...]
 ) -> None:
     settings = TuneConfig(max_t=max_t)
-    assert race_milestones(settings) == stops
+    assert settings.race_milestones == stops
     rule = race(max_t=max_t, full_trainings=settings.full_trainings)
     left = rule.promote(stops[0], dict(enumerate([0.4, 0.3, 0.2, 0.1])), trained=4 * stops[0])
     assert left[:2] == [3, 2]
     # Of an odd number of epochs, one epoch of a finalist more.
     assert 4 * stops[0] + len(left) * (max_t - stops[0]) <= 3 * max_t + 1
-    asked = TuneConfig(max_t=max_t, rasda=RASDAConfig(grace_period=1))
-    assert race_milestones(asked)[0] == 1
+    asked = TuneConfig(max_t=max_t, race=RaceConfig(grace_period=1))
+    assert asked.race_milestones[0] == 1
 
 
 def test_a_stopped_trial_is_expected_to_change_as_those_that_went_on() -> None:
     full = {0: {2: 0.5}, 1: {2: 0.6, 4: 0.3}, 2: {2: 0.6, 4: 0.5}}
-    found = race().outlooks(full)
+    found = race().expected_ends(full)
     deviation = ERROR * math.sqrt((0.3**2 + 0.1**2) / 2)
     assert found[0].end == pytest.approx(0.5 - 0.2)
     assert (found[0].deviation, found[0].shared) == pytest.approx((deviation, deviation / math.sqrt(2)))
-    assert (found[1], found[2]) == (Outlook(0.3, 0.0), Outlook(0.5, 0.0))
+    assert (found[1], found[2]) == (ExpectedEnd(0.3, 0.0), ExpectedEnd(0.5, 0.0))
 
 
 def test_before_any_has_ended_nothing_is_known() -> None:
-    found = race().outlooks({0: {2: 0.5}, 1: {2: 0.6, 3: 0.3}, 2: {}})
+    found = race().expected_ends({0: {2: 0.5}, 1: {2: 0.6, 3: 0.3}, 2: {}})
     assert {n: (outlook.end, outlook.deviation) for n, outlook in found.items() if n < 2} == {
         0: (0.5, math.inf),
         1: (0.3, math.inf),
@@ -66,13 +67,13 @@ def test_before_any_has_ended_nothing_is_known() -> None:
 
 def test_one_whose_training_ended_by_itself_is_certain() -> None:
     full = {0: {1: 0.5, 2: 0.4}, 1: {1: 0.6, 2: 0.45, 4: 0.2}}
-    assert race().outlooks(full, over=[0]) == {0: Outlook(0.4, 0.0), 1: Outlook(0.2, 0.0)}
+    assert race().expected_ends(full, over=[0]) == {0: ExpectedEnd(0.4, 0.0), 1: ExpectedEnd(0.2, 0.0)}
 
 
 def test_going_on_makes_none_of_those_that_were_alike_better_or_worse() -> None:
     """Whatever the one that went on came to."""
     for end in (0.1, 0.5, 0.9):
-        found = chances(race().outlooks({0: {1: 0.95, 4: end}, **{n: {1: 0.95} for n in (1, 2, 3)}}), "min")
+        found = chances(race().expected_ends({0: {1: 0.95, 4: end}, **{n: {1: 0.95} for n in (1, 2, 3)}}), "min")
         assert [*found.values()] == pytest.approx([0.25] * 4, abs=0.02)
 
 
@@ -80,35 +81,35 @@ def test_going_on_makes_none_of_those_that_were_alike_better_or_worse() -> None:
 def test_chances_are_those_of_a_simulation(mode: Any) -> None:
     sign = 1.0 if mode == "max" else -1.0
     ends, deviations = [0.5, 0.2, 0.48, 0.4], [0.1, 0.2, 0.0, 0.3]
-    outlooks = {n: Outlook(sign * end, deviation) for n, (end, deviation) in enumerate(zip(ends, deviations))}
+    expected_ends = {n: ExpectedEnd(sign * end, deviation) for n, (end, deviation) in enumerate(zip(ends, deviations))}
     drawn = np.random.default_rng(0).standard_normal((200_000, 4))
     values = np.array(ends) + np.array(deviations) * drawn
     expected = np.bincount(values.argmax(1), minlength=4) / len(values)
-    found = chances(outlooks, mode)
+    found = chances(expected_ends, mode)
     assert sum(found.values()) == pytest.approx(1.0)
     assert [*found.values()] == pytest.approx(expected.tolist(), abs=0.01)
 
 
 def test_what_is_shared_moves_all_together() -> None:
-    outlooks = {0: Outlook(0.5, 0.0), 1: Outlook(0.6, 0.1, 0.3), 2: Outlook(0.6, 0.2, 0.1)}
+    expected_ends = {0: ExpectedEnd(0.5, 0.0), 1: ExpectedEnd(0.6, 0.1, 0.3), 2: ExpectedEnd(0.6, 0.2, 0.1)}
     drawn = np.random.default_rng(0).standard_normal((200_000, 4))
     values = np.array([0.5, 0.6, 0.6]) + np.array([0.0, 0.1, 0.2]) * drawn[:, :3]
     values += np.array([0.0, 0.3, 0.1]) * drawn[:, 3:]
     expected = np.bincount(values.argmin(1), minlength=3) / len(values)
-    assert [*chances(outlooks, "min").values()] == pytest.approx(expected.tolist(), abs=0.015)
+    assert [*chances(expected_ends, "min").values()] == pytest.approx(expected.tolist(), abs=0.015)
 
 
 def test_what_ended_is_certain_and_equals_share() -> None:
-    known = {0: Outlook(0.5, 0.0), 1: Outlook(0.4, 0.0), 2: Outlook(0.4, 0.0)}
+    known = {0: ExpectedEnd(0.5, 0.0), 1: ExpectedEnd(0.4, 0.0), 2: ExpectedEnd(0.4, 0.0)}
     assert chances(known, "min") == {0: 0.0, 1: 0.5, 2: 0.5}
-    assert chances({n: Outlook(math.inf, 1.0) for n in known}, "min") == {0: 0.0, 1: 0.0, 2: 0.0}
+    assert chances({n: ExpectedEnd(math.inf, 1.0) for n in known}, "min") == {0: 0.0, 1: 0.0, 2: 0.0}
     assert chances({}, "min") == {}
 
 
 def test_the_gain_of_another_one_is_that_of_another_draw() -> None:
     """Of four exponential draws, the last one beats the best of the first three by as much, on average."""
     drawn = np.random.default_rng(0).exponential(size=(20_000, 4))
-    foretold = [expected_gain([Outlook(end, 0.0) for end in three], "max") for three in drawn[:, :3].tolist()]
+    foretold = [expected_gain([ExpectedEnd(end, 0.0) for end in three], "max") for three in drawn[:, :3].tolist()]
     gains = np.maximum(drawn[:, 3] - drawn[:, :3].max(1), 0)
     assert np.mean(foretold) == pytest.approx(gains.mean(), rel=0.05)
-    assert math.isnan(expected_gain([Outlook(0.5, 0.3), Outlook(math.nan, 0.0)], "min"))
+    assert math.isnan(expected_gain([ExpectedEnd(0.5, 0.3), ExpectedEnd(math.nan, 0.0)], "min"))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fusion.keys import check
-from hydro_rasda.schedulers import Drop, GoOn, Mode, SweepRule, SweepState, rank
+from fusion.hyperparameters import check
+from hydro_rasda.schedulers import Continue, Mode, Stop, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
     checked_finalists,
@@ -81,34 +81,46 @@ def test_a_digest_tells_where_the_sweep_stands_however_it_came_there() -> None:
 
 
 def test_a_move_survives_the_journal() -> None:
-    for move in (Drop(), GoOn(9), GoOn(9, copy_of=0, changes={"lr": 0.5})):
+    for move in (Stop(), Continue(9), Continue(9, copy_of=0, changes={"lr": 0.5})):
         assert move_of(plain_move(move)) == move
 
 
 @pytest.mark.parametrize(
     ("moves", "message"),
     [
-        ([1], r"`sweep_rule` Idle: decide\(...\)` is \[1\], but must be a dict of moves by trial"),
-        ({7: Drop()}, "`sweep_rule` Idle moves trial 7, but must name one of trials 0 to 3"),
-        ({0: 9}, "Idle: the move of trial 0` is 9, but must be a GoOn or a Drop"),
-        ({2: Drop()}, "the move of trial 2` is .* left out while the trial is on its way to epoch 3"),
-        ({3: Drop()}, "the move of trial 3` is .* left out, for the trial was dropped before"),
-        ({0: GoOn(3)}, "trial 0 goes on to epoch, which` is 3, but must be an epoch after 3, where the trial stands"),
-        ({0: GoOn(1)}, "trial 0 goes on to epoch, which` is 1, but must be an epoch after 3"),
-        ({0: GoOn(10)}, r"which` is 10, .* at most 9 \(`max_t`\)"),
-        ({0: GoOn(4.5)}, "which` is 4.5"),  # type: ignore[arg-type]
-        ({0: GoOn(9, copy_of=2)}, "trial 0 has copy_of, which` is 2, but must be another trial that waits at epoch 3"),
-        ({0: GoOn(9, copy_of=0)}, "copy_of, which` is 0"),
-        ({0: GoOn(9, copy_of=1)}, "copy_of, which` is 1, .* has not diverged"),
-        ({1: GoOn(9, copy_of=0, changes={"batch_size": 8})}, r"trial 1 has changes, of which` is \['batch_size'\]"),
-        ({0: GoOn(9, changes={"lr": 1.0})}, r"changes, of which` is \['lr'\], but must be of .* together with copy_of"),
-        ({0.0: GoOn(9)}, "moves trial 0.0, but must name one of trials 0 to 3"),
-        ({False: GoOn(9)}, "moves trial False, but must name one of trials 0 to 3"),
-        ({1: GoOn(9, copy_of=0, changes=None)}, "trial 1 has changes, which` is None, but must be a dict"),  # type: ignore[arg-type]
-        ({1: GoOn(9, copy_of=0, changes={"lr": math.nan})}, "trial 1 has changes with which `lr` is nan, but must be"),
-        ({1: GoOn(9, copy_of=0, changes={"lr": "a"})}, "trial 1 has changes with which `lr` is 'a', but must be"),
+        ([1], r"`sweep.rule` Idle: decide\(...\)` is \[1\], but must be a dict of moves by trial"),
+        ({7: Stop()}, "`sweep.rule` Idle moves trial 7, but must name one of trials 0 to 3"),
+        ({0: 9}, "Idle: the move of trial 0` is 9, but must be a Continue or a Stop"),
+        ({2: Stop()}, "the move of trial 2` is .* left out while the trial is on its way to epoch 3"),
+        ({3: Stop()}, "the move of trial 3` is .* left out, for the trial was dropped before"),
         (
-            {1: GoOn(9, copy_of=0, changes={"beta1": 1.0})},
+            {0: Continue(3)},
+            "trial 0 goes on to epoch, which` is 3, but must be an epoch after 3, where",
+        ),
+        ({0: Continue(1)}, "trial 0 goes on to epoch, which` is 1, but must be an epoch after 3"),
+        ({0: Continue(10)}, r"which` is 10, .* at most 9 \(`max_t`\)"),
+        ({0: Continue(4.5)}, "which` is 4.5"),  # type: ignore[arg-type]
+        (
+            {0: Continue(9, copy_of=2)},
+            "trial 0 has copy_of, which` is 2, but must be another trial that waits",
+        ),
+        ({0: Continue(9, copy_of=0)}, "copy_of, which` is 0"),
+        ({0: Continue(9, copy_of=1)}, "copy_of, which` is 1, .* has not diverged"),
+        ({1: Continue(9, copy_of=0, changes={"batch_size": 8})}, r"trial 1 has changes, of which` is \['batch_size'\]"),
+        (
+            {0: Continue(9, changes={"lr": 1.0})},
+            r"changes, of which` is \['lr'\], but must be of .* with copy_of",
+        ),
+        ({0.0: Continue(9)}, "moves trial 0.0, but must name one of trials 0 to 3"),
+        ({False: Continue(9)}, "moves trial False, but must name one of trials 0 to 3"),
+        ({1: Continue(9, copy_of=0, changes=None)}, "changes, which` is None, but must be a dict"),  # type: ignore[arg-type]
+        (
+            {1: Continue(9, copy_of=0, changes={"lr": math.nan})},
+            "trial 1 has changes with which `lr` is nan, but must be",
+        ),
+        ({1: Continue(9, copy_of=0, changes={"lr": "a"})}, "trial 1 has changes with which `lr` is 'a', but must be"),
+        (
+            {1: Continue(9, copy_of=0, changes={"beta1": 1.0})},
             r"changes with which `beta1` is 1.0, but must be in \[0, 1\)",
         ),
     ],
@@ -120,14 +132,14 @@ def test_what_cannot_be_done_is_told_with_rule_trial_and_value(moves: Any, messa
 
 def test_what_can_be_done() -> None:
     sweep = sweep_of({0: 0.5, 1: math.nan})
-    moves = {0: GoOn(9), 1: GoOn(4, copy_of=0, changes={"lr": 0.5}), 3: GoOn(9)}
+    moves = {0: Continue(9), 1: Continue(4, copy_of=0, changes={"lr": 0.5}), 3: Continue(9)}
     assert checked_moves(Idle(), moves, sweep) == moves
 
 
 def test_odd_answers_to_the_other_questions() -> None:
     sweep = sweep_of({0: 0.5})
     for count in (-1, 1.0, None, True):
-        with pytest.raises(ValueError, match=r"`sweep_rule` Idle: admit\(...\)` is .*, but must be an int >= 0"):
+        with pytest.raises(ValueError, match=r"`sweep.rule` Idle: admit\(...\)` is .*, but must be an int >= 0"):
             checked_admission(Idle(), count)  # type: ignore[arg-type]
     odd: list[Any] = [[0, 0], [9], None, 3, [0.0, 1.0], [True, False], "01", [[0]], {0, 1}, iter([0])]
     for finalists in odd:

@@ -10,19 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.rasda_rules import FillCluster, VaryingFactors, WhilePaying
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving
 from hydro_rasda.simulator import (
     AnyPlan,
     Cluster,
     CostModel,
-    FillCluster,
     FixedWorkers,
     Link,
     NodeKind,
     Outcome,
     Plan,
-    VaryingFactors,
-    WhilePaying,
     Workload,
     simulate,
 )

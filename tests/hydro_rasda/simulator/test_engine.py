@@ -8,18 +8,16 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
+from benchmarks.rasda_rules import FillCluster, VaryingFactors, WhilePaying
 from hydro_rasda.schedulers import RASDA, AsyncSuccessiveHalving, Mode
 from hydro_rasda.simulator import (
     AnyPlan,
     Cluster,
     CostModel,
-    FillCluster,
     FixedWorkers,
     NodeKind,
     Outcome,
     Plan,
-    VaryingFactors,
-    WhilePaying,
     Workload,
     engine,
     power_law,

@@ -152,7 +152,7 @@ def test_restarts_are_what_lies_between_two_sizes_of_a_trial(tmp_path: Path) -> 
     run = read_past_run(tmp_path / "run")
     assert run.resizes == 2
     assert run.restart_seconds is not None
-    assert 0 <= run.restart_seconds < 1
+    assert 0 <= run.restart_seconds < 60
 
 
 def test_the_sweep_and_its_finalists(tmp_path: Path) -> None:

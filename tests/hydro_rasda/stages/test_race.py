@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from hydro_rasda import RASDAConfig
-from hydro_rasda.contracts import TargetOutcome, TargetTask
+from hydro_rasda import RaceConfig, SweepConfig
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask
 from hydro_rasda.problem import Problem
+from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import MessageSaid
-from hydro_rasda.run.journal import Unit
-from hydro_rasda.run.state import Run, failure_line, metric_lines
-from hydro_rasda.run.summary import sum_up
-from hydro_rasda.run.targets import (
+from hydro_rasda.run.full_size_stage import (
     decided_targets,
     recall_targets,
     record_done,
@@ -24,12 +22,14 @@ from hydro_rasda.run.targets import (
     record_failure,
     record_swept,
 )
-from hydro_rasda.stages.chance import chance_of
-from hydro_rasda.stages.race import train_targets
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.state import Run, failure_line, metric_lines
+from hydro_rasda.stages.chance_baseline import chance_of
+from hydro_rasda.stages.race import train_finalists
 from tests.hydro_rasda.scripted import Scores, Scripted, curves, open_run
 
 # A race of up to four trials over milestones 1, 2 and 4, of which half goes on.
-RACE: dict[str, Any] = {"max_t": 4, "rasda": RASDAConfig(grace_period=1)}
+RACE: dict[str, Any] = {"max_t": 4, "race": RaceConfig(grace_period=1)}
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def test_what_all_finalists_came_to_is_compared_with_their_surrogates(open_race:
     run = open_race(5, full_trainings=0)
     assert sum_up(run, []).agreement is None
     run.record("surrogate/to-4/group-0", curves("surrogate", {n: [0.5 + n / 10, 0.1] for n in range(5)}))
-    train_targets(run, [0, 1, 2, 3], Scripted({**SCORES, 3: [math.nan]}))
+    train_finalists(run, [0, 1, 2, 3], Scripted({**SCORES, 3: [math.nan]}))
     run.record("target/trial-4/failed-after-0", Unit(None, [failure_line(4, "ValueError: no")]), again=True)
     found = sum_up(run, [0, 1, 2, 3, 4]).agreement
     assert found is not None
     assert (found.epoch, found.verdict) == (1, "open")
     assert {n: pair for n, pair in found.scores.items() if n != 3} == {0: (0.5, 0.9), 1: (0.6, 0.8), 2: (0.7, 0.7)}
     assert found.rho == pytest.approx(0.2)  # places 0, 1, 2, 3 against 2, 1, 0, 3
-    wide = open_race(5, full_trainings=0, surrogate=1)
+    wide = open_race(5, full_trainings=0, sweep=SweepConfig(surrogate=1))
     recall_targets(wide)
     assert sum_up(wide, [0, 1, 2, 3]).agreement is None
 
@@ -87,18 +87,18 @@ def test_as_many_go_on_as_can_train_to_the_end(
     open_race: Callable[..., Run], full_trainings: float, trained: list[int]
 ) -> None:
     run = open_race(full_trainings=full_trainings)
-    train_targets(run, [0, 1, 2, 3], Scripted(SCORES))
+    train_finalists(run, [0, 1, 2, 3], Scripted(SCORES))
     assert [len(found) for found in epochs(run).values()] == trained
 
 
 def test_what_the_sweep_trained_costs_the_race_nothing(open_race: Callable[..., Run]) -> None:
     """At epoch 2, to which all were swept, there is a whole training left: two times 2 epochs."""
-    run = open_race(3, full_trainings=1, surrogate=1, rasda=RASDAConfig(grace_period=2))
+    run = open_race(3, full_trainings=1, sweep=SweepConfig(surrogate=1), race=RaceConfig(grace_period=2))
     scores = {n: values for n, values in SCORES.items() if n < 3}
     run.record("surrogate/to-2/group-0", curves("surrogate", {n: values[:2] for n, values in scores.items()}))
     for number in scores:
         record_swept(run, number, {"model": {}, "epoch": 2})
-    train_targets(run, [0, 1, 2], Scripted(scores))
+    train_finalists(run, [0, 1, 2], Scripted(scores))
     assert [len(found) for found in epochs(run).values()] == [2, 4, 4]
 
 
@@ -109,7 +109,7 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
     """Trial 0 was better than trial 1 ever is; in the end, of the weights that training leaves, it is worse."""
     own = {0: [0.9, 0.9, 0.9, 0.9], 1: [0.8, 0.7, 0.6, 0.5]}
     averaged = {0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.55]}
-    run = open_race(2, rasda=RASDAConfig(grace_period=4))
+    run = open_race(2, race=RaceConfig(grace_period=4))
     best = {0: (2, 0.2), 1: (4, 0.55)}
     for number, scores in (averaged if unaveraged else own).items():
         lines = curves("target", {number: scores}).lines
@@ -117,24 +117,24 @@ def test_trials_are_compared_by_their_ends_and_the_winner_keeps_its_best_epoch(
             lines[-1]["val_loss_unaveraged"] = own[number][-1]
         epoch, score = best[number]
         record_epochs(run, number, lines, {"model": {}, "best": {"epoch": epoch, "score": score, "model": {}}})
-    train_targets(run, [0, 1], Scripted({}))
+    train_finalists(run, [0, 1], Scripted({}))
     found = sum_up(run, [0, 1])
     assert (found.best_trial, found.best_metric, found.trials[1].kept_epoch) == (1, 0.55, 4)
     assert [record.chance for record in found.trials] == [0.0, 1.0]
 
 
 def test_with_early_stopping_the_best_epoch_decides(open_race: Callable[..., Run]) -> None:
-    run = open_race(2, patience=2, rasda=RASDAConfig(grace_period=4))
-    train_targets(run, [0, 1], Scripted({0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.35]}))
+    run = open_race(2, race=RaceConfig(patience=2, grace_period=4))
+    train_finalists(run, [0, 1], Scripted({0: [0.9, 0.2, 0.3, 0.4], 1: [0.8, 0.7, 0.6, 0.35]}))
     assert sum_up(run, [0, 1]).best_trial == 0
 
 
 def test_a_diverged_trials_best_epoch_wins_only_where_no_other_came_to_its_end(open_race: Callable[..., Run]) -> None:
-    run = open_race(2, rasda=RASDAConfig(grace_period=4))
+    run = open_race(2, race=RaceConfig(grace_period=4))
     lines = curves("target", {0: [0.9, 0.2, math.nan]}).lines
     record_epochs(run, 0, lines, {"model": {}, "best": {"epoch": 2, "score": 0.2, "model": {}}})
     assert sum_up(run, [0, 1]).best_trial == 0
-    train_targets(run, [0, 1], Scripted({0: [], 1: [0.8, 0.7, 0.6, 0.5]}))
+    train_finalists(run, [0, 1], Scripted({0: [], 1: [0.8, 0.7, 0.6, 0.5]}))
     assert sum_up(run, [0, 1]).best_trial == 1
 
 
@@ -148,14 +148,14 @@ def test_at_chance_level_none_is_stopped(open_race: Callable[..., Run]) -> None:
         first = [(1, {"train_loss": loss, "val_loss": loss, "val_accuracy": 0.1})]
         record_epochs(run, number, metric_lines("target", number, first), {"model": {}})
     run.callbacks = Callbacks([lambda event: told.append(getattr(event, "text", ""))])
-    train_targets(run, [*flat], Scripted(flat))
+    train_finalists(run, [*flat], Scripted(flat))
     assert [len(found) for found in epochs(run).values()] == [4] * 4
     assert any("differs from chance at epoch 1: none is stopped" in text for text in told)
 
 
 def test_units_say_how_far_each_trial_came_and_what_it_left(open_race: Callable[..., Run]) -> None:
-    run = open_race(checkpoint_every=3)
-    train_targets(run, [3, 2, 1, 0], Scripted({**SCORES, 2: [0.7], 1: [math.inf]}))
+    run = open_race(race=RaceConfig(grace_period=1, checkpoint_every=3))
+    train_finalists(run, [3, 2, 1, 0], Scripted({**SCORES, 2: [0.7], 1: [math.inf]}))
     units = run.store.units()
     trials = {key: unit.value for key, unit in units.items() if key.startswith("target/trial-")}
     names = ["3/to-1", "2/to-1", "1/to-1", "0/to-1", "3/to-2", "3/to-3", "3/to-4"]
@@ -176,11 +176,11 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
     open_race: Callable[..., Run], problem: Problem, tmp_path: Path, epochs_a_process: int, scores: Scores
 ) -> None:
     unbroken = open_run(tmp_path / "unbroken", problem, 4, **RACE)
-    train_targets(unbroken, [0, 1, 2, 3], Scripted(scores))
+    train_finalists(unbroken, [0, 1, 2, 3], Scripted(scores))
     trained: list[tuple[int, int]] = []
     while not (run := open_race()).store.done("target/done"):
         device = Scripted(scores, epochs_a_process)
-        train_targets(run, [0, 1, 2, 3], device)
+        train_finalists(run, [0, 1, 2, 3], device)
         trained += device.trained
         assert device.trained, "it would go on for ever"
         assert len(trained) < 20, "it would go on for ever"
@@ -192,28 +192,28 @@ def test_interrupted_anywhere_it_ends_as_an_unbroken_race(
 
 def test_without_time_the_first_of_all_begins_and_no_other(open_race: Callable[..., Run]) -> None:
     for finalists in ([1, 0], [0, 1]):
-        train_targets(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
+        train_finalists(run := open_race(time_budget_s=1e-9), finalists, Scripted(SCORES))
         assert epochs(run) == {1: [1]}
         assert not run.store.done("target/done")
 
 
 def test_who_was_interrupted_catches_up_first(open_race: Callable[..., Run]) -> None:
-    settings = {"rasda": RASDAConfig(grace_period=2)}
-    train_targets(open_race(2, **settings), [0, 1], Scripted(SCORES, epochs=1))
-    train_targets(open_race(2, **settings), [0, 1], device := Scripted(SCORES))
+    settings = {"race": RaceConfig(grace_period=2)}
+    train_finalists(open_race(2, **settings), [0, 1], Scripted(SCORES, epochs=1))
+    train_finalists(open_race(2, **settings), [0, 1], device := Scripted(SCORES))
     assert device.trained[:3] == [(1, 1), (1, 2), (0, 2)]
 
 
 def test_a_race_that_is_over_trains_nothing_and_other_finalists_are_another_race(open_race: Callable[..., Run]) -> None:
-    train_targets(open_race(), [0, 1], first := Scripted(SCORES))
+    train_finalists(open_race(), [0, 1], first := Scripted(SCORES))
     assert first.trained == [(0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
-    train_targets(run := open_race(), [1, 0], again := Scripted(SCORES))
+    train_finalists(run := open_race(), [1, 0], again := Scripted(SCORES))
     assert again.trained == []
     assert epochs(run) == {0: [1], 1: [1, 2, 3, 4]}
-    assert train_targets(run := open_race(), [1, 2], more := Scripted(SCORES)) == [1, 2, 0]
+    assert train_finalists(run := open_race(), [1, 2], more := Scripted(SCORES)) == [1, 2, 0]
     assert more.trained == [(2, 1), (2, 2), (2, 3), (2, 4)]
     assert epochs(run) == {0: [1], 1: [1, 2, 3, 4], 2: [1, 2, 3, 4]}
-    train_targets(open_race(), [1, 2], last := Scripted(SCORES))
+    train_finalists(open_race(), [1, 2], last := Scripted(SCORES))
     assert last.trained == []
 
 
@@ -222,7 +222,7 @@ def test_decisions_count_what_was_scored_at_their_milestone(open_race: Callable[
     run = open_race(2)
     unit = curves("target", {0: [0.5, 0.1]})
     record_epochs(run, 0, unit.lines, {"model": {}})
-    train_targets(run, [0, 1], Scripted({0: [], 1: [0.4, 0.4, 0.4, 0.4]}))
+    train_finalists(run, [0, 1], Scripted({0: [], 1: [0.4, 0.4, 0.4, 0.4]}))
     assert epochs(run) == {0: [1, 2], 1: [1, 2, 3, 4]}
     assert not run.failures
 
@@ -248,7 +248,7 @@ def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race:
         recall_targets(again)
         assert again.failures == {0: "it raised"}
         assert epochs(again) == {0: [1], 1: [1], 2: [1, 2, 3, 4]}
-    train_targets(again, [0, 1, 2], device := Scripted({}))
+    train_finalists(again, [0, 1, 2], device := Scripted({}))
     assert device.trained == []
     assert again.store.done("target/done")
 
@@ -266,17 +266,17 @@ def test_who_failed_or_diverged_stays_so_and_who_went_on_did_not_fail(open_race:
 def test_where_nobody_is_left_the_best_of_those_that_were_stopped_goes_on(
     open_race: Callable[..., Run], scores: Scores, expected: dict[int, int]
 ) -> None:
-    train_targets(run := open_race(), [0, 1, 2, 3], Scripted(scores))
+    train_finalists(run := open_race(), [0, 1, 2, 3], Scripted(scores))
     assert {n: seen[-1] for n, seen in sorted(epochs(run).items())} == expected
     assert run.store.done("target/done")
 
 
 def test_nobody_comes_back_where_one_has_ended_by_itself(open_race: Callable[..., Run]) -> None:
     class Ending(Scripted):
-        def _train(self, task: TargetTask) -> TargetOutcome:
+        def _train(self, task: FullSizeTask) -> FullSizeOutcome:
             return replace(super()._train(task), ended=task.number == 3 and task.span.stop == 2)
 
-    train_targets(run := open_race(), [0, 1, 2, 3], Ending({**SCORES, 2: [0.7, math.nan]}))
+    train_finalists(run := open_race(), [0, 1, 2, 3], Ending({**SCORES, 2: [0.7, math.nan]}))
     assert epochs(run) == {0: [1], 1: [1], 2: [1, 2], 3: [1, 2]}
 
 
@@ -287,11 +287,11 @@ class Stumbling(Scripted):
         super().__init__(scores)
         self.times, self.died = times, died
 
-    def _train(self, task: TargetTask) -> TargetOutcome:
+    def _train(self, task: FullSizeTask) -> FullSizeOutcome:
         if self.times == 0:
             return super()._train(task)
         self.times -= 1
-        return TargetOutcome(task, None, [], "Traceback\nOSError: the network is down\n", 1.0, self.died)
+        return FullSizeOutcome(task, None, [], "Traceback\nOSError: the network is down\n", 1.0, self.died)
 
 
 @pytest.mark.parametrize(("times", "fails"), [(1, False), (2, False), (3, True)])
@@ -300,7 +300,7 @@ def test_who_raises_has_two_more_tries_each_of_which_is_told(
 ) -> None:
     run, said = open_race(1), []
     run.callbacks = Callbacks([lambda event: said.append(event.text) if isinstance(event, MessageSaid) else None])
-    train_targets(run, [0], Stumbling(SCORES, times))
+    train_finalists(run, [0], Stumbling(SCORES, times))
     assert epochs(run) == ({} if fails else {0: [1, 2, 3, 4]})
     assert (0 in run.failures) == fails
     again = "trial 0 is tried again at full size ({} of 2), as it raised OSError: the network is down"
@@ -309,13 +309,13 @@ def test_who_raises_has_two_more_tries_each_of_which_is_told(
 
 def test_who_died_has_had_its_second_chance(open_race: Callable[..., Run]) -> None:
     run = open_race(1)
-    train_targets(run, [0], Stumbling(SCORES, 1, died=True))
+    train_finalists(run, [0], Stumbling(SCORES, 1, died=True))
     assert 0 in run.failures
 
 
 def test_who_stands_where_a_decision_was_taken_is_decided(open_race: Callable[..., Run]) -> None:
     run = open_race()
-    train_targets(run, [0, 1, 2, 3], Scripted(SCORES, epochs=5))  # all to epoch 1, one of the two that go on to 2
+    train_finalists(run, [0, 1, 2, 3], Scripted(SCORES, epochs=5))  # all to epoch 1, one of the two that go on to 2
     recall_targets(run := open_race())
     assert run.epochs("target", 3) == 2
     assert decided_targets(run) == {0: False, 1: False, 2: True}

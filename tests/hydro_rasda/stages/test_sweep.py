@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import Mode, TuneConfig
 from hydro_rasda.contracts import Finished, GroupOutcome, GroupTask, History, Widths
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
+from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.journal import Unit
-from hydro_rasda.run.result import AllTrialsFailed
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.stages.sweep import sweep
@@ -150,7 +151,12 @@ def epochs(run: Run) -> dict[int, list[int]]:
 def run(tmp_path: Path) -> Iterator[Run]:
     cpu = torch.device("cpu")
     data = make_batches((X, Y), "data", cpu, 0)
-    settings = TuneConfig(surrogate=0.5, num_samples=27, max_t=27, reduction_factor=3, top_k=1, fusion=4)
+    settings = TuneConfig(
+        sweep=SweepConfig(surrogate=0.5, reduction_factor=3, fusion=4),
+        num_samples=27,
+        max_t=27,
+        race=RaceConfig(top_k=1),
+    )
     problem = Problem(mlp, supervised(), data, data, settings, cpu)
     run = Run(problem, Store.open(tmp_path / "run", {}, "auto"))
     yield run
@@ -182,7 +188,7 @@ def test_groups_are_compiled_where_that_wins_twice_its_time_by_the_next_mileston
         return dict.fromkeys(kinds, Widths(4, 2, {1: 1.0, 4: 4.0}, compiled=2.0, compile_seconds=1.0))
 
     monkeypatch.setattr(Curves, "plan", plan)
-    asked = again(run, fusion="auto")
+    asked = again(run, sweep=replace(run.settings.sweep, fusion="auto"))
     sweep(asked, Given([[{**config, "batch_size": 2} for config in configs(FINALS)]]), devices := Curves(asked))
     # Of 2 steps an epoch, that take a second each: half of 2, then of 4, then of 12 are won, for 1 second twice.
     found = {(task.span.stop, group.compiled) for task in devices.tasks for group in task.groups if group.fused}
@@ -191,7 +197,7 @@ def test_groups_are_compiled_where_that_wins_twice_its_time_by_the_next_mileston
 
 @pytest.mark.parametrize(("max_t", "grace_period", "rungs"), [(27, 1, {1, 3, 9}), (26, 1, {1, 3}), (27, 27, {27})])
 def test_the_last_rung_leaves_a_training_to_full_size(run: Run, max_t: int, grace_period: int, rungs: set[int]) -> None:
-    asked = again(run, max_t=max_t, grace_period=grace_period)
+    asked = again(run, max_t=max_t, sweep=replace(run.settings.sweep, grace_period=grace_period))
     assert sweep(asked, Given([configs(FINALS)]), devices := Curves(asked)) == [0]
     assert {task.span.stop for task in devices.tasks} == rungs
 
@@ -202,7 +208,7 @@ def test_who_trains_first_or_in_which_batch_does_not_matter(run: Run) -> None:
 
 
 def test_max_mirrors_min(run: Run) -> None:
-    mirrored = replace(run, problem=run.problem.with_settings(mode="max", top_k=3))
+    mirrored = replace(run, problem=run.problem.with_settings(mode="max", race=RaceConfig(top_k=3)))
     assert sweep(mirrored, Given([configs(FINALS)]), Curves(mirrored)) == [0, 4, 8]
 
 
@@ -210,7 +216,7 @@ def test_nan_is_worst_in_both_modes(run: Run) -> None:
     modes: tuple[Mode, ...] = ("min", "max")
     for mode in modes:
         finals = [math.nan, 2.0, math.inf, 1.0, -math.inf]
-        fresh = Run(run.problem.with_settings(mode=mode, top_k=4), run.store)
+        fresh = Run(run.problem.with_settings(mode=mode, race=RaceConfig(top_k=4)), run.store)
         run.store._units.clear()
         assert sweep(fresh, Given([configs(finals)]), Curves(fresh)) == [3, 1]
 
@@ -239,7 +245,7 @@ def test_a_searcher_is_told_of_each_rung_and_of_each_end(run: Run) -> None:
 
 def test_a_rung_cut_short_by_time_keeps_the_best_of_the_deepest(run: Run, clock: Clock) -> None:
     """The first rung is 8 groups of an epoch; of the second's 9 trials, the 4 of the first group train for two more."""
-    short = again(run, top_k=2, time_budget_s=2 * 9.5)
+    short = again(run, race=RaceConfig(top_k=2), time_budget_s=2 * 9.5)
     assert sweep(short, Given([configs(FINALS)]), Curves(short, clock=clock)) == [0, 4]
     assert {short.epochs("surrogate", n) for n in range(27)} == {1, 3}
 
@@ -343,9 +349,9 @@ def test_on_several_devices_a_run_that_is_given_more_samples_goes_on(run: Run) -
 
 
 def test_finalists_of_surrogates_as_wide_as_the_model_keep_their_checkpoints(run: Run) -> None:
-    run.problem = run.problem.with_settings(surrogate=1)
+    run.problem = run.problem.with_settings(sweep=SweepConfig(surrogate=1))
     for _ in range(2):
-        full = again(run, top_k=2)
+        full = again(run, race=RaceConfig(top_k=2))
         finalists = sweep(full, Given([configs(FINALS)]), Curves(full))
         assert sorted(full.sources) == sorted(finalists)
         assert all(full.store.has(key) for key in full.sources.values())
@@ -384,7 +390,7 @@ def test_a_device_goes_on_while_the_last_of_a_rung_are_under_way(run: Run) -> No
 
 
 def test_a_faster_device_takes_more(run: Run) -> None:
-    wide = Run(run.problem.with_settings(fusion=64), run.store)
+    wide = Run(run.problem.with_settings(sweep=replace(run.settings.sweep, fusion=64)), run.store)
     devices = Curves(wide, devices=2)
     devices.speeds = [3.0, 1.0]
     same = [config | {"batch_size": 4} for config in configs(FINALS[:16])]

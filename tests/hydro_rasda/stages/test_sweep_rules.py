@@ -13,19 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from hydro_rasda import Drop, GoOn, RunExists, SweepRule, SweepState, TuneResult, loguniform
+from hydro_rasda import RaceConfig, RunExists, SweepConfig, TuneResult, loguniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.result import AllTrialsFailed
+from hydro_rasda.results.result import AllTrialsFailed
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
+from hydro_rasda.schedulers import Continue, Stop, SweepRule, SweepState
 from hydro_rasda.stages.sweep import sweep
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.stages.test_sweep import FINALS, Curves, Given, X, Y, again, configs, epochs
 
-Moves = dict[int, GoOn | Drop]
+Moves = dict[int, Continue | Stop]
 
 
 class MedianStopping(SweepRule):
@@ -37,9 +38,9 @@ class MedianStopping(SweepRule):
             others = [score for score in sweep.scores.get(trial.epoch, {}).values() if math.isfinite(score)]
             if trial.epoch == 0 or trial.score <= median(others):
                 if trial.epoch < sweep.max_t:
-                    moves[number] = GoOn(trial.epoch + 1)
+                    moves[number] = Continue(trial.epoch + 1)
             else:
-                moves[number] = Drop()
+                moves[number] = Stop()
         return moves
 
 
@@ -48,13 +49,13 @@ class TopHalfBySlope(SweepRule):
 
     def decide(self, sweep: SweepState) -> Moves:
         if new := sweep.waiting_at(0):
-            return {number: GoOn(2) for number in new}
+            return {number: Continue(2) for number in new}
         if sweep.training or not sweep.waiting_at(2):
             return {}
         slope = {n: trial.curve[2] - trial.curve[1] for n, trial in sweep.waiting_at(2).items()}
         best_first = sorted(slope, key=slope.__getitem__)
         kept = best_first[: len(slope) // 2]
-        return {n: GoOn(sweep.max_t) if n in kept else Drop() for n in best_first}
+        return {n: Continue(sweep.max_t) if n in kept else Stop() for n in best_first}
 
 
 class Population(SweepRule):
@@ -67,12 +68,12 @@ class Population(SweepRule):
         at = min((trial.epoch for trial in sweep.waiting.values()), default=sweep.max_t)
         if sweep.training or at == sweep.max_t:
             return {}
-        moves: Moves = {number: GoOn(at + 1) for number in sweep.waiting}
+        moves: Moves = {number: Continue(at + 1) for number in sweep.waiting}
         if at:
             best_first = [number for number in sweep.best(len(sweep.trials)) if number in sweep.waiting]
             best, worst = best_first[0], best_first[-1]
             lr = sweep.trials[best].config["lr"] * self.factor
-            moves[worst] = GoOn(at + 1, copy_of=best, changes={"lr": lr})
+            moves[worst] = Continue(at + 1, copy_of=best, changes={"lr": lr})
         return moves
 
 
@@ -81,14 +82,14 @@ class SecondThoughts(SweepRule):
 
     def decide(self, sweep: SweepState) -> Moves:
         if new := sweep.waiting_at(0):
-            return {number: GoOn(1) for number in new}
+            return {number: Continue(1) for number in new}
         if sweep.training:
             return {}
         if waiting := sweep.waiting_at(1):
             best = sweep.best(1)[0]
-            return {number: GoOn(3) if number == best else Drop() for number in waiting}
+            return {number: Continue(3) if number == best else Stop() for number in waiting}
         if len(sweep.scores[3]) == 1:
-            return {sweep.best(2)[1]: GoOn(3)}
+            return {sweep.best(2)[1]: Continue(3)}
         return {}
 
 
@@ -100,11 +101,11 @@ class Patient(SweepRule):
 
     def decide(self, sweep: SweepState) -> Moves:
         if new := sweep.waiting_at(0):
-            return {number: GoOn(1) for number in new}
+            return {number: Continue(1) for number in new}
         there = sweep.waiting_at(1)
         if len(there) < 5 and not sweep.idle:
             return {}
-        return {number: GoOn(3) if i == 0 else Drop() for i, number in enumerate(sorted(there))}
+        return {number: Continue(3) if i == 0 else Stop() for i, number in enumerate(sorted(there))}
 
 
 @dataclass
@@ -115,13 +116,13 @@ class Moody(SweepRule):
     asked: list[str] = field(default_factory=list)
 
     def decide(self, sweep: SweepState) -> Moves:
-        moves: Moves = {number: GoOn(1) for number in sweep.waiting_at(0)}
+        moves: Moves = {number: Continue(1) for number in sweep.waiting_at(0)}
         if not moves and not sweep.training:
             at = {trial.epoch for trial in sweep.waiting.values()}
             later = {1: 3, 3: 9}.get(min(at, default=9))
             if later is not None:
                 kept = self.rng.sample(sorted(sweep.waiting), len(sweep.waiting) // 3)
-                moves = {number: GoOn(later) if number in kept else Drop() for number in sorted(sweep.waiting)}
+                moves = {number: Continue(later) if number in kept else Stop() for number in sorted(sweep.waiting)}
         if moves:
             self.asked.append(sweep.digest)
         return moves
@@ -131,7 +132,7 @@ class Moody(SweepRule):
 def run(tmp_path: Path) -> Iterator[Run]:
     cpu = torch.device("cpu")
     data = make_batches((X, Y), "data", cpu, 0)
-    settings = TuneConfig(surrogate=0.5, num_samples=27, max_t=9, top_k=2, fusion=4)
+    settings = TuneConfig(sweep=SweepConfig(surrogate=0.5, fusion=4), num_samples=27, max_t=9, race=RaceConfig(top_k=2))
     problem = Problem(mlp, supervised(), data, data, settings, cpu)
     run = Run(problem, Store.open(tmp_path / "run", {}, "auto"))
     yield run
@@ -233,10 +234,10 @@ def test_a_rule_that_expects_no_epochs_trains_all_the_same(run: Run) -> None:
 
 
 def test_bad_rules_are_told_of(run: Run) -> None:
-    with pytest.raises(ValueError, match="`sweep_rule` Sends moves trial 99, but must name one of trials 0 to 26"):
-        sweep(run, Given([configs(FINALS)]), Curves(run), Sends({99: Drop()}))
-    with pytest.raises(ValueError, match="`sweep_rule` Sends names no finalists"):
-        sweep(run, Given([configs(FINALS)]), Curves(run), Sends({0: GoOn(1)}))
+    with pytest.raises(ValueError, match=r"`sweep\.rule` Sends moves trial 99, but must name one of trials 0 to 26"):
+        sweep(run, Given([configs(FINALS)]), Curves(run), Sends({99: Stop()}))
+    with pytest.raises(ValueError, match=r"`sweep\.rule` Sends names no finalists"):
+        sweep(run, Given([configs(FINALS)]), Curves(run), Sends({0: Continue(1)}))
     for count in (-1, math.inf, "many"):
         with pytest.raises(ValueError, match=r"Foresees: epochs.* must be a finite number >= 0"):
             sweep(run, Given([configs(FINALS)]), Curves(run), Foresees(count))
@@ -261,8 +262,8 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        same = quick(space=SPACE, num_samples=6, sweep_rule=Population(1.0), name="same", max_t=3)
-        changed = quick(space=SPACE, num_samples=6, sweep_rule=Population(0.1), name="changed", max_t=3)
+        same = quick(space=SPACE, num_samples=6, sweep=SweepConfig(rule=Population(1.0)), name="same", max_t=3)
+        changed = quick(space=SPACE, num_samples=6, sweep=SweepConfig(rule=Population(0.1)), name="changed", max_t=3)
     finally:
         torch.set_num_threads(before)
     swept = [[line["val_loss"] for line in trial.history if line["stage"] == "surrogate"] for trial in same.trials]
@@ -278,21 +279,21 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
 
 
 def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> None:
-    result = quick(sweep_rule=MedianStopping())
+    result = quick(sweep=SweepConfig(rule=MedianStopping()))
     assert math.isfinite(result.best_metric)
     trained = sorted(trial.surrogate_epochs for trial in result.trials)
     assert trained[0] == 1
     assert trained[-1] == 4
-    again = quick(sweep_rule=MedianStopping())
+    again = quick(sweep=SweepConfig(rule=MedianStopping()))
     assert again.best_config == result.best_config
-    with pytest.raises(RunExists, match="sweep_rule was 'MedianStopping', now None"):
+    with pytest.raises(RunExists, match=r"sweep\.rule was 'MedianStopping', now None"):
         quick()
-    quick(sweep_rule=Population(0.5), name="population")
-    with pytest.raises(RunExists, match="`sweep_rule` has other values"):
-        quick(sweep_rule=Population(2.0), name="population")
+    quick(sweep=SweepConfig(rule=Population(0.5)), name="population")
+    with pytest.raises(RunExists, match=r"`sweep\.rule` has other values"):
+        quick(sweep=SweepConfig(rule=Population(2.0)), name="population")
 
 
 def test_a_rule_is_an_object(quick: Callable[..., TuneResult]) -> None:
     for odd in (MedianStopping, "median"):
-        with pytest.raises(ValueError, match=r"`sweep_rule` is .*, but must be None or an object of a subclass of"):
-            quick(sweep_rule=odd)
+        with pytest.raises(ValueError, match=r"`sweep.rule` is .*, but must be None or an object of a subclass of"):
+            quick(sweep={"rule": odd})

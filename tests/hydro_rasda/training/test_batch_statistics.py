@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusion import optimizer
+from fusion.optim import optimizer
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Shard
 from hydro_rasda.training.batch_statistics import average_statistics

@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda.contracts import Group, GroupTask, Span, TargetTask
+from hydro_rasda.contracts import FullSizeTask, Group, GroupTask, Span
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.training.device import Device, Share, Work
-from hydro_rasda.training.forks import ONE_PROCESS
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
@@ -108,7 +108,7 @@ def test_what_is_trained_again_has_the_threads_that_it_had(problem: Problem, tmp
 
     device = Device(replace(problem, model_fn=model_fn))
     assert device.train_groups(groups(Group("even", (0,), True), Group("odd", (1,), True)), work()).failures
-    list(device.train_targets(tasks(0, 1), work()))
+    list(device.train_full_size(tasks(0, 1), work()))
     assert seen.read_text() == "1" * 8
 
 
@@ -120,7 +120,7 @@ def test_what_kills_its_process_fails_alone_where_nothing_trains_beside_it(
     trials = {**TRIALS, 0: Trial(0, {**TRIALS[0].config, "deadly": True})}
     dying = Device(deadly(problem, tmp_path / "deaths", times=1000))
     assert dying.train_groups(groups(Group("even", (0,), True)), work(trials=trials)).failures.keys() == {0}
-    (outcome,) = dying.train_targets(tasks(0), work(trials=trials))
+    (outcome,) = dying.train_full_size(tasks(0), work(trials=trials))
     assert outcome.error is not None
     assert outcome.died
 
@@ -141,7 +141,7 @@ def test_code_that_would_end_the_script_fails_its_trial(
     for broken in (replace(problem, model_fn=model_fn), replace(problem, objective=objective)):
         device = Device(broken)
         assert "SystemExit" in device.train_groups(groups(Group("even", (0,), True)), work()).failures[0]
-        (outcome,) = device.train_targets(tasks(0), work())
+        (outcome,) = device.train_full_size(tasks(0), work())
         assert outcome.error is not None
         assert "SystemExit" in outcome.error
         assert not outcome.died
@@ -249,7 +249,7 @@ def test_what_is_killed_for_memory_trains_alone_from_then_on(
             outcome = device.train_groups(groups(even, odd), work())
             assert not outcome.failures
             return outcome.history
-        outcomes = list(device.train_targets(tasks(0, 1), work()))
+        outcomes = list(device.train_full_size(tasks(0, 1), work()))
         assert not any(outcome.error for outcome in outcomes)
         return {outcome.task.number: outcome.history for outcome in outcomes}
 
@@ -277,16 +277,16 @@ def test_what_fits_memory_trains_at_the_same_time(problem: Problem, tmp_path: Pa
     assert not outcome.failures
 
 
-def tasks(*numbers: int) -> list[TargetTask]:
-    return [TargetTask(f"target/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
+def tasks(*numbers: int) -> list[FullSizeTask]:
+    return [FullSizeTask(f"target/{n}", n, Span(0, 2), None, 0, len(numbers)) for n in numbers]
 
 
 def test_full_size_trials_beside_each_other_are_those_one_after_another(problem: Problem) -> None:
     device, told = Device(problem), list[Any]()
-    beside = {outcome.task.number: outcome for outcome in device.train_targets(tasks(0, 1, 2), work(told))}
+    beside = {outcome.task.number: outcome for outcome in device.train_full_size(tasks(0, 1, 2), work(told))}
     assert sum(epochs for epochs, _ in told) == 6
     for number, outcome in beside.items():
-        (alone,) = device.train_targets(tasks(number), work())
+        (alone,) = device.train_full_size(tasks(number), work())
         for (epoch, metrics), (its_epoch, its_metrics) in zip(alone.history, outcome.history, strict=True):
             assert epoch == its_epoch
             assert metrics == pytest.approx(its_metrics, rel=1e-4)
@@ -299,10 +299,10 @@ def test_full_size_trials_beside_each_other_are_those_one_after_another(problem:
 def test_a_full_size_trial_has_a_second_chance_alone(problem: Problem, tmp_path: Path) -> None:
     trials = {**TRIALS, 1: Trial(1, {**TRIALS[1].config, "deadly": True})}
     once = Device(deadly(problem, tmp_path / "once", times=1))
-    found = {o.task.number: o.error for o in once.train_targets(tasks(0, 1), work(trials=trials))}
+    found = {o.task.number: o.error for o in once.train_full_size(tasks(0, 1), work(trials=trials))}
     assert found == {0: None, 1: None}
     twice = Device(deadly(problem, tmp_path / "twice", times=2))
-    errors = {o.task.number: o.error for o in twice.train_targets(tasks(0, 1), work(trials=trials))}
+    errors = {o.task.number: o.error for o in twice.train_full_size(tasks(0, 1), work(trials=trials))}
     assert errors[0] is None
     assert errors[1] is not None
     assert "died 2 times: SIGKILL" in errors[1]
@@ -317,7 +317,7 @@ def test_the_fewer_are_left_the_more_threads_each_has(problem: Problem) -> None:
 
     device = Device(replace(problem, model_fn=model_fn))
     for numbers in ((0, 1, 2), (0,)):
-        for outcome in device.train_targets(tasks(*numbers), work()):
+        for outcome in device.train_full_size(tasks(*numbers), work()):
             assert outcome.error is not None
             seen.append(int(outcome.error.strip().rsplit(" ", 1)[1]))
     assert seen == [1, 1, 1, 3]

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from hydro_rasda import RaceConfig
 from hydro_rasda.config import Mode
-from hydro_rasda.contracts import History, Span, TargetOutcome, TargetTask
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, History, Span
 from hydro_rasda.data import ALONE, make_batches
 from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.problem import Problem
 from hydro_rasda.schedulers import rank
-from hydro_rasda.training.full_size import train_target
+from hydro_rasda.training.distributed import Place, train_target_on_ranks
+from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.places import Place, train_target_on_ranks
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config
 
@@ -26,9 +27,9 @@ Pair = tuple[Tensor, Tensor]
 CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "schedule": "cosine", "grad_clip": 1.0}
 
 
-def trained(problem: Problem, trial: Trial, span: Span, state: Any = None, **told: Any) -> TargetOutcome:
-    task = TargetTask("a task", trial.number, span, None, problem.settings.seed)
-    return train_target(problem, trial, task, state, **told)
+def trained(problem: Problem, trial: Trial, span: Span, state: Any = None, **told: Any) -> FullSizeOutcome:
+    task = FullSizeTask("a task", trial.number, span, None, problem.settings.seed)
+    return train_full_size_trial(problem, trial, task, state, **told)
 
 
 def history_of(problem: Problem, config: Config, span: Span, **told: Any) -> History:
@@ -55,7 +56,7 @@ def test_training_in_spans_is_training_in_one(problem: Problem, optimizer: dict[
 def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> None:
     """Training knows nothing of them."""
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
-    own, other = (trained(problem.with_settings(ema=ema), trial, Span(0, 6)) for ema in (0.0, 0.5))
+    own, other = (trained(problem.with_settings(race=RaceConfig(ema=ema)), trial, Span(0, 6)) for ema in (0.0, 0.5))
     assert [line["train_loss"] for _, line in own.history] == [line["train_loss"] for _, line in other.history]
     assert own.state is not None
     assert other.state is not None
@@ -80,8 +81,8 @@ def test_what_is_validated_and_kept_are_averaged_weights(problem: Problem) -> No
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: Mode) -> None:
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
-    last = trained(problem.with_settings(keep="last"), trial, Span(0, 6))
-    problem = problem.with_settings(mode=mode, ema=0)
+    last = trained(problem.with_settings(race=RaceConfig(keep="last")), trial, Span(0, 6))
+    problem = problem.with_settings(mode=mode, race=RaceConfig(ema=0))
     scores = [metrics["val_loss"] for _, metrics in last.history]
     best = rank(scores, mode)[0] + 1
     assert 1 < best < 6, "choose another learning rate"
@@ -101,12 +102,12 @@ def test_the_best_epochs_weights_are_kept_across_spans(problem: Problem, mode: M
 def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> None:
     """Whatever span it is in, and whether or not the process lived to tell."""
     trial = Trial(5, {"lr": 0.5, "optimizer": "sgd", "momentum": 0.9, "batch_size": 32, "dropout": 0.2})
-    problem = problem.with_settings(ema=0)
+    problem = problem.with_settings(race=RaceConfig(ema=0))
     scores = [metrics["val_loss"] for _, metrics in trained(problem, trial, Span(0, 6)).history]
     best = [scores.index(min(scores[: epoch + 1])) for epoch in range(6)]
     last = next(epoch + 1 for epoch in range(6) if epoch - best[epoch] == 1)
     assert 1 < last < 6, "choose another learning rate"
-    patient = problem.with_settings(patience=1)
+    patient = problem.with_settings(race=RaceConfig(patience=1, ema=0))
     outcome = trained(patient, trial, Span(0, 6))
     assert (outcome.ended, [metrics["val_loss"] for _, metrics in outcome.history]) == (True, scores[:last])
     first = trained(patient, trial, Span(0, last - 1))
@@ -115,7 +116,7 @@ def test_patience_ends_a_training_that_becomes_no_better(problem: Problem) -> No
     again = trained(patient, trial, Span(last, 6), outcome.state)
     assert (again.ended, again.history) == (True, [])
     place = Place(ALONE, 1.0, "gloo")
-    task = TargetTask("key", 5, Span(0, 6), None, patient.settings.seed)
+    task = FullSizeTask("key", 5, Span(0, 6), None, patient.settings.seed)
     of_ranks = train_target_on_ranks(patient, trial, task, None, place, lambda: None, lambda: False, lambda *_: None)
     assert (of_ranks.ended, [metrics["val_loss"] for _, metrics in of_ranks.history]) == (True, scores[:last])
 
@@ -132,7 +133,7 @@ def test_what_is_not_finite_is_never_kept_and_of_equals_the_last_is(problem: Pro
 
 def test_an_epoch_whose_loss_is_not_finite_is_not_the_best(problem: Problem) -> None:
     wild = {"lr": 1e30, "optimizer": "sgd", "batch_size": 32}
-    counts = problem.with_settings(metric="val_accuracy", mode="max", keep="best")
+    counts = problem.with_settings(metric="val_accuracy", mode="max", race=RaceConfig(keep="best"))
     state = trained(counts, Trial(0, wild), Span(0, 2)).state
     assert state is not None
     assert "best" not in state
@@ -162,9 +163,9 @@ def test_a_batch_in_parts_teaches_what_the_whole_one_does(problem: Problem, batc
 
 
 def test_another_seed_is_another_training(problem: Problem) -> None:
-    trial, task = Trial(0, CONFIG), TargetTask("a task", 0, Span(0, 1), None, problem.settings.seed)
-    first, again = (train_target(problem, trial, task, None).history for _ in range(2))
-    other = train_target(problem, trial, replace(task, seed=problem.settings.seed + 1), None).history
+    trial, task = Trial(0, CONFIG), FullSizeTask("a task", 0, Span(0, 1), None, problem.settings.seed)
+    first, again = (train_full_size_trial(problem, trial, task, None).history for _ in range(2))
+    other = train_full_size_trial(problem, trial, replace(task, seed=problem.settings.seed + 1), None).history
     assert first == again != other
 
 

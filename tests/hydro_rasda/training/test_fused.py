@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from fusion import FusedModel, FusionWarning, fuse, lr_factor
 from fusion.tensors import duplicate, is_batched
+from hydro_rasda import SweepConfig
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import OptimizerSettings, as_objective
-from hydro_rasda.plans import Plans
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.store import Store
+from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.training import fused
 from hydro_rasda.training.fused import FusedLearner, train_group
 from hydro_rasda.training.parameters import multipliers
@@ -61,7 +62,7 @@ def torch_optimizer(module: nn.Module, config: Mapping[str, Any], ratio: float) 
 def alone(problem: Problem, trial: Trial, epochs: int) -> tuple[nn.Module, list[float]]:
     """One surrogate, trained by the book: its weights, and the mean training loss of each epoch."""
     module, config = problem.surrogate(trial), trial.config
-    optimizer = torch_optimizer(module, config, problem.settings.surrogate)
+    optimizer = torch_optimizer(module, config, problem.settings.sweep.surrogate)
     base = [group["lr"] for group in optimizer.param_groups]
     losses = []
     for epoch in range(epochs):
@@ -207,7 +208,9 @@ def test_what_forward_writes_to_is_looked_for_once(problem: Problem) -> None:
         return problem.objective(model, batch)
 
     asked = replace(
-        problem.with_settings(surrogate=1), model_fn=lambda config: Follows(mlp(config)), objective=objective
+        problem.with_settings(sweep=SweepConfig(surrogate=1)),
+        model_fn=lambda config: Follows(mlp(config)),
+        objective=objective,
     )
     members = (0, 1, 2)
     unbroken = train_group(asked, TRIALS, task(members, 0, EPOCHS), no_sources)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fusion import lr_factor as schedule_factor
-from hydro_rasda import RASDAConfig
+from hydro_rasda import RaceConfig
 from hydro_rasda.training.large_batch import RescaledLR, lr_factor
 
 
@@ -38,7 +38,7 @@ def test_linear_where_that_was_measured_and_root_for_other_adaptive_ones() -> No
 def test_the_papers_rule_is_linear_for_sgd_and_the_root_for_adam() -> None:
     assert lr_factor(4, "paper", SGD(parameter(), lr=0.1)) == 4
     assert lr_factor(4, "paper", Adam(parameter())) == lr_factor(4, "paper", AdamW(parameter())) == 2
-    assert RASDAConfig(lr_rule="paper").lr_rule == "paper"
+    assert RaceConfig(lr_rule="paper").lr_rule == "paper"
 
 
 def test_every_learning_rate_over_two_resizes() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard, make_batches
@@ -94,7 +95,9 @@ def train_on_rank(
     """The trained model, the metrics of three epochs, and the averaged weights."""
     cpu = torch.device("cpu")
     train, val = (make_batches(pair, "data", cpu, 0) for pair in data)
-    problem = Problem(*MODELS[kind], train, val, TuneConfig(surrogate=1, max_t=3, ema=0.1), cpu)
+    problem = Problem(
+        *MODELS[kind], train, val, TuneConfig(sweep=SweepConfig(surrogate=1), max_t=3, race=RaceConfig(ema=0.1)), cpu
+    )
     config = {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16}
     trial = Trial(0, {**config, "accumulate": accumulate})
     learner = full_size_learner(problem, trial, Shard(rank, world))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.precision import in_precision
@@ -61,7 +62,7 @@ def by_the_book(problem: Problem, trial: Trial, epochs: int) -> dict[str, Tensor
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_fused_sweep_and_the_full_size_that_goes_on_from_it(problem: Problem, precision: Any) -> None:
     problem = replace(problem, objective=in_precision(SparesBiases(), precision)).with_settings(
-        surrogate=1, keep="last"
+        sweep=SweepConfig(surrogate=1), race=RaceConfig(keep="last")
     )
     task = GroupTask("sweep", (Group("kind", (0, 1), fused=True),), (), Span(0, 1))
     outcome = train_group(problem, TRIALS, task, lambda key: {})

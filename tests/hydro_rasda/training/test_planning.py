@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fusion import FusionWarning, optim
 from fusion.width import probe
 from fusion.width.probe import Compiled
-from hydro_rasda import TuneResult, loguniform
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, loguniform
 from hydro_rasda.contracts import Widths
 from hydro_rasda.problem import Problem
 from hydro_rasda.run import cache
@@ -238,7 +238,7 @@ def test_kinds_are_measured_beside_each_other(problem: Problem) -> None:
 
 
 def test_auto_finds_what_a_fixed_width_finds(quick: Callable[..., TuneResult]) -> None:
-    auto, fixed = quick(fusion="auto", name="auto"), quick(fusion=3, name="fixed")
+    auto, fixed = quick(sweep={"fusion": "auto"}, name="auto"), quick(sweep=SweepConfig(fusion=3), name="fixed")
     assert auto.best_config == fixed.best_config
     for one, other in zip(auto.trials, fixed.trials, strict=True):
         assert one.surrogate_metric == pytest.approx(other.surrogate_metric, rel=1e-3)
@@ -261,8 +261,12 @@ def reader(config: Config, width_ratio: float = 1.0) -> nn.Module:
 
 
 # From 12 trials up, two cores measure groups.
-ONE_KIND: dict[str, Any] = {"fusion": "auto", "space": {"lr": loguniform(1e-3, 0.1)}, "num_samples": 12}
-ONE_KIND |= {"max_t": 2, "top_k": 1}
+ONE_KIND: dict[str, Any] = {
+    "sweep": {"fusion": "auto"},
+    "space": {"lr": loguniform(1e-3, 0.1)},
+    "num_samples": 12,
+}
+ONE_KIND |= {"max_t": 2, "race": RaceConfig(top_k=1)}
 
 
 def test_a_model_that_vmap_cannot_follow_trains_one_by_one_and_says_so_once(

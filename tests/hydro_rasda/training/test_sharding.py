@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hydro_rasda import RASDAConfig
+from hydro_rasda import RaceConfig
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard
@@ -55,7 +55,7 @@ def layers(config: dict[str, Any]) -> nn.Module:
 
 
 def split_problem() -> Problem:
-    return replace(problem(), model_fn=layers).with_settings(rasda=RASDAConfig(strategy="fsdp"))
+    return replace(problem(), model_fn=layers).with_settings(race=RaceConfig(strategy="fsdp"))
 
 
 def trained(rank: int, world: int, max_t: int, name: str, checkpoint: str | None, workers: int) -> Any:
@@ -107,9 +107,9 @@ def test_each_rank_holds_its_part_alone_and_rank_0_saves_the_whole() -> None:
 
 
 def test_float16_and_accumulation_are_refused_with_it() -> None:
-    with pytest.raises(ValueError, match=r"`accumulate` is 2, but must be 1 with rasda.strategy 'fsdp'"):
+    with pytest.raises(ValueError, match=r"`accumulate` is 2, but must be 1 with race.strategy 'fsdp'"):
         full_size_learner(split_problem(), Trial(0, CASES["accumulated"]), Shard(0, 2))
-    with pytest.raises(ValueError, match=r"`precision` is 'fp16', but must be another one with rasda.strategy 'fsdp'"):
-        TuneConfig(precision="fp16", rasda=RASDAConfig(strategy="fsdp"))
-    with pytest.raises(ValueError, match=r"`rasda.strategy` is 'zero', but must be .*ddp.*fsdp"):
-        RASDAConfig(strategy="zero")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`precision` is 'fp16', but must be another one with race.strategy 'fsdp'"):
+        TuneConfig(precision="fp16", race=RaceConfig(strategy="fsdp"))
+    with pytest.raises(ValueError, match=r"`race.strategy` is 'zero', but must be .*ddp.*fsdp"):
+        RaceConfig(strategy="zero")  # type: ignore[arg-type]

@@ -17,19 +17,19 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda import AllTrialsFailed, RASDAConfig, TuneResult, Worker, load
+from hydro_rasda import AllTrialsFailed, RaceConfig, RayBackend, SweepConfig, TuneResult, Worker, load
 from hydro_rasda.backends.ray.devices import worker_resources
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.conftest import SPACE
 from tests.hydro_rasda.models import Config, mlp
-from tests.hydro_rasda.training.test_own_loop import train
+from tests.hydro_rasda.training.test_user_loop import train
 
 Quick = Callable[..., TuneResult]
 
 
 def on_devices(count: int) -> dict[str, Any]:
     """Arguments of `tune`: the 8 CPUs of the tests' Ray as so many devices."""
-    return {"backend": "ray", "resources_per_worker": {"CPU": 8 // count}}
+    return {"backend": RayBackend(resources_per_worker={"CPU": 8 // count})}
 
 
 def journal(path: Path) -> list[dict[str, Any]]:
@@ -56,14 +56,19 @@ def test_one_device_gives_the_answer_of_the_local_backend(quick: Quick) -> None:
 
 def test_no_cluster_at_the_address(quick: Quick) -> None:
     with pytest.raises(ConnectionError, match=r"`address` is '127\.0\.0\.1:1', but no Ray cluster answers there"):
-        quick(backend="ray", address="127.0.0.1:1")
+        quick(backend=RayBackend(address="127.0.0.1:1"))
     assert not ray.is_initialized()
 
 
 @pytest.mark.slow
 def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> None:
     """A cluster is a backend like another: it takes over where the run stands, and so does this machine after it."""
-    settings = {"space": SPACE | {"batch_size": 32}, "max_t": 2, "top_k": 1, "fusion": 1}
+    settings = {
+        "space": SPACE | {"batch_size": 32},
+        "max_t": 2,
+        "race": RaceConfig(top_k=1),
+        "sweep": SweepConfig(fusion=1),
+    }
     hasty = quick(time_budget_s=1e-3, num_samples=3, **settings)
     there = quick(num_samples=3, backend="ray", **settings)
     assert [record.surrogate_epochs > 0 for record in there.trials] == [True] * 3
@@ -79,7 +84,7 @@ def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> No
 @pytest.mark.slow
 def test_a_function_of_the_users_trains_the_finalists(ray8: None, quick: Quick, digits: Any) -> None:
     """On workers that double, and whose gradients are averaged."""
-    result = quick(full_size=train, **on_devices(2))
+    result = quick(race=RaceConfig(train=train), **on_devices(2))
     assert result.finished
     assert result.evaluate(digits[1])["loss"] == pytest.approx(result.best_metric, rel=1e-5)
     lines = [line for record in result.trials for line in record.history if line["stage"] == "target"]
@@ -92,8 +97,8 @@ def test_finalists_that_failed_are_tried_again_with_mended_code(ray8: None, quic
         raise NameError("name 'optimiser' is not defined")
 
     with pytest.raises(AllTrialsFailed, match="name 'optimiser' is not defined"):
-        quick(full_size=broken, **on_devices(2))
-    result = quick(full_size=train, resume="changed", **on_devices(2))
+        quick(race=RaceConfig(train=broken), **on_devices(2))
+    result = quick(race=RaceConfig(train=train), resume="changed", **on_devices(2))
     assert result.finished
     assert len([record for record in result.trials if record.epochs]) >= 2
     assert result.best_metric < 2.3
@@ -101,7 +106,7 @@ def test_finalists_that_failed_are_tried_again_with_mended_code(ray8: None, quic
 
 @pytest.mark.slow
 def test_a_score_that_is_good_enough_ends_the_full_size_stage(ray8: None, quick: Quick) -> None:
-    settings: dict[str, Any] = {"max_t": 8, "rasda": RASDAConfig(grace_period=2)}
+    settings: dict[str, Any] = {"max_t": 8, "race": RaceConfig(grace_period=2)}
     result = quick(stop_at=2.3, **settings, **on_devices(2))
     assert result.finished
     assert load(result.path).finished
@@ -110,10 +115,13 @@ def test_a_score_that_is_good_enough_ends_the_full_size_stage(ray8: None, quick:
     assert quick(**settings, **on_devices(2)).finished
 
 
-@pytest.mark.slow
 def test_several_devices_end_in_workers_that_double(ray8: None, quick: Quick) -> None:
-    settings: dict[str, Any] = {"num_samples": 24, "max_t": 9, "reduction_factor": 3, "keep": "last"}
-    settings["rasda"] = RASDAConfig(grace_period=3)
+    settings: dict[str, Any] = {
+        "num_samples": 24,
+        "max_t": 9,
+        "sweep": {"reduction_factor": 3},
+        "race": RaceConfig(keep="last", grace_period=3),
+    }
     result = quick(**on_devices(4), **settings)
     assert result.cost.surrogate_epochs >= 24 + 2 * 8
     best = min((record for record in result.trials if record.status == "finished"), key=lambda record: record.metric)
@@ -134,7 +142,12 @@ def test_a_finished_runs_winner_whose_weights_are_gone_or_damaged_trains_again(
     ray8: None, quick: Quick, tmp_path: Path
 ) -> None:
     """The others stay as they are, and stopped; on as many workers as before, it comes to the same."""
-    settings: dict[str, Any] = {"num_samples": 6, "max_t": 4, "fusion": 1, "rasda": RASDAConfig(max_workers=1)}
+    settings: dict[str, Any] = {
+        "num_samples": 6,
+        "max_t": 4,
+        "sweep": SweepConfig(fusion=1),
+        "race": RaceConfig(max_workers=1),
+    }
     whole = quick(**on_devices(2), **settings)
     weights = whole.best_model().state_dict()
     for gone in (True, False):
@@ -162,7 +175,7 @@ class _Deadly:
 
 @pytest.mark.slow
 def test_finalists_go_on_from_a_sweep_at_full_width(ray8: None, quick: Quick) -> None:
-    result = quick(**on_devices(2), keep="last", surrogate=1, rasda=RASDAConfig(grace_period=4))
+    result = quick(**on_devices(2), race=RaceConfig(keep="last", grace_period=4), sweep=SweepConfig(surrogate=1))
     finalists = [record for record in result.trials if record.epochs]
     assert [record.epochs for record in finalists] == [4, 4]
     for record in finalists:
@@ -180,7 +193,7 @@ def _is_driver() -> bool:
 @pytest.mark.slow
 def test_a_device_whose_process_dies_gets_a_new_one(ray8: None, quick: Quick, tmp_path: Path) -> None:
     marker = tmp_path / "died once"
-    result = quick(**on_devices(2), objective=_Deadly(marker), fusion=3)
+    result = quick(**on_devices(2), objective=_Deadly(marker), sweep=SweepConfig(fusion=3))
     assert marker.exists()
     assert [record.surrogate_epochs > 0 for record in result.trials] == [True] * 9
 
@@ -208,7 +221,14 @@ def test_a_trial_that_kills_its_process_fails_alone(ray8: None, quick: Quick) ->
         return Deadly(mlp(config, width_ratio), config["deadly"], driver)
 
     space = {"lr": SPACE["lr"], "deadly": ray.tune.grid_search([0.0, 1.0]), "batch_size": 64}
-    result = quick(**on_devices(1), model_fn=model_fn, space=space, num_samples=2, top_k=1, fusion=1)
+    result = quick(
+        **on_devices(1),
+        model_fn=model_fn,
+        space=space,
+        num_samples=2,
+        race=RaceConfig(top_k=1),
+        sweep=SweepConfig(fusion=1),
+    )
     failed = {record.trial: record.error or "" for record in result.trials if record.status == "failed"}
     assert sorted(failed) == [record.trial for record in result.trials if record.config["deadly"]]
     assert all("died" in error for error in failed.values())
@@ -242,28 +262,16 @@ def test_killed_at_any_point_it_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"backend": "slurm"}, "`backend` is 'slurm', but must be one of"),
-        ({"address": "auto"}, "`address` is 'auto', but must be left out, unless `backend` is 'ray'"),
-        ({"scheduler": "asha"}, "`scheduler` is 'asha', but must be left out: full-size trials are raced by one rule"),
-        ({"backend": "ray", "scheduler": "rasda"}, "`scheduler` is 'rasda', but must be left out"),
-        ({"backend": "ray", "device": "cpu"}, "`device` is 'cpu', but must be None on Ray"),
-    ],
-)
-def test_arguments_that_do_not_go_together(quick: Quick, arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=f"^{told}"):
-        quick(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
         (
-            {"resources_per_worker": {"CPU": 1, "GPU": 1}},
+            {"backend": RayBackend(resources_per_worker={"CPU": 1, "GPU": 1})},
             "`resources_per_worker` is .*'GPU': 1.*, but must be what one of",
         ),
-        ({"resources_per_worker": {"CPU": 9}}, "`resources_per_worker` is .*9"),
-        ({"rasda": RASDAConfig(workers=3)}, "`rasda.workers` is 3, but must be <= 2"),
-        ({"address": "auto"}, "`address` is 'auto', but must be None: this process is connected to Ray already"),
+        ({"backend": RayBackend(resources_per_worker={"CPU": 9})}, "`resources_per_worker` is .*9"),
+        ({"race": RaceConfig(workers=3)}, "`race.workers` is 3, but must be <= 2"),
+        (
+            {"backend": RayBackend(address="auto")},
+            "`address` is 'auto', but must be None: this process is connected to Ray already",
+        ),
     ],
 )
 def test_what_the_cluster_does_not_have(ray8: None, quick: Quick, arguments: dict[str, Any], told: str) -> None:

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from hydro_rasda import RASDAScheduler, RescaledLR, elastic
+from hydro_rasda import RaceConfig, RASDAScheduler, SweepConfig, elastic
+from hydro_rasda.backends.ray import RescaledLR
 from hydro_rasda.backends.ray.rank_worker import RankWorker
-from hydro_rasda.backends.temporary import owner
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Span
 from hydro_rasda.data import Batch, Data, make_batches
 from hydro_rasda.problem import Problem
+from hydro_rasda.processes.temporary_folders import owner
 from hydro_rasda.training.ddp import train_full_size
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.loop import keep_best, train_epochs
@@ -82,7 +83,7 @@ def problem(train: int = 103, kind: str = "tensors") -> Problem:
         objective=objective,
         train_data=make_batches(form(kind, train), "train_data", CPU, 0),
         val_data=make_batches(form(kind, 37), "val_data", CPU, 0),
-        settings=TuneConfig(surrogate=1, max_t=MAX_T),
+        settings=TuneConfig(sweep=SweepConfig(surrogate=1), max_t=MAX_T),
         device=CPU,
     )
 
@@ -154,7 +155,8 @@ def one_process(
 
 def ending_at(max_t: int, what: Problem) -> Problem:
     """A shorter training, whose weights are averaged over as many steps."""
-    return what.with_settings(max_t=max_t, ema=what.settings.ema * what.settings.max_t / max_t)
+    race = what.settings.race
+    return what.with_settings(max_t=max_t, race=replace(race, ema=race.ema * what.settings.max_t / max_t))
 
 
 def assert_same(reports: Reports, history: list[dict[str, float]]) -> None:
@@ -215,7 +217,7 @@ def test_one_rank_trains_as_the_local_backend_bit_for_bit() -> None:
 
 def test_the_best_epochs_weights_are_kept_over_restarts(tmp_path: Path) -> None:
     """Here more is better, and the first epoch is the best."""
-    what, config = problem().with_settings(mode="max", keep="best"), CONFIGS["sgd"]
+    what, config = problem().with_settings(mode="max", race=RaceConfig(keep="best")), CONFIGS["sgd"]
     reports, (short,) = rank_reports(0, 1, what.with_settings(max_t=1), config, {})
     torch.save(short, tmp_path / "worker.pt")
     _, (last,) = rank_reports(0, 1, what, config, {"checkpoint": str(tmp_path)})

@@ -15,9 +15,10 @@ import ray
 from ray import tune
 from torch import Tensor, nn
 
-from hydro_rasda import Event, TuneResult
+from hydro_rasda import RayBackend, TuneResult
 from hydro_rasda.backends.ray.bulletin import Bulletin
 from hydro_rasda.backends.ray.devices import _Actor, share_on
+from hydro_rasda.contracts import Event
 from hydro_rasda.objective import supervised
 from hydro_rasda.run.events import EpochsTrained
 from hydro_rasda.training.device import Share
@@ -70,8 +71,7 @@ def test_what_cannot_be_fused_trains_beside_each_other_on_each_device(
         space=space,
         num_samples=1,
         max_t=2,
-        backend="ray",
-        resources_per_worker={"CPU": 8 // devices},
+        backend=RayBackend(resources_per_worker={"CPU": 8 // devices}),
     )
     assert [record.error for record in result.trials if record.error] == []
     assert len({path.name.split("-")[1] for path in folder.glob("surrogate-*")}) == devices
@@ -106,7 +106,9 @@ class Warns:
 def test_epochs_and_warnings_are_told_while_a_device_trains(ray8: None, quick: Quick) -> None:
     events: list[Event] = []
     with pytest.warns(RuntimeWarning, match="the user's own"):
-        result = quick(objective=Warns(), backend="ray", resources_per_worker={"CPU": 4}, callbacks=[events.append])
+        result = quick(
+            objective=Warns(), backend=RayBackend(resources_per_worker={"CPU": 4}), callbacks=[events.append]
+        )
     told = sum(event.epochs for event in events if isinstance(event, EpochsTrained))
     assert 0 < told <= result.cost.surrogate_epochs + result.cost.target_epochs
 

@@ -14,8 +14,9 @@ import torch
 from ray import tune
 from ray.tune.result_grid import ResultGrid
 
-from hydro_rasda import JournalEntry, RASDAScheduler, elastic, read_journal
-from hydro_rasda.training.pace import Pace
+from hydro_rasda import RASDAScheduler, elastic
+from hydro_rasda.backends.ray import JournalEntry, read_journal
+from hydro_rasda.processes.hang_detector import HangDetector
 from tests.hydro_rasda.backends.ray import trainables
 from tests.hydro_rasda.backends.ray.trainables import linear
 
@@ -120,7 +121,7 @@ def test_the_message_names_trial_rank_and_host(trials: ResultGrid, fault: str, w
 def test_a_rank_that_nobody_waits_for_is_ended_where_it_hangs(
     ray8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "TIMES", 10)  # before it is pickled for the trial
+    monkeypatch.setattr(HangDetector, "TIMES", 10)  # before it is pickled for the trial
     tuner = tune.Tuner(
         elastic(trainables.counting, timeout_s=2, checkpoint_every=1),
         param_space={"fault": "hangs", "folder": str(tmp_path)},
@@ -135,7 +136,6 @@ def test_a_rank_that_nobody_waits_for_is_ended_where_it_hangs(
     assert "it was ended as it hung: no iteration was over for" in text
 
 
-@pytest.mark.slow
 def test_time_may_be_counted_by_a_nested_number_of_the_trials(ray8: None, tmp_path: Path) -> None:
     scheduler = RASDAScheduler(max_t=80, grace_period=15, time_attr="ep/n")
     tuner = tune.Tuner(

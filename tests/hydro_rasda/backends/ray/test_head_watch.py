@@ -3,14 +3,14 @@ import threading
 
 import pytest
 
-from hydro_rasda.backends.ray import head_watch
-from hydro_rasda.backends.ray.head_watch import head_watched
+from hydro_rasda.backends.ray import backend
+from hydro_rasda.backends.ray.backend import head_watched
 
 
 def test_a_head_that_is_gone_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(head_watch, "_EVERY_S", 0.01)
+    monkeypatch.setattr(backend, "_HEAD_ASKED_EVERY_S", 0.01)
     head = socket.create_server(("127.0.0.1", 0))
     with head_watched(f"127.0.0.1:{head.getsockname()[1]}"):
         head.accept()[0].close()  # it is asked

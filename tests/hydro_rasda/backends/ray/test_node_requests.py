@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scale_rows import StandInController
-from hydro_rasda import RASDAScheduler, read_journal
-from hydro_rasda.backends.ray import node_requests
-from hydro_rasda.backends.ray.node_requests import NodeRequests
-from hydro_rasda.backends.ray.slots import Slots
+from benchmarks.ray_stand_in import StandInController
+from hydro_rasda import RASDAScheduler
+from hydro_rasda.backends.ray import nodes, read_journal
+from hydro_rasda.backends.ray.nodes import NodeRequests, Slots
 
 Bundles = list[dict[str, float]]
 
@@ -19,7 +18,7 @@ Bundles = list[dict[str, float]]
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Bundles]:
     found: list[Bundles] = []
-    monkeypatch.setattr(node_requests, "request_resources", lambda bundles: found.append(bundles))
+    monkeypatch.setattr(nodes, "request_resources", lambda bundles: found.append(bundles))
     return found
 
 

@@ -12,12 +12,14 @@ import torch.distributed as dist
 from ray import tune
 from ray.cluster_utils import Cluster
 
-from hydro_rasda import Event, RASDAConfig, RASDAScheduler, RayBackend, Worker, elastic, read_journal
-from hydro_rasda.backends.ray.slots import Slots
+from hydro_rasda import RaceConfig, RASDAScheduler, RayBackend, Worker, elastic
+from hydro_rasda.backends.ray import read_journal
+from hydro_rasda.backends.ray.nodes import Slots
+from hydro_rasda.contracts import Event
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.callbacks import Callbacks
 from hydro_rasda.run.events import EpochEnded, MessageSaid
-from hydro_rasda.stages.race import train_targets
+from hydro_rasda.stages.race import train_finalists
 from tests.hydro_rasda.backends import finalists
 
 
@@ -79,7 +81,6 @@ def test_a_trial_spans_nodes_and_shrinks_to_those_that_are_left(
     assert metrics["total"] == 3.0 * sum(entry.workers for entry in entries.values())
 
 
-@pytest.mark.slow
 def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
     problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,13 +95,13 @@ def test_a_finalist_goes_on_on_the_nodes_that_are_left_and_on_those_that_come(
         elif isinstance(event, EpochEnded) and event.epoch == 4:
             cluster.add_node(num_cpus=2)
 
-    settings = {"max_t": 8, "rasda": RASDAConfig(grace_period=1)}
+    settings = {"max_t": 8, "race": RaceConfig(grace_period=1)}
     run = finalists.open_run(tmp_path / "run", problem, [{"lr": 0.01, "batch_size": 32}], **settings)
     run.callbacks = Callbacks([lose_and_add])
     try:
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         with run.store, RayBackend(resources_per_worker={"CPU": 1}).open(run) as devices:
-            train_targets(run, [0], devices)
+            train_finalists(run, [0], devices)
     finally:
         ray.shutdown()
         cluster.shutdown()

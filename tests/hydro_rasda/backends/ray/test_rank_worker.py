@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD
 
 from hydro_rasda.backends.ray.rank_worker import RankWorker
-from hydro_rasda.backends.temporary import owner
+from hydro_rasda.processes.temporary_folders import owner
 from tests.hydro_rasda.ranks import on_ranks
 
 JOB = {

@@ -13,9 +13,9 @@ import pytest
 from ray import cloudpickle, tune
 from ray.tune.trainable.function_trainable import wrap_function
 
-from benchmarks.scale_rows import StandInController, stand_in_trial
+from benchmarks.ray_stand_in import StandInController, stand_in_trial
 from hydro_rasda import RASDAScheduler, elastic
-from hydro_rasda.backends.ray.reads_checkpoint import reads_checkpoint
+from hydro_rasda.backends.ray.sizes import reads_checkpoint
 from tests.hydro_rasda.backends.ray import curves, trainables
 
 
@@ -83,7 +83,7 @@ def test_one_that_does_not_is_named_at_its_first_restart(
         made.get_trainable_cls = lambda: trainable
         return made
 
-    monkeypatch.setattr("benchmarks.scale_rows.stand_in_trial", trial)
+    monkeypatch.setattr("benchmarks.ray_stand_in.stand_in_trial", trial)
     with caplog.at_level(logging.WARNING, logger="hydro_rasda"):
         controller.run()
     said = "goes on after iteration 1 with 2 workers. It does not call `tune.get_checkpoint()`"

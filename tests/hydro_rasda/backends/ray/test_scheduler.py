@@ -16,7 +16,8 @@ from ray import tune
 from ray.tune.result_grid import ResultGrid
 from ray.tune.schedulers import ASHAScheduler
 
-from hydro_rasda import RASDAScheduler, read_journal
+from hydro_rasda import RASDAScheduler
+from hydro_rasda.backends.ray import read_journal
 from hydro_rasda.simulator import read_past_run
 from tests.hydro_rasda.backends.ray.curves import (
     Counter,
@@ -90,7 +91,6 @@ def asha_on(reports: list[tuple[str, int, float]], scheduler: RASDAScheduler) ->
     return decisions
 
 
-@pytest.mark.slow
 def test_twenty_trials_on_eight_slots(ray8: None, tmp_path: Path) -> None:
     watch, scheduler = Watch(), RASDAScheduler(max_t=8)
     space = {"x": tune.grid_search([(7 * i % 20) / 20 for i in range(20)]), "seconds": 0.2}

@@ -57,7 +57,6 @@ def taken() -> Iterator[int]:
         yield PORT
 
 
-@pytest.mark.slow
 def test_head_and_workers_start_then_the_run_then_all_end(
     environment: dict[str, str], taken: int, tmp_path: Path
 ) -> None:
@@ -67,7 +66,7 @@ def test_head_and_workers_start_then_the_run_then_all_end(
     for name in ("cluster.sh", "settings.sh"):
         (tmp_path / "slurm" / name).write_text((SCRIPTS / name).read_text())
     with (tmp_path / "slurm" / "settings.sh").open("a") as settings:
-        settings.write(f"\nRUN=(python {script})\nSTART_LIMIT_S=120\n")
+        settings.write(f"\nRUN=(python {script})\nSTART_LIMIT_S=900\n")
     done = cluster({**environment, "HYDRO_RASDA_SLURM": str(tmp_path / "slurm")})
     assert "RAN ON 2 NODES 6.0 CPUS" in done.stdout, done.stdout + done.stderr[-3000:]
     assert done.returncode == 0
@@ -79,7 +78,7 @@ def test_head_and_workers_start_then_the_run_then_all_end(
 
 @pytest.mark.slow
 def test_a_head_that_ends_ends_the_job_and_says_why(environment: dict[str, str], taken: int) -> None:
-    done = cluster({**environment, "RAY_PORT": str(taken), "START_LIMIT_S": "150"})
+    done = cluster({**environment, "RAY_PORT": str(taken), "START_LIMIT_S": "900"})
     assert done.returncode == 1
     assert "Ray ended on n1 before the cluster was up. Its last lines:" in done.stderr
     assert str(taken) in done.stderr.partition("Its last lines:")[2]
@@ -107,7 +106,7 @@ def test_submit_asks_for_what_the_settings_say(environment: dict[str, str], tmp_
 
 def cluster(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(SCRIPTS / "cluster.sh")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1000, check=False)
 
 
 def _read(path: Path) -> bytes:

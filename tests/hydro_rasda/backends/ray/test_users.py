@@ -10,7 +10,8 @@ from ray import tune
 from ray.train.base_trainer import BaseTrainer
 from ray.tune.result_grid import ResultGrid
 
-from hydro_rasda import RASDAScheduler, Worker, elastic, read_journal
+from hydro_rasda import RASDAScheduler, Worker, elastic
+from hydro_rasda.backends.ray import read_journal
 from hydro_rasda.backends.ray.ranks import actor_options
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

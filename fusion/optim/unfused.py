@@ -1,0 +1,84 @@
+"""Members whose optimizer is none that this package can vectorize: torch's own updates each by itself, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.single import torch_optimizer
+
+
+class Apart:
+    """One member's optimizer, on views of its part of the stacked parameters.
+
+    Args:
+        views: Its part of each parameter, by name.
+        lr: Multipliers of learning rates, by name.
+        decay: Likewise, of weight decays.
+    """
+
+    def __init__(
+        self, hp: Hyperparameters, views: Mapping[str, Tensor], lr: Mapping[str, float], decay: Mapping[str, float]
+    ) -> None:
+        self._parameters = {name: nn.Parameter(view.detach()) for name, view in views.items()}
+        self._optimizer = torch_optimizer(self._parameters, hp, lr, decay)
+        self._base_lrs = [group["lr"] for group in self._optimizer.param_groups]
+
+    def update(self, views: Mapping[str, Tensor], gradients: Mapping[str, Tensor], factor: float) -> None:
+        """Take a step, in place.
+
+        Args:
+            views: Where its part of each parameter lies now.
+            gradients: Of those that have one.
+            factor: The schedule's, of the learning rates.
+        """
+        moved = {p.device for p in self._parameters.values()} != {view.device for view in views.values()}
+        for name, parameter in self._parameters.items():
+            parameter.data, parameter.grad = views[name].detach(), gradients.get(name)
+        if moved:
+            self._optimizer.load_state_dict(self._optimizer.state_dict())
+        for group, base in zip(self._optimizer.param_groups, self._base_lrs):
+            group["lr"] = base * factor
+        self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of what the optimizer keeps of each parameter, by its name, and in its groups, but learning rates."""
+        kept = {name: self._optimizer.state[p] for name, p in self._parameters.items() if p in self._optimizer.state}
+        groups = [{k: v for k, v in group.items() if k not in _OWN} for group in self._optimizer.param_groups]
+        copied: dict[str, Any] = _copied({"state": kept, "groups": groups})
+        return copied
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        go_on(self._optimizer, self._parameters, _copied(state))
+
+
+_OWN = ("params", "lr")
+"""What a group of parameters has from its own optimizer."""
+
+
+def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
+    """Have an optimizer go on from what `Apart.state_dict` gave.
+
+    Args:
+        optimizer: Made from the same hyperparameters and multipliers.
+        parameters: What it updates, by name.
+        state: By the same names; its tensors become the optimizer's.
+    """
+    names = {id(p): name for name, p in parameters.items()}
+    groups = [
+        {**kept, "params": [names[id(p)] for p in group["params"]], "lr": group["lr"]}
+        for group, kept in zip(optimizer.param_groups, state["groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+
+
+def _copied(state: Any) -> Any:
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, state)

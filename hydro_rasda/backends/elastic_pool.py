@@ -1,0 +1,272 @@
+"""Full-size trials on several devices of a pool, under DDP or FSDP: RASDA's doubling in space (section 3.1)."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Literal
+
+from hydro_rasda.backends.device_process import Answer, DeviceDied
+from hydro_rasda.backends.pool import DevicePool
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask
+from hydro_rasda.data import Shard
+from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers import RASDA, Growth
+from hydro_rasda.training.distributed import Place
+from hydro_rasda.training.report_keys import SCALING_EFFICIENCY, noise_in_workers
+from hydro_rasda.training.trainer import Given
+
+_LAST_WORDS_S = 3.0
+"""So long the other ranks have to say what happened once one has failed."""
+
+
+@dataclass
+class _Ranks:
+    """A full-size trial in training.
+
+    Attributes:
+        devices: Each rank's.
+        meeting: Where they find each other.
+        endings: By rank, what it gave, or what ended its process.
+        lost: Whether a machine has ended, and with it one of them.
+    """
+
+    task: FullSizeTask
+    devices: Sequence[int]
+    meeting: Any
+    endings: dict[int, FullSizeOutcome | str] = field(default_factory=dict)
+    lost: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return any(isinstance(ending, str) or ending.error is not None for ending in self.endings.values())
+
+    @property
+    def over(self) -> bool:
+        return self.failed or len(self.endings) == len(self.devices)
+
+
+class DoublingPool(DevicePool):
+    """A pool whose full-size trials train on `race.workers` devices each, and survivors of a milestone on more.
+
+    A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices
+    never gives more. The ranks of one of which a process dies, or raises, are ended and replaced together.
+
+    Where one worker is all that is asked for, or one device all that there is, each device trains whole trials.
+
+    Args:
+        through: What carries the messages of ranks: NCCL wants a GPU for each.
+        grows: Whether trials grow where `race.workers` is 1 and `race.max_workers` says nothing.
+    """
+
+    def __init__(self, run: Run, count: int, through: Literal["gloo", "nccl"], grows: bool = False) -> None:
+        super().__init__(run, count)
+        asked = run.settings.race
+        self._asked = asked.workers > 1 or (grows if asked.max_workers is None else asked.max_workers > 1)
+        self._rule = _rule(run.settings)
+        self._through = through
+        self._ranks: list[_Ranks] = []
+
+    def _meeting(self, devices: Sequence[int]) -> Any:
+        """Where the ranks on these devices are to find each other; see `Trainer.train_rank`."""
+        raise NotImplementedError
+
+    def _end_meeting(self, meeting: Any) -> None:
+        """Called once they need it no more."""
+
+    def _free(self) -> list[int]:
+        held = {number for ranks in self._ranks for number in ranks.devices}
+        return [number for number in super()._free() if number not in held]
+
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
+        if not self._asked or self._capacity() == 1:
+            yield from super().train_each(tasks)
+            return
+        tasks, task = iter(tasks), None
+        while True:
+            idle = list(self.idle())
+            while idle and (task := task or self._next(tasks)) is not None and (size := self._size(task)) <= len(idle):
+                chosen = nearest({number: self._devices[number].node for number in idle}, size)
+                self._begin(task, chosen)
+                idle, task = [number for number in idle if number not in chosen], None
+            if (idle and task is None and not self._ranks) or self._in_vain():
+                return
+            self._begin_again()
+            self._take_ready()
+            outcomes, self._outcomes = self._outcomes, []
+            yield from outcomes
+
+    def _next(self, tasks: Iterator[FullSizeTask]) -> FullSizeTask | None:
+        return self._targets_again.pop(0) if self._targets_again else next(tasks, None)
+
+    def _size(self, task: FullSizeTask) -> int:
+        """On how many devices a trial trains."""
+        rule, start, capacity = self._rule, task.span.start, self._capacity()
+        last = self._run.metrics["target", task.number][-1] if start else {}
+        held = int(last.get("workers", rule.workers))
+        growth = Growth(
+            held=held,
+            due=rule.workers_at(start),
+            base=rule.workers,
+            alive=task.beside,
+            capacity=capacity,
+            seconds={},
+            free=capacity,
+            sharing=task.beside,
+            own=self._epoch_seconds(task.number),
+            efficiency=last.get(SCALING_EFFICIENCY),
+            noise_scale=noise_in_workers(last, held),
+        )
+        settled = rule.grow == "efficient" and start not in rule.milestones
+        return min(held if settled else rule.resize(growth), capacity)
+
+    def _epoch_seconds(self, number: int) -> dict[int, float]:
+        """What an epoch of a full-size trial has taken, by number of workers: as a function of the user's may report
+        nothing of it."""
+        taken = defaultdict[int, list[float]](list)
+        for key, unit in self._run.store.units().items():
+            if key.startswith(f"target/trial-{number}/to-") and unit.lines:
+                taken[int(unit.lines[-1].get("workers", 1))].append(unit.seconds / len(unit.lines))
+        return {workers: median(seconds) for workers, seconds in taken.items()}
+
+    def _begin(self, task: FullSizeTask, devices: Sequence[int]) -> None:
+        run, number, world = self._run, task.number, len(devices)
+        ranks = _Ranks(task, devices, self._meeting(devices) if world > 1 else None)
+        self._ranks.append(ranks)
+        sources = [task.source] if task.source is not None else []
+        given = Given({number: run.trials[number]}, self._load(sources), run.seconds_left("target"), self._capacity())
+        before = run.store.units()[task.source].value if task.source is not None else {}
+        carried = {name: before[name] for name in ("rescaled", "measured") if name in before}
+        if task.span.start and run.metrics["target", number][-1].get("workers", world) != world:
+            run.say(f"full size: trial {number} goes on with {world} workers from epoch {task.span.start + 1}")
+        # Fewer than its first workers share the batch that was tuned, as these do.
+        growth = max(1.0, world / self._rule.workers)
+        for rank, at in enumerate(devices):
+            place = Place(Shard(rank, world), growth, self._through, carried)
+            device = self._devices[at]
+            device.heard = time.monotonic()
+            device.work = [task]
+            device.answer = device.process.ask("train_rank", task, given, place, ranks.meeting)
+
+    def _ranks_of(self, number: int) -> _Ranks | None:
+        return next((ranks for ranks in self._ranks if number in ranks.devices), None)
+
+    def _heard(self, number: int) -> None:
+        """One rank speaks for all, which wait for each other at each step."""
+        super()._heard(number)
+        if (ranks := self._ranks_of(number)) is not None:
+            for other in ranks.devices:
+                self._devices[other].heard = self._devices[number].heard
+
+    def _give_up(self, number: int, how: str) -> None:
+        ranks = self._ranks_of(number)
+        if ranks is None:
+            super()._give_up(number, how)
+        else:
+            ranks.endings[ranks.devices.index(number)] = how
+
+    def _take(self, number: int, answer: Answer) -> None:
+        ranks = self._ranks_of(number)
+        if ranks is None:
+            super()._take(number, answer)
+            return
+        self._heard(number)
+        self._devices[number].answer = None
+        try:
+            ending = answer.result()
+        except DeviceDied as death:
+            ending, ranks.lost = str(death), ranks.lost or self._is_lost(number)
+        ranks.endings[ranks.devices.index(number)] = ending
+
+    def _take_ready(self) -> None:
+        super()._take_ready()
+        for ranks in [ranks for ranks in self._ranks if ranks.over]:
+            self._settle(ranks)
+
+    def _settle(self, ranks: _Ranks) -> None:
+        """Free the devices of ranks that are over, and say what follows."""
+        failed = ranks.failed
+        if failed:
+            self._hear_out(ranks)
+        self._ranks.remove(ranks)
+        self._end_meeting(ranks.meeting)
+        raised_alone = len(ranks.devices) == 1 and not isinstance(ranks.endings[0], str)
+        for number in ranks.devices:
+            if failed and not raised_alone:  # the others wait for one that will not come
+                self._replace(number)
+            else:
+                self._devices[number].work = None
+        ending = _blamed(ranks.endings) if failed else ranks.endings[0]
+        if ranks.lost:
+            self._lose([ranks.task], "", lost=True)
+        elif isinstance(ending, str):
+            self._lose([ranks.task], ending)
+        else:
+            self._outcomes.append(replace(ending, device=ranks.devices[0]))
+
+    def _hear_out(self, ranks: _Ranks) -> None:
+        """Take in what other ranks say within a moment: the first may only have missed one that died."""
+        until = time.monotonic() + _LAST_WORDS_S
+        while len(ranks.endings) < len(ranks.devices) and time.monotonic() < until:
+            silent = {self._devices[number].answer: number for number in ranks.devices}
+            for answer in self._ready([answer for answer in silent if answer is not None]):
+                self._take(silent[answer], answer)
+
+    def close(self) -> None:
+        super().close()
+        for ranks in self._ranks:
+            self._end_meeting(ranks.meeting)
+        self._ranks.clear()
+
+
+def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
+    """So many devices, on as few nodes as may be, and of the nodes with as few idle ones as will do.
+
+    Args:
+        nodes: Of each idle device.
+        count: At most as many as there are.
+
+    >>> nodes = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
+    >>> nearest(nodes, 1), nearest(nodes, 2), nearest(nodes, 4)
+    ([5], [3, 4], [0, 1, 2, 3])
+    """
+    of_node = defaultdict[str, list[int]](list)
+    for device, node in nodes.items():
+        of_node[node].append(device)
+    smallest_first = sorted(of_node.values(), key=len)
+    whole = next((devices for devices in smallest_first if len(devices) >= count), None)
+    return (whole or [device for devices in reversed(smallest_first) for device in devices])[:count]
+
+
+def _rule(settings: TuneConfig) -> RASDA:
+    asked = settings.race
+    return RASDA(
+        settings.max_t,
+        settings.first_look,
+        asked.reduction_factor,
+        asked.scaling_factor,
+        asked.workers,
+        asked.max_workers,
+        settings.mode,
+        grow=asked.grow,
+        least_efficiency=asked.least_efficiency,
+        batch_over_noise=asked.batch_over_noise,
+    )
+
+
+def _blamed(endings: dict[int, FullSizeOutcome | str]) -> FullSizeOutcome | str:
+    """Of ranks that failed, the ending to tell: of one that died, else of one that raised by itself."""
+
+    def waited(error: str) -> bool:
+        return any(mark in error for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
+
+    def key(ending: FullSizeOutcome | str) -> int:
+        if isinstance(ending, str):
+            return 0
+        return 3 if ending.error is None else 2 if waited(ending.error) else 1
+
+    return min(endings.values(), key=key)

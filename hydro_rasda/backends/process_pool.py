@@ -1,0 +1,274 @@
+"""Several devices of this machine, each with a process of its own.
+
+The processes are started as new ones, as CUDA asks for, and run nothing of the user's script: what they need reaches
+them by cloudpickle, functions of scripts and notebooks included. Data lie in one file, which all of them map.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import cloudpickle
+import torch
+
+from hydro_rasda.backends.device_process import Answer, DeviceDied
+from hydro_rasda.backends.elastic_pool import DoublingPool
+from hydro_rasda.backends.pool import LOOK_S
+from hydro_rasda.data.tensors import from_bytes, to_bytes
+from hydro_rasda.processes.die_with_parent import depend_on
+from hydro_rasda.processes.forks import Notify, ending, receive, send
+from hydro_rasda.processes.temporary_folders import make_folder, owner, remove_left
+from hydro_rasda.run.files import load_checkpoint, open_to_read, refuse_open_to_others
+from hydro_rasda.run.state import Run
+from hydro_rasda.training.device import Share
+from hydro_rasda.training.fused import Load
+from hydro_rasda.training.trainer import Trainer
+
+PROBLEM = "problem.pickle"
+"""What all processes are sent, in the run's folder while they train."""
+
+_ALIGNED, _LENGTH = 64, struct.Struct("<Q")
+_SERVE = "from hydro_rasda.backends.process_pool import serve; serve({}, {})"
+
+
+class LocalProcesses(DoublingPool):
+    """Trains on several devices of this machine; see `LocalBackend`.
+
+    Args:
+        devices: A process for each.
+        memory: Bytes of the CPU's memory for all that train on it.
+    """
+
+    def __init__(self, run: Run, devices: Sequence[torch.device], memory: float | None = None) -> None:
+        from hydro_rasda.backends.gpu_sharing import SharedGpus  # which the devices' processes do without
+
+        each_its_own = len({*devices}) == len(devices) and all(device.type == "cuda" for device in devices)
+        super().__init__(run, len(devices), "nccl" if each_its_own else "gloo")
+        remove_left()
+        self._where, self._memory = devices, memory
+        self._gpus = SharedGpus()
+        self._file = run.store.path / PROBLEM
+        self._threads = max(1, torch.get_num_threads() // len(devices))
+
+    def __enter__(self) -> LocalProcesses:
+        refuse_open_to_others(self._file.parent)
+        try:
+            write_shared(self._file, self._run.problem)
+            self.begin()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        finally:
+            self._gpus.stop()
+            self._file.unlink(missing_ok=True)
+
+    def _process(self, device: int) -> _Process:
+        where = self._where[device]
+        share = Share(self._where.count(where), self._memory if where.type == "cpu" else None)
+        shared = self._gpus.environment(where) if share.processes > 1 else {}
+        if shared and where.type == "cuda":
+            where = torch.device("cuda", 0)
+        return _Process(self._file, where, self._threads, share, shared, partial(self._hear, device))
+
+    def _meeting(self, devices: Sequence[int]) -> Path:
+        return Path(make_folder(owner(os.getpid())), "meeting")
+
+    def _end_meeting(self, meeting: Path | None) -> None:
+        if meeting is not None:
+            shutil.rmtree(meeting.parent, ignore_errors=True)
+
+    def _ready(self, answers: Sequence[Answer]) -> Sequence[Answer]:
+        of = {answer.connection: answer for answer in answers if isinstance(answer, _Answer)}
+        ready = wait(list(of), LOOK_S)
+        return [answer for connection, answer in of.items() if connection in ready and answer.arrived()]
+
+    def _load(self, keys: Iterable[str]) -> Load:
+        return partial(loaded, {key: self._run.store.file(key) for key in keys})
+
+
+def loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
+    """A checkpoint by its key, of the files that hold them."""
+    return load_checkpoint(files[key], "cpu")
+
+
+class _Answer:
+    """What a process will have said last of what it was asked; see `pool.Answer`."""
+
+    def __init__(self, connection: Connection, status: Callable[[], int], hear: Callable[[str, Any], None]) -> None:
+        self.connection, self._status, self._hear = connection, status, hear
+        self._last: tuple[str, Any] | None = None
+
+    def arrived(self) -> bool:
+        """Take in the next that the process says, and say whether it was the last; waits for it."""
+        kind, content = receive(self.connection)
+        if kind in ("notified", "warned"):
+            self._hear(kind, content)
+            return False
+        self._last = kind, content
+        return True
+
+    def result(self) -> Any:
+        while self._last is None:
+            self.arrived()
+        kind, content = self._last
+        if kind == "died":
+            raise DeviceDied(ending(self._status()))
+        if kind == "raised":
+            raise RuntimeError(f"the process of a device cannot go on:\n{content}")
+        return content
+
+
+class _Process:
+    """A process with a `Trainer`; see `pool.DeviceProcess`."""
+
+    def __init__(
+        self,
+        problem: Path,
+        where: torch.device,
+        threads: int,
+        share: Share,
+        environment: Mapping[str, str],
+        hear: Callable[[str, Any], None],
+    ) -> None:
+        self._connection, theirs = Pipe()
+        self._hear = hear
+        # What is on this process's path may be so by its script alone.
+        environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", _SERVE.format(theirs.fileno(), os.getpid())]
+        # In a session of its own, Ctrl-C does not reach it: the tuner ends it.
+        self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
+        theirs.close()
+        self._send("open", problem, str(where), threads, share)
+
+    def ask(self, method: str, *arguments: Any) -> _Answer:
+        self._send(method, *arguments)
+        return _Answer(self._connection, self._ended, self._hear)
+
+    def _send(self, *words: Any) -> None:
+        # Where the process has died, whoever waits for the answer learns of it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send_bytes(cloudpickle.dumps(words))
+
+    def _ended(self) -> int:
+        code = self._popen.wait()
+        return -code if code < 0 else code << 8
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+        self._connection.close()
+
+
+def serve(handle: int, parent: int) -> None:
+    """Train what is asked for, in a process of a device; ends with the process that asks.
+
+    Args:
+        handle: Of the connection to it.
+    """
+    if sys.platform == "linux":
+        depend_on(parent)
+    connection = Connection(handle)
+    answer_all(connection, partial(_opened, partial(report, connection)))
+
+
+def answer_all(connection: Connection, opened: Callable[..., Trainer], more: Callable[[], bool] = lambda: True) -> None:
+    """Do what a connection asks for, one thing after another, until it ends.
+
+    Args:
+        opened: Makes what trains, of what the first message says.
+        more: Waits for the next message; False where no more are to be taken.
+    """
+    trainer: Trainer | None = None
+    while more():
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                method, *arguments = pickle.loads(message)
+                if method == "open":
+                    trainer = opened(*arguments)
+                    continue
+                result = getattr(trainer, method)(*arguments)
+            send(connection, "warned", caught)
+            send(connection, "done", result)
+        except Exception:
+            send(connection, "raised", traceback.format_exc())
+
+
+def report(connection: Connection, *content: Any) -> None:
+    """Tell the tuner how far training is."""
+    send(connection, "notified", content)
+
+
+def _opened(notify: Notify, problem: Path, where: str, threads: int, share: Share) -> Trainer:
+    device = torch.device(where)
+    if device.type == "cuda":
+        # What the user's code puts on "cuda" belongs here.
+        torch.cuda.set_device(device)
+    return Trainer(read_shared(problem), device, threads, notify, share=share)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Tensors' bytes stay outside of the pickle, where they can be mapped."""
+
+    def reducer_override(self, part: Any) -> Any:
+        dense = type(part) is torch.Tensor and part.layout == torch.strided and part.device.type == "cpu"
+        if dense and part.numel() and not part.requires_grad and not part.is_conj() and not part.is_neg():
+            return from_bytes, (to_bytes(part),)
+        return super().reducer_override(part)
+
+
+def write_shared(path: Path, thing: Any) -> None:
+    """Write a thing to a file that processes can map: what it holds of tensors and arrays is then in memory once."""
+    buffers: list[pickle.PickleBuffer] = []
+    content = io.BytesIO()
+    _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(thing)
+    raw = [buffer.raw() for buffer in buffers]
+    head = pickle.dumps((content.getvalue(), [buffer.nbytes for buffer in raw]))
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:  # a link that was put there is not followed
+        file.write(_LENGTH.pack(len(head)))
+        file.write(head)
+        for part in raw:
+            file.write(b"\0" * (-file.tell() % _ALIGNED))
+            file.write(part)
+
+
+def read_shared(path: Path) -> Any:
+    """What `write_shared` wrote. What is written into it is seen by this process alone."""
+    with open_to_read(path) as file:
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    at = _LENGTH.size + _LENGTH.unpack(whole[: _LENGTH.size])[0]
+    content, lengths = pickle.loads(whole[_LENGTH.size : at])
+    buffers = []
+    for length in lengths:
+        at += -at % _ALIGNED
+        buffers.append(whole[at : at + length])
+        at += length
+    return pickle.loads(content, buffers=buffers)

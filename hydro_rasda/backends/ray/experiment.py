@@ -1,0 +1,217 @@
+"""What RASDA decides of the trials of one Ray Tune experiment: who goes on, when, and with how many workers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ray.tune.experiment import Trial
+from ray.tune.utils import flatten_dict
+
+from hydro_rasda.backends.ray.internals import store_results
+from hydro_rasda.backends.ray.nodes import NodeRequests
+from hydro_rasda.backends.ray.report_journal import JournalEntry, RungHistory
+from hydro_rasda.backends.ray.sizes import Sizes
+from hydro_rasda.backends.ray.waiting import Cohort, Grants, WaitingQueue
+from hydro_rasda.schedulers import RASDA, Decision, Held, Placement, Queue, Waiting, place
+
+
+class Experiment:
+    """The trials of an experiment, and all that was decided of them; it knows of none at first.
+
+    Args:
+        rule: Decides who goes on.
+        worker: Resources of one worker.
+        metric: The score in a report.
+        time_attr: The iteration in a report.
+        patience: See `place`.
+        autoscale_wait_s: See `NodeRequests`.
+    """
+
+    def __init__(
+        self,
+        rule: RASDA,
+        worker: Mapping[str, float],
+        metric: Any,
+        time_attr: str,
+        patience: int,
+        autoscale_wait_s: float,
+    ) -> None:
+        self._rule, self._metric, self._time_attr = rule, metric, time_attr
+        self._patience, self._autoscale_wait_s = patience, autoscale_wait_s
+        self.sizes = Sizes(worker)
+        self._nodes = NodeRequests(worker, autoscale_wait_s)
+        self.rung_history = RungHistory()
+        self.rung_now: dict[str, int] = {}
+        self.queue = WaitingQueue(self._kind)
+        self.fellows = Cohort(rule.wait)
+        self.grants = Grants(rule)
+
+    def decide(self, trial: Trial, t: int, score: float) -> tuple[Decision, int | None]:
+        """Decide a trial that comes to a milestone; the decision, and that milestone, None where there is none."""
+        stopped_at = self.rung_history.stopped_at(trial.trial_id)
+        if stopped_at is not None and t >= stopped_at:
+            return Decision.STOP, None
+        rungs = self.rung_history.rungs
+        milestone = self._rule.halving.open_rung(rungs, trial.trial_id, t)
+        if t >= self._rule.max_t:
+            if milestone is not None:
+                self.rung_history.rungs = rungs.recorded(milestone, trial.trial_id, score)
+            self.rung_history.stop(trial.trial_id, self._rule.max_t)
+            return Decision.STOP, milestone
+        self.rung_history.rungs, verdict = self._rule.report(rungs, trial.trial_id, t, score)
+        return verdict.decision, milestone
+
+    def gather(self, trial: Trial, result: Mapping[str, Any]) -> tuple[Decision, int | None]:
+        """Has a trial wait at its milestone, unless it is decided at once; what was decided, and where."""
+        t, score = result[self._time_attr], float(result[self._metric])
+        milestone = self._rule.halving.open_rung(self.rung_history.rungs, trial.trial_id, t)
+        assert milestone is not None
+        if not self.sizes.can_pause(trial, result, t):
+            return self._carry_out(milestone, {trial.trial_id: score}, [trial])[trial.trial_id], milestone
+        self.fellows.come(trial, milestone, score, self._entry(trial, result, None, Decision.WAIT))
+        decided = self.decide_gathered(reporting=trial)
+        return (decided[trial.trial_id], milestone) if trial.trial_id in decided else (Decision.WAIT, None)
+
+    def decide_gathered(self, reporting: Trial | None = None) -> dict[str, Decision]:
+        """Decides those that have waited long enough, or whose fellows are there.
+
+        Args:
+            reporting: What becomes of it is left to the caller.
+        """
+        decided: dict[str, Decision] = {}
+        for milestone, (scores, undecided) in self.fellows.take().items():
+            decided |= self._carry_out(milestone, scores, [entry.trial for entry in undecided.values()])
+            for name, entry in undecided.items():
+                if entry.trial is not reporting:
+                    self.rung_history.append(replace(entry.report, milestone=milestone, decision=decided[name].value))
+                    self._release(entry.trial, milestone, decided[name])
+        return decided
+
+    def _carry_out(self, milestone: int, scores: Mapping[str, float], trials: Sequence[Trial]) -> dict[str, Decision]:
+        """Decides trials at a milestone, and with how many workers the survivors go on."""
+        self.rung_history.rungs, verdicts = self._rule.decide(self.rung_history.rungs, milestone, scores)
+        self.grant([t for t in trials if verdicts[t.trial_id].decision is Decision.CONTINUE], trials, milestone)
+        return {name: verdict.decision for name, verdict in verdicts.items()}
+
+    def _release(self, trial: Trial, milestone: int, decision: Decision) -> None:
+        """A trial waits no longer for its fellows, but for workers, or for its end."""
+        if decision is Decision.CONTINUE:
+            self.queue.join(trial)
+        else:
+            self.rung_history.stop(trial.trial_id, milestone)
+            self.fellows.stop(trial)
+
+    def grant(self, survivors: Sequence[Trial], decided: Sequence[Trial], milestone: int) -> None:
+        """Settles with how many workers those go on that survived a milestone, of the trials decided together."""
+        if self._rule.grow == "due":
+            return
+        names, slots = {trial.trial_id for trial in decided}, self.sizes.slots.count()
+        held = sum(self.sizes.of(trial) for trial in self.holding() if trial.trial_id not in names)
+        free, idle = max(0, slots - held), self.queue.idle()
+        self.grants.give([(trial, self.sizes.of(trial)) for trial in survivors], milestone, slots, free, idle)
+
+    def due(self, trial: Trial, t: int | None = None) -> int:
+        """Workers that a trial is to go on with after iteration `t`; by default that of its checkpoint."""
+        if self._rule.grow == "due":
+            return self._rule.workers_at(self.restart_t(trial) if t is None else t)
+        return self.grants.of(trial)
+
+    def grows(self, trial: Trial, due: int) -> bool:
+        """Whether a trial goes on with more workers, or waits for nodes that hold them."""
+        if due <= self.sizes.of(trial):
+            return False
+        count = self.sizes.slots.count()
+        self._nodes.ask(due, sum(self.sizes.of(other) for other in self.holding() if other is not trial), count)
+        return self._nodes.awaited(due, count) or self.sizes.fitting(due) > self.sizes.of(trial)
+
+    def ready(self) -> list[Trial]:
+        """Trials that could be next: those that wait, but for nodes that may still come."""
+        if not self._autoscale_wait_s:
+            return self.queue.waiting()
+        count = self.sizes.slots.count()
+        self._nodes.settle(count)
+        return [trial for trial in self.queue.waiting() if not self._nodes.awaited(self.due(trial), count)]
+
+    def milestone_after(self, t: int) -> int:
+        """The milestone that a trial comes to next after iteration `t`."""
+        return self._rule.milestones[self._rule.rungs_survived(t)]
+
+    def waits_still(self, trial: Trial) -> bool:
+        """Whether a restored trial had come to a milestone and was not decided there; it then is, as soon as may be."""
+        report, t = self.rung_history.take_undecided(trial.trial_id), self.restart_t(trial)
+        if report is None or report.t != t or report.score is None:
+            return False
+        milestone = self._rule.halving.open_rung(self.rung_history.rungs, trial.trial_id, t)
+        if milestone is None:
+            return False
+        self.fellows.come(trial, milestone, report.score, report)
+        return True
+
+    def holding(self) -> list[Trial]:
+        """Trials that hold workers, also those that are still to save their checkpoint before they wait."""
+        return self.queue.holding() + self.fellows.saving()
+
+    def leave(self, trial: Trial) -> None:
+        """A trial is over, or failed and may begin again."""
+        self.queue.leave(trial)
+        self.fellows.leave(trial)
+
+    def record(self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision) -> None:
+        """Keep what was decided of a report."""
+        self.rung_history.append(self._entry(trial, result, milestone, decision))
+
+    def _entry(
+        self, trial: Trial, result: Mapping[str, Any], milestone: int | None, decision: Decision
+    ) -> JournalEntry:
+        score = float(result[self._metric])
+        return JournalEntry(
+            trial=trial.trial_id,
+            t=result[self._time_attr],
+            score=score if math.isfinite(score) else None,
+            workers=self.sizes.of(trial),
+            milestone=milestone,
+            decision=decision.value,
+            global_batch_size=result.get("global_batch_size"),
+        )
+
+    def restart_t(self, trial: Trial) -> int:
+        """The iteration of a trial's checkpoint; 0 without one."""
+        latest = trial.latest_checkpoint_result
+        if latest is None:
+            return 0
+        metrics = latest.metrics if self._time_attr in latest.metrics else flatten_dict(latest.metrics)
+        return int(metrics.get(self._time_attr, 0))
+
+    def next_start(self, waiting: list[Trial], holding: list[Trial], held: Mapping[str, int], free: int) -> Placement:
+        """Choose the trial that starts next, and with how many workers."""
+        if not waiting or not free:
+            return Placement()
+        queue, now = Queue(map(self._waiting, waiting), self.queue.overtaken), time.monotonic()
+        back = self.queue.expected_back(holding, self.rung_now, now)
+        placement = place(queue, Held(zip(held, held.values(), back)), free, self._patience, now)
+        if placement.start is not None:
+            queue.start(placement.start.trial)
+        self.queue.overtaken = queue.overtaken
+        return placement
+
+    def _kind(self, trial: Trial) -> tuple[int, int]:
+        return self._rule.rungs_survived(self.restart_t(trial)), self.due(trial)
+
+    def _waiting(self, trial: Trial) -> Waiting:
+        rung, workers = self._kind(trial)
+        return Waiting(trial.trial_id, workers, rung, self.queue.usual_seconds(rung))
+
+    def start(self, trial: Trial, workers: int) -> None:
+        """Have a trial start with so many workers."""
+        due = self._waiting(trial)
+        self.sizes.fitting(due.workers)
+        self.sizes.resize(trial, workers)
+        self.sizes.tell_repeats(trial, self.restart_t(trial))
+        store_results(trial)
+        self.queue.start(trial, due.rung)
+        self.rung_now[trial.trial_id] = due.rung
+        self.fellows.begin(trial, self._rule.milestones[due.rung])

@@ -1,0 +1,113 @@
+"""What the living nodes of a Ray cluster hold, counted in workers, and the nodes that Ray's autoscaler is asked for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+import ray
+from ray.autoscaler.sdk import request_resources
+
+from hydro_rasda.schedulers import worker_slots
+
+
+class Slots:
+    """The number of workers that the cluster's living nodes hold, asked for at most once a second.
+
+    Args:
+        worker: Resources of one worker, in Ray's words: `{"CPU": 1, "GPU": 1}`.
+    """
+
+    _fresh_for_s = 1.0
+
+    def __init__(self, worker: Mapping[str, float]) -> None:
+        self._worker = dict(worker)
+        self._asked_at = -float("inf")
+        self._count = 0
+
+    def count(self) -> int:
+        """Workers that fit now; one worker never spans two nodes."""
+        if time.monotonic() - self._asked_at > self._fresh_for_s:
+            self._count = worker_slots(living_nodes(), self._worker)
+            self._asked_at = time.monotonic()
+        return self._count
+
+    def check(self, workers: int) -> None:
+        """Raises ValueError unless a trial of `workers` workers fits at all."""
+        count = self.count()
+        if count == 0:
+            raise ValueError(
+                f"`resources_per_worker` is {self._worker}, but must fit on a node; the nodes have {living_nodes()}"
+            )
+        if workers > count:
+            raise ValueError(
+                f"`workers` is {workers}, but must be <= {count}, the workers of {self._worker} that the cluster holds"
+            )
+
+
+def living_nodes() -> list[dict[str, float]]:
+    """Resources of each living node, without Ray's markers for the node itself."""
+    return [
+        {name: amount for name, amount in node["Resources"].items() if not name.startswith("node:")}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+logger = logging.getLogger(__name__)
+
+
+class NodeRequests:
+    """Asks for nodes, within a bound on the wait for each size.
+
+    Ray's placement groups would ask by themselves, but wait for ever where no autoscaler runs or it may start no more.
+
+    Args:
+        worker: Resources of one worker.
+        wait_s: How long trials wait for a size that the nodes do not hold; 0 to ask for nothing.
+    """
+
+    def __init__(self, worker: Mapping[str, float], wait_s: float) -> None:
+        self._worker, self._wait_s = dict(worker), wait_s
+        self._until: dict[int, float] = {}
+        self._had = 0
+        self._asked = 0
+
+    def ask(self, due: int, held: int, count: int) -> None:
+        """Ask for the nodes that a trial lacks.
+
+        Args:
+            due: Workers that the trial is due.
+            held: Workers that other trials hold.
+            count: Workers that the nodes hold now.
+        """
+        if not self._wait_s or due <= count:
+            return
+        self._note(count)
+        if due in self._until:
+            return
+        self._until[due] = time.monotonic() + self._wait_s
+        self._asked = max(self._asked, held + due)
+        logger.warning(
+            f"A trial is due {due} workers, and the nodes hold {count}: Ray's autoscaler is asked for more, and the "
+            f"trial waits {self._wait_s:g} s at most."
+        )
+        request_resources(bundles=[self._worker] * self._asked)
+
+    def awaited(self, due: int, count: int) -> bool:
+        """Whether trials that are due so many workers still wait for nodes."""
+        self._note(count)
+        return due > count and time.monotonic() < self._until.get(due, 0.0)
+
+    def settle(self, count: int) -> None:
+        """Ask for nothing any more, once nobody waits; nodes that trials use stay."""
+        if self._asked and not any(self.awaited(due, count) for due in list(self._until)):
+            self._asked = 0
+            request_resources(bundles=[])
+
+    def _note(self, count: int) -> None:
+        """Where nodes came, more may come: sizes that are still too large get their time again."""
+        if count > self._had:
+            self._until = {due: time.monotonic() + self._wait_s for due in self._until if due > count}
+        self._had = count

@@ -1,0 +1,260 @@
+"""What hosts leave of their time, as the one device that a sweep sees; see `hydro_rasda.contracts.Devices`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import cloudpickle
+
+from hydro_rasda.backends.process_pool import loaded
+from hydro_rasda.bubbles.partial_units import GroupWork, TargetWork
+from hydro_rasda.bubbles.rendezvous import Rendezvous, hang_up
+from hydro_rasda.contracts import Finished, FullSizeOutcome, FullSizeTask, GroupTask, Widths, group_key
+from hydro_rasda.processes.forks import ending, receive
+from hydro_rasda.processes.retry_policy import Deaths
+from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.training.device import Device
+from hydro_rasda.training.fused import joined
+from hydro_rasda.training.trainer import Given
+from hydro_rasda.trial import Trial
+
+LOOK_S = 0.5
+"""So long `finished` waits before it lets its caller look at the clock."""
+
+ARRIVAL_S = 60.0
+"""Hosts have so long to come, also where the time budget is spent by then."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """What one guest trains: a task, from where the work stands to its end.
+
+    Attributes:
+        work: What it is a part of.
+        task: The part.
+    """
+
+    work: GroupWork | TargetWork
+    task: Any
+
+
+@dataclass(eq=False)
+class _Visitor:
+    """A guest that is there.
+
+    Attributes:
+        piece: What it trains; None where it is idle.
+    """
+
+    name: str
+    piece: _Piece | None = None
+
+
+class BubbleDevices:
+    """Gives guests what there is to train, a group or a full-size model each, and takes it back where they leave.
+
+    Args:
+        problem: What all of them are sent.
+        groups: How many groups or full-size models train at the same time.
+        checkpoint_s: After so long, one leaves a checkpoint.
+    """
+
+    def __init__(self, run: Run, source: Path, problem: Path, groups: int, checkpoint_s: float) -> None:
+        self._run, self._source, self._problem = run, source, problem
+        self._groups, self._checkpoint_s = groups, checkpoint_s
+        self._device = Device(run.problem)
+        self._device.cores = groups
+        self._task: GroupTask | None = None
+        self._began = 0.0
+        self._parts: list[GroupWork] = []
+        self._waiting: deque[_Piece] = deque()
+        self._visitors: dict[Connection, _Visitor] = {}
+        self._heard: SimpleQueue[tuple[Connection, str, Any]] = SimpleQueue()
+        self._lost: dict[str, _Piece] = {}
+        self._died_of: dict[_Piece, str] = {}
+        self._deaths = Deaths()
+        self._over: list[str] = []
+        self._warned: dict[Any, Any] = {}
+        self._told, self._opened = False, time.monotonic()
+        self._door = Rendezvous(source, self._listen)
+
+    def idle(self) -> Sequence[int]:
+        return [] if self.busy() or self._in_vain("surrogate") else [0]
+
+    def busy(self) -> bool:
+        return self._task is not None
+
+    def _in_vain(self, stage: Stage) -> bool:
+        """Whether the time is over, and nobody is there who could train for another epoch."""
+        had_time = time.monotonic() - self._opened > ARRIVAL_S
+        return not self._visitors and had_time and self._run.out_of_time(stage)
+
+    def speed(self, device: int, kind: str) -> None:
+        """There is no other to compare with."""
+
+    def machine(self, device: int) -> str:
+        return self._device.machine
+
+    def cores(self, device: int) -> int:
+        return self._groups
+
+    def plan(self, device: int, kinds: Mapping[str, Sequence[Trial]]) -> Mapping[str, Widths]:
+        """Measured on the tuner's machine: no clock tells how fast a guest would be that is stopped and continued."""
+        return self._device.plan(kinds)
+
+    def start(self, device: int, task: GroupTask) -> None:
+        self._forget()
+        parts = task.parts()
+        threads = max(1, self._groups // len(parts))  # as on this machine: see `Device.train_groups`
+        self._task, self._began = task, time.monotonic()
+        self._parts = [GroupWork(self._run, part, threads) for part in parts]
+        for part in self._parts:
+            self._put(part, part.begin())
+
+    def finished(self) -> Sequence[Finished]:
+        """The groups that train, once all of them are done; none where that is not so within half a second."""
+        self._go_on("surrogate")
+        if not all(part.done for part in self._parts):
+            return []
+        task, parts = self._task, [part for part in self._parts if part.outcome.history]
+        assert task is not None
+        self._task = None
+        self._over += [key for part in parts for key in part.saved]
+        if not parts:
+            return []
+        if len(parts) < len(self._parts):  # the others were not begun before the time was over
+            groups = tuple(group for part in parts for group in part.task.groups)
+            members = [number for group in groups for number in group.members]
+            task = replace(task, key=group_key(task.span, members), groups=groups)
+        outcome = joined(part.outcome for part in parts)
+        return [Finished(task, outcome, time.monotonic() - self._began)]
+
+    def train_each(self, tasks: Iterable[FullSizeTask]) -> Iterator[FullSizeOutcome]:
+        tasks, under_way = iter(tasks), list[TargetWork]()
+        while True:
+            self._forget()
+            for task in islice(tasks, self._groups - len(under_way)):
+                work = TargetWork(self._run, task, max(1, self._groups // task.beside))
+                under_way.append(work)
+                self._put(work, work.begin())
+            if not under_way:
+                return
+            self._go_on("target")
+            done = [work for work in under_way if work.done]
+            under_way = [work for work in under_way if not work.done]
+            self._over += [key for work in done for key in work.saved]
+            yield from (work.outcome for work in done if work.outcome is not None)
+
+    def close(self) -> None:
+        """Send all guests away: what they train, nobody waits for any more."""
+        self._door.close()
+        self._forget()
+        for connection in self._visitors:
+            hang_up(connection)
+
+    def _forget(self) -> None:
+        """Remove checkpoints of what is recorded by now."""
+        self._run.store.discard(self._over)
+        self._over = []
+
+    def _put(self, work: GroupWork | TargetWork, tasks: Iterable[Any]) -> None:
+        self._waiting.extend(_Piece(work, task) for task in tasks)
+
+    def _go_on(self, stage: Stage) -> None:
+        """Have guests train what waits, and take in what they say; waits for a word, for at most `LOOK_S`."""
+        self._hand_out(stage)
+        if not self._visitors and not self._told:
+            self._run.say(f"waiting for hosts: none has come to {self._source} yet, or all have left")
+        self._told = not self._visitors
+        with contextlib.suppress(Empty):
+            self._hear(stage, *self._heard.get(timeout=LOOK_S))
+            while True:
+                self._hear(stage, *self._heard.get_nowait())
+        self._hand_out(stage)
+        if self._in_vain(stage):
+            while self._waiting:
+                piece = self._waiting.popleft()
+                piece.work.give_up(piece.task)
+
+    def _hand_out(self, stage: Stage) -> None:
+        for connection, visitor in self._visitors.items():
+            while self._waiting and self._waiting[0] in self._died_of:
+                piece = self._waiting.popleft()
+                tasks = piece.work.died(piece.task, self._died_of.pop(piece), self._deaths)
+                self._waiting.extendleft(_Piece(piece.work, task) for task in reversed(tasks))
+            if self._waiting and visitor.piece is None:
+                visitor.piece = piece = self._waiting.popleft()
+                self._send(
+                    connection, piece.work.method, piece.task, self._given(stage, piece.task), piece.work.threads
+                )
+
+    def _given(self, stage: Stage, task: GroupTask | FullSizeTask) -> Given:
+        run = self._run
+        if isinstance(task, GroupTask):
+            numbers, sources = task.members, task.sources
+        else:
+            numbers, sources = (task.number,), () if task.source is None else (task.source,)
+        load = partial(loaded, {key: run.store.file(key) for key in sources})
+        seconds = max(0.0, min(self._checkpoint_s, run.seconds_left(stage)))
+        return Given({number: run.trials[number] for number in numbers}, load, seconds)
+
+    def _send(self, connection: Connection, *words: Any) -> None:
+        with contextlib.suppress(OSError):  # whoever listens to it learns that it has ended
+            connection.send_bytes(cloudpickle.dumps(words))
+
+    def _listen(self, connection: Connection) -> None:
+        """Pass on what a guest says, in a thread of its own: one that is stopped amid a word keeps nobody waiting."""
+        try:
+            self._heard.put((connection, "came", json.loads(connection.recv_bytes())))
+        except (EOFError, OSError):
+            return
+        kind = ""
+        while kind != "died":
+            kind, content = receive(connection)
+            self._heard.put((connection, kind, content))
+
+    def _hear(self, stage: Stage, connection: Connection, kind: str, content: Any) -> None:
+        if kind == "came":
+            self._visitors[connection] = _Visitor(content["name"])
+            self._send(connection, "open", self._problem)
+            self._learn_of_death(*content["before"])
+            return
+        visitor = self._visitors[connection]
+        if kind == "notified":
+            epochs, metrics = content
+            self._run.advance(epochs, self._run.note(metrics))
+        elif kind == "warned":
+            for warning in content:
+                warnings.warn_explicit(**warning, registry=self._warned)
+        elif kind == "raised":
+            raise RuntimeError(f"a guest cannot go on:\n{content}")
+        elif kind == "died":
+            del self._visitors[connection]
+            connection.close()
+            if visitor.piece is not None:
+                self._waiting.appendleft(visitor.piece)
+                self._lost[visitor.name] = visitor.piece
+        elif visitor.piece is not None:
+            work, task = visitor.piece.work, visitor.piece.task
+            visitor.piece = None
+            self._put(work, work.took(task, content, not self._run.out_of_time(stage)))
+
+    def _learn_of_death(self, name: str, status: int) -> None:
+        """What a host says of the guest before: one that ended by itself may have died of what it trained.
+
+        A host that is killed with its guest says nothing, and so it counts against no trial.
+        """
+        if (piece := self._lost.pop(name, None)) is not None:
+            self._died_of[piece] = ending(-status if status < 0 else status << 8)

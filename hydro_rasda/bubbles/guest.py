@@ -1,0 +1,70 @@
+"""The guest's side: it goes to the sweep that is there, and trains what it is given.
+
+Torch is imported once there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+
+from hydro_rasda.bubbles.rendezvous import connect
+from hydro_rasda.bubbles.shared_memory import Page
+from hydro_rasda.processes.die_with_parent import depend_on
+
+LOOK_S = 0.2
+"""So often a guest without work looks for some, and whether it is to leave."""
+
+
+def begin(handle: int, host: int, source: str, device: str, preempt: bool, name: str, before: tuple[str, int]) -> None:
+    """Be a guest, until the host has it leave, or the sweep that it trained for is over.
+
+    Args:
+        handle: Of the page.
+        host: The host's number.
+        source: The folder of sweeps.
+        preempt: Whether the host stops this process at the end of a bubble.
+        name: Its own among all guests.
+        before: The name of the host's guest before, and how that ended.
+    """
+    depend_on(host)
+    page = Page(handle)
+    page.tied = True
+    while not page.leaving:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            connection = connect(Path(source))
+            connection.send_bytes(json.dumps({"name": name, "before": before}).encode())
+            break
+        time.sleep(LOOK_S)
+    else:
+        return
+    Thread(target=_end_with, args=[connection], daemon=True).start()
+    from hydro_rasda.bubbles.training import train
+
+    with contextlib.suppress(OSError):  # the sweep has ended
+        train(connection, page, device, preempt, partial(_more, connection, page))
+
+
+def _more(connection: Connection, page: Page) -> bool:
+    """Wait for the sweep's next word; False where the host has the guest leave."""
+    page.working = False
+    while not page.leaving:
+        if connection.poll(LOOK_S):
+            page.working = True
+            return True
+    return False
+
+
+def _end_with(connection: Connection) -> None:
+    """End with the sweep, whatever is under way: nobody waits for it any more."""
+    hung_up = select.poll()
+    hung_up.register(connection.fileno(), select.POLLRDHUP)
+    hung_up.poll()
+    os._exit(0)

@@ -1,0 +1,112 @@
+"""A guest as its host sees it: a process that runs while it is let, and only then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from hydro_rasda.bubbles.shared_memory import Page
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_GUEST = "from hydro_rasda.bubbles.guest import begin; begin({}, {}, {!r}, {!r}, {!r}, {!r}, {!r})"
+
+HOSTS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
+"""Beginnings of the environment variables by which a process finds the host's process groups."""
+
+
+class GuestProcess:
+    """One process, from its start to its end. Linux only.
+
+    The kernel stops it wherever it is, within microseconds, so that no part of its work can outlast a bubble. Besides,
+    it has the lowest scheduling class: what the host wakes up runs at once. A guest that cannot be stopped so, since
+    its work is on a GPU, looks at the page before each quantum, and sees when the bubble is expected to end.
+
+    Args:
+        source: The folder where it looks for a sweep.
+        preempt: Whether to stop and continue it.
+        before: The name of the guest before, and how it ended, as `subprocess` says it: the tuner is told, since what
+            that one trained may have been the cause.
+
+    Attributes:
+        name: Its own among all guests.
+    """
+
+    def __init__(self, source: Path, device: str, preempt: bool, before: tuple[str, int] = ("", 0)) -> None:
+        self.page, self.name = Page(), uuid.uuid4().hex
+        self._preempt = preempt
+        self._used = 0.0
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(HOSTS_OWN)}
+        environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_WAIT_POLICY": "PASSIVE"}
+        code = _GUEST.format(self.page.handle, os.getpid(), str(source), device, preempt, self.name, before)
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[self.page.handle],
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the host's
+        )
+        with contextlib.suppress(OSError):  # it has ended already
+            os.sched_setscheduler(self._popen.pid, os.SCHED_IDLE, os.sched_param(0))
+
+    def open(self, seconds: float) -> None:
+        """Let it run; for about so many seconds."""
+        self.page.until = time.monotonic() + seconds
+        if self._preempt:
+            self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop it, wherever it is."""
+        self.page.until = 0
+        if self._preempt and self.page.tied:
+            self._signal(signal.SIGSTOP)
+
+    def tie(self, patience_s: float) -> None:
+        """Wait until it is sure to end with this process, then stop it."""
+        until = time.monotonic() + patience_s
+        while not self.page.tied and self.over is None and time.monotonic() < until:
+            time.sleep(1e-3)
+        self.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Until it is waited for, which `over` and `end` do, nobody else gets its number.
+        if self._popen.returncode is None:
+            os.kill(self._popen.pid, number)
+
+    @property
+    def over(self) -> int | None:
+        """How it ended, as `subprocess` says it; None while it has not."""
+        return self._popen.poll()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._popen.pid
+
+    @property
+    def used(self) -> float:
+        """Seconds of CPU time that it took, over all its threads."""
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
+            self._used = max(self._used, (int(fields[11]) + int(fields[12])) / _TICKS)
+        return self._used
+
+    def leave(self, patience_s: float) -> None:
+        """Let it run until the epoch that is under way is over, and what it trained is handed over; then it ends."""
+        self.page.leaving = True
+        self.open(patience_s)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(patience_s)
+
+    def end(self) -> int:
+        """End it at once: its memory is free when this returns; how it ended."""
+        self._used = self.used
+        self._popen.kill()
+        status = self._popen.wait()
+        self.page.close()
+        return status

@@ -1,0 +1,182 @@
+"""A unit of work in pieces: what guests gave of it so far, and what is left to train.
+
+A guest ends its piece early where its host leaves, and after `checkpoint_s`. What it gave is then kept as a checkpoint
+of the run, from which the next piece goes on, in this process or, where that is killed, in the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Span, group_key
+from hydro_rasda.processes.retry_policy import Deaths
+from hydro_rasda.run.state import Run
+from hydro_rasda.training.loop import diverged
+
+_SO_FAR = "so_far"
+"""Beside what a full-size model goes on from: the epochs of its unit."""
+
+
+class GroupWork:
+    """A fused group, from one milestone to the next.
+
+    Attributes:
+        method: Of `GuestTrainer`, that trains a piece.
+        task: The unit.
+        threads: Of torch, that it trains on.
+        outcome: What is over of it.
+        saved: Checkpoints of it that nobody needs once it is recorded.
+    """
+
+    method = "train_part"
+
+    def __init__(self, run: Run, task: GroupTask, threads: int) -> None:
+        self.task, self.threads, self._run = task, threads, run
+        self.outcome = GroupOutcome([], {}, {})
+        self.saved: list[str] = []
+        self._left = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it is left to train."""
+        return self._left == 0
+
+    def begin(self) -> Sequence[GroupTask]:
+        """What there is to train: the unit, or what an earlier process left of it."""
+        self._left = 1
+        key = self._key(self.task.members)
+        if not self._run.can_load(key):
+            return [self.task]
+        so_far = self._run.store.load(key, self._run.problem.device)
+        if so_far["members"] != list(self.task.members):
+            return [self.task]
+        history = {
+            number: [(epoch, metrics) for epoch, metrics in epochs] for number, epochs in so_far["history"].items()
+        }
+        outcome = GroupOutcome(so_far["parts"], history, so_far["failures"])
+        return self.took(self.task, (outcome, 0.0), go_on=True)
+
+    def took(self, task: GroupTask, given: tuple[GroupOutcome, float], go_on: bool) -> Sequence[GroupTask]:
+        """Take in what a guest gave of a piece, and its seconds; what is left to train, where it may go on."""
+        self._left -= 1
+        found, whole = given[0], self.outcome
+        for number, epochs in found.history.items():
+            whole.history.setdefault(number, []).extend(epochs)
+        whole.failures |= found.failures
+        goes_on = [go_on and self._goes_on(part["members"]) for part in found.checkpoint]
+        whole.checkpoint += [part for part, more in zip(found.checkpoint, goes_on) if not more]
+        left = [part for part, more in zip(found.checkpoint, goes_on) if more]
+        if not left:
+            return []
+        key = self._keep(task, found)
+        return self._put([self._rest(task, key, part["members"]) for part in left])
+
+    def _goes_on(self, members: Iterable[int]) -> bool:
+        """Whether members that trained together have epochs left, as they have but where all have diverged."""
+        last = [self.outcome.history[number][-1] for number in members]
+        losses = {"train_loss": [metrics["train_loss"] for _, metrics in last]}
+        return last[0][0] < self.task.span.stop and not diverged(losses)
+
+    def _keep(self, task: GroupTask, found: GroupOutcome) -> str:
+        key, members = self._key(task.members), list(task.members)
+        history = {number: self.outcome.history[number] for number in members}
+        failures = {number: error for number, error in self.outcome.failures.items() if number in members}
+        kept = {"members": members, "parts": found.checkpoint, "history": history, "failures": failures}
+        self._run.save(key, kept, members)
+        self.saved.append(key)
+        return key
+
+    def _rest(self, task: GroupTask, source: str, members: Sequence[int]) -> GroupTask:
+        (group,) = task.groups
+        span = Span(self.outcome.history[members[0]][-1][0], self.task.span.stop)
+        return GroupTask(group_key(span, members), (group.of(members),), (source,), span)
+
+    def _key(self, members: Sequence[int]) -> str:
+        """Name of the checkpoint of a piece with these members; halves of one that died have another than the whole."""
+        return f"{group_key(self.task.span, members)}/so-far-of-{len(members)}"
+
+    def died(self, task: GroupTask, how: str, deaths: Deaths) -> Sequence[GroupTask]:
+        """After the death of a guest by what it trained: what to train in the piece's place, perhaps itself."""
+        following = deaths.of_group(task, how)
+        self._left -= 1
+        if isinstance(following, list):
+            return self._put(following)
+        self.outcome.history = {**following.history, **self.outcome.history}
+        self.outcome.failures |= following.failures
+        return []
+
+    def give_up(self, task: GroupTask) -> None:
+        """Train a piece no more: what it gave before counts."""
+        self._left -= 1
+        if task.span.start > self.task.span.start:
+            parts = self._run.store.load(task.sources[0], self._run.problem.device)["parts"]
+            self.outcome.checkpoint += [part for part in parts if part["members"] == list(task.members)]
+
+    def _put(self, tasks: Sequence[GroupTask]) -> Sequence[GroupTask]:
+        self._left += len(tasks)
+        return tasks
+
+
+class TargetWork:
+    """A full-size model, from one milestone to the next; as `GroupWork`.
+
+    Attributes:
+        outcome: What it gave, once it is done; None where it was given up.
+    """
+
+    method = "train_full_size_trial"
+
+    def __init__(self, run: Run, task: FullSizeTask, threads: int) -> None:
+        self.task, self.threads, self._run = task, threads, run
+        self.outcome: FullSizeOutcome | None = None
+        self.saved: list[str] = []
+        self.done = False
+        self._history: list[tuple[int, dict[str, float]]] = []
+        self._seconds = 0.0
+
+    def begin(self) -> Sequence[FullSizeTask]:
+        key = self._key
+        if not self._run.can_load(key):
+            return [self.task]
+        state = self._run.store.load(key, self._run.problem.device)
+        history = [(epoch, metrics) for epoch, metrics in state.pop(_SO_FAR)]
+        return self.took(self.task, FullSizeOutcome(self.task, state, history, None, 0.0), go_on=True)
+
+    @property
+    def _key(self) -> str:
+        return f"{self.task.key}/so-far"
+
+    def took(self, task: FullSizeTask, given: FullSizeOutcome, go_on: bool) -> Sequence[FullSizeTask]:
+        self._history += given.history
+        self._seconds += given.seconds
+        if given.error is None and go_on and not given.ended and self._goes_on():
+            assert given.state is not None
+            self._run.save(self._key, {**given.state, _SO_FAR: self._history}, [task.number])
+            self.saved = [self._key]
+            return [replace(self.task, span=Span(self._history[-1][0], task.span.stop), source=self._key)]
+        history = [] if given.error is not None else self._history
+        self.outcome = replace(given, task=self.task, history=history, seconds=self._seconds)
+        self.done = True
+        return []
+
+    def _goes_on(self) -> bool:
+        epoch, metrics = self._history[-1]
+        settings = self._run.settings
+        # A training function of the user's need not report a training loss.
+        over = diverged({"train_loss": [metrics.get("train_loss", metrics[settings.metric])]})
+        return epoch < self.task.span.stop and not over and not settings.good_enough(metrics[settings.metric])
+
+    def died(self, task: FullSizeTask, how: str, deaths: Deaths) -> Sequence[FullSizeTask]:
+        following = deaths.of_target(task, how)
+        if isinstance(following, FullSizeTask):
+            return [following]
+        self.outcome, self.done = replace(following, task=self.task), True
+        return []
+
+    def give_up(self, task: FullSizeTask) -> None:
+        self.done = True
+        if self._history:
+            state = self._run.store.load(self._key, self._run.problem.device)
+            del state[_SO_FAR]
+            self.outcome = FullSizeOutcome(self.task, state, self._history, None, self._seconds)

@@ -1,0 +1,117 @@
+"""Where a sweep and its guests find each other: a file in a folder that both see. Needs no torch.
+
+::
+
+    source/
+        sweep.json        where the tuner listens, and the key by which it and a guest know each other
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from threading import Thread
+
+from hydro_rasda.checks import require
+from hydro_rasda.run.files import read_json, refuse_open_to_others, write_atomically
+
+MEETING = "sweep.json"
+
+_GREET_S = 60.0
+
+
+class Rendezvous:
+    """Where a sweep's guests come in, each in a thread of its own.
+
+    Args:
+        source: The folder.
+        come_in: Called with each guest's connection, in its thread.
+
+    Raises:
+        ValueError: where another sweep has its door there.
+        Unsafe: where others can write to the folder.
+    """
+
+    def __init__(self, source: Path, come_in: Callable[[Connection], None]) -> None:
+        source.mkdir(parents=True, exist_ok=True)
+        refuse_open_to_others(source)
+        self._file = source / MEETING
+        require(
+            not _answers(source), "source", str(source), "a folder of one sweep at a time: another has guests there"
+        )
+        self._key, self._decide_arrival = secrets.token_bytes(32), come_in
+        self._server = socket.create_server(("", 0))
+        where = {"host": socket.gethostname(), "port": self._server.getsockname()[1], "key": self._key.hex()}
+        mask = os.umask(0o077)
+        try:
+            write_atomically(self._file, json.dumps(where).encode())
+        finally:
+            os.umask(mask)
+        Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                came, _ = self._server.accept()
+                Thread(target=self._greet, args=[came], daemon=True).start()
+
+    def _greet(self, came: socket.socket) -> None:
+        connection = Connection(came.detach())
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+        except Exception:  # a stranger, or a guest whose host has ended
+            connection.close()
+            return
+        self._decide_arrival(connection)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that listens
+        self._server.close()
+
+
+def _answers(source: Path) -> bool:
+    """Whether a sweep is there."""
+    try:
+        connect(source).close()
+    except (OSError, ValueError, KeyError):
+        return False
+    return True
+
+
+def connect(source: Path) -> Connection:
+    """Go to the sweep of a folder.
+
+    Raises:
+        OSError: where none is there.
+        ValueError: where what says so is damaged.
+        KeyError: likewise.
+    """
+    where = read_json(source / MEETING)
+    host = "127.0.0.1" if where["host"] == socket.gethostname() else where["host"]
+    came = socket.create_connection((host, where["port"]), timeout=_GREET_S)
+    came.settimeout(None)
+    connection = Connection(came.detach())
+    key = bytes.fromhex(where["key"])
+    try:
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+    except Exception as error:
+        connection.close()
+        raise OSError(f"{source / MEETING} is of a sweep that has ended") from error
+    return connection
+
+
+def hang_up(connection: Connection) -> None:
+    """End a connection on which another thread may be waiting, which then learns of it."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)

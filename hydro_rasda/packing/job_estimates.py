@@ -1,0 +1,152 @@
+"""Estimates, corrected by what jobs of a kind were measured to take. Pure: plain values in, plain values out.
+
+A correction is a ratio of what was measured to what was given, so that estimates that differ within a kind, by batch
+size, say, keep their proportions. Where nothing was given, jobs of a kind are taken to be alike. What was learnt in one
+call of `pack` is where the next one begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from hydro_rasda.packing.tasks import Estimate, Task
+from hydro_rasda.schedulers import Interference, Job
+from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
+
+_FIELDS = ("memory", "share", "seconds")
+
+_STEP, _SEEN = 0.3, 5.0
+"""Of a residual, the part that corrects what was believed; so many neighbours make a pair known."""
+
+MOST_SLOWER = 4.0
+"""A neighbour is not believed to slow others by more."""
+
+
+class _Ratios:
+    """Of measured to given values.
+
+    Attributes:
+        highest: Of all so far; None where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.highest: float | None = None
+        self._of: dict[str, float] = {}
+        self._sum = 0.0
+
+    def add(self, name: str, ratio: float) -> None:
+        """One job's, in place of an earlier one of its own."""
+        self.highest = max(ratio, self.highest or 0.0)
+        self._sum += ratio - self._of.get(name, 0.0)
+        self._of[name] = ratio
+
+    @property
+    def mean(self) -> float | None:
+        """None where there is none."""
+        return self._sum / len(self._of) if self._of else None
+
+
+class Estimates:
+    """What is known of jobs; corrected as they run.
+
+    Args:
+        before: What `learnt` gave in an earlier call; it holds until a job of the kind is measured again.
+    """
+
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        self._measured: defaultdict[tuple[str, str, bool], _Ratios] = defaultdict(_Ratios)
+        self._largest: dict[str, float] = {}
+        self._before = dict(before or {})
+
+    def learnt(self) -> dict[str, float]:
+        """By kind and field, what measured values were over given ones, or the values themselves."""
+        own = {_key(*key): _of(ratios, key[1]) for key, ratios in self._measured.items()}
+        return {**self._before, **{key: ratio for key, ratio in own.items() if ratio is not None}}
+
+    def learn(self, task: Task, measured: Estimate) -> None:
+        """Take in what a job took; where it was measured before, this takes the place of that."""
+        for name in _FIELDS:
+            value = getattr(measured, name)
+            if value is not None:
+                given = getattr(task.estimate, name)
+                self._largest[name] = max(value, self._largest.get(name, 0.0))
+                self._of(task, name).add(task.name, value / (given or 1.0))
+
+    def of(self, task: Task) -> Job | None:
+        """What a job is expected to take; None where its memory or its share are not known, and cannot be guessed."""
+        memory, share, seconds = (self._expected(task, name) for name in _FIELDS)
+        if memory is None or share is None:
+            return None
+        return Job(task.name, memory, share, seconds or 0.0, task.kind)
+
+    def _expected(self, task: Task, name: str) -> float | None:
+        given: float | None = getattr(task.estimate, name)
+        ratio = _of(self._of(task, name), name)
+        if ratio is None:
+            ratio = self._before.get(_key(task.kind, name, given is None))
+        if ratio is not None:
+            return ratio * (given or 1.0) * (1.0 if name == "seconds" else MARGIN)
+        if given is not None or name not in self._largest:
+            return given
+        return self._largest[name] * (GUESS if name == "memory" else 1.0)
+
+    def _of(self, task: Task, name: str) -> _Ratios:
+        return self._measured[task.kind, name, getattr(task.estimate, name) is None]
+
+
+def _of(ratios: _Ratios, name: str) -> float | None:
+    # Beside too many others, a job gets less of the device than it would take: the highest share is its own.
+    return ratios.mean if name == "seconds" else ratios.highest
+
+
+def _key(kind: str, name: str, alone: bool) -> str:
+    return f"{name} {'' if alone else 'over given '}of {kind}"
+
+
+class Slowdowns:
+    """By how much jobs of a kind slow those of another, beyond what their shares explain; learnt from whole jobs.
+
+    The logarithm of a job's seconds is taken for the sum of its kind's own, and of one for each kind that ran beside
+    it, times how many of those did on average. Each job corrects all of them by what it took more or less (normalized
+    least mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
+
+    Args:
+        before: What `learnt` gave in an earlier call.
+    """
+
+    def __init__(self, before: Mapping[str, Mapping[str, tuple[float, float]]] | None = None) -> None:
+        self._own: dict[str, float] = {}
+        self._of: dict[str, dict[str, tuple[float, float]]] = {a: dict(of) for a, of in (before or {}).items()}
+
+    def learn(self, kind: str, seconds: float, beside: Mapping[str, float]) -> None:
+        """A job is done.
+
+        Args:
+            seconds: That it took, over those that it was given, and without what its neighbours' shares explain.
+            beside: By kind, how many jobs ran beside it on average.
+        """
+        of = self._of.setdefault(kind, {})
+        slower = sum(count * of.get(other, (0.0, 0.0))[0] for other, count in beside.items())
+        own = self._own.setdefault(kind, math.log(seconds) - slower)
+        step = _STEP * (math.log(seconds) - own - slower) / (1 + sum(count**2 for count in beside.values()))
+        self._own[kind] = own + step
+        for other, count in beside.items():
+            factor, seen = of.get(other, (0.0, 0.0))
+            of[other] = factor + step * count, seen + count
+
+    def learnt(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """By kind, and by that of a neighbour, the logarithm of the factor, and how many such neighbours it is by."""
+        return self._of
+
+    def interference(self) -> Interference:
+        """Of pairs that were seen often enough."""
+        return Interference(
+            {
+                (kind, other): min(max(1.0, math.exp(factor)), MOST_SLOWER)
+                for kind, of in self._of.items()
+                for other, (factor, seen) in of.items()
+                if seen >= _SEEN
+            }
+        )

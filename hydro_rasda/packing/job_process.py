@@ -1,0 +1,222 @@
+"""One job while it runs: its processes, and what they take."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+
+import psutil
+
+from hydro_rasda.packing import nvml
+from hydro_rasda.packing.devices import Device
+from hydro_rasda.packing.grid import End, Grid
+from hydro_rasda.packing.tasks import Estimate, Task
+from hydro_rasda.run.files import open_to_write
+from hydro_rasda.run.portable import pickle_config_modules
+
+_HERE = Path(__file__).parent
+_CHILD, _CALL = _HERE / "run_job.py", _HERE / "call_function.py"
+
+SETTLED_S = 20.0
+"""After so long, what a job takes so far tells of its kind: data are loaded, and steps of training alike."""
+
+
+class Process:
+    """A job that was started, and all processes that it starts.
+
+    Args:
+        grid: Says where its files are.
+        expected: Bytes that it is given.
+        shared: Environment by which it shares the device.
+
+    Attributes:
+        memory: Peak of bytes so far.
+        now: Bytes when they were looked at last.
+        expected: Bytes that it was given when it began.
+        stopped: Whether it was told to end.
+        over: A file that becomes readable once no process of the job is left.
+    """
+
+    def __init__(self, task: Task, device: Device, grid: Grid, expected: float, shared: Mapping[str, str]) -> None:
+        self.task, self.device, self.expected = task, device, expected
+        self.memory = self.now = 0.0
+        self.stopped = False
+        self._began = monotonic()
+        self._cpu = self._waited = 0.0
+        self._beside: defaultdict[str, float] = defaultdict(float)
+        self._crowded = self._looked = 0.0
+        self._busy: list[float] = []  # samples of a GPU
+        environment = {**os.environ, **device.environment, **shared}
+        command = _command(task, grid)
+        if callable(task.run):
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        files = grid.lock(task.name), grid.end_file(task.name)
+        self._child = start_child(command, *files, grid.log(task.name), environment)
+        self.over = os.pidfd_open(self._child.pid)
+
+    def meet(self, others: Sequence[str], crowd: float) -> None:
+        """Take in what has run beside it since the last time.
+
+        Args:
+            crowd: The sum of all shares over what the device has; at least 1.
+        """
+        now = monotonic() - self._began
+        for kind in others:
+            self._beside[kind] += now - self._looked
+        self._crowded += (now - self._looked) * (1 - 1 / crowd)
+        self._looked = now
+
+    def slowed(self, end: End) -> tuple[float, dict[str, float]] | None:
+        """Its seconds without what neighbours' shares explain, and how many of each kind there were on average.
+
+        None where it was over before it was looked at.
+        """
+        if self._looked <= 0:
+            return None
+        alone = self._alone(end["seconds"])
+        if self.device.gpu:
+            alone *= 1 - self._crowded / self._looked
+        return max(alone, 1e-3), {kind: time / self._looked for kind, time in self._beside.items()}
+
+    def look(self) -> None:
+        """Take in what its processes take now."""
+        tree = _tree(self._child.pid)
+        self._cpu = max(self._cpu, sum(_cpu_seconds(process) for process in tree))
+        waited = max((_seconds_in_queues(process.pid) for process in tree), default=0.0)
+        self._waited = max(self._waited, waited / max(monotonic() - self._began, waited, 1e-9))
+        if self.device.gpu:
+            pids = [process.pid for process in tree]
+            self.now = nvml.memory_of(self.device.gpu, pids)
+            busy = nvml.share_of(self.device.gpu, pids)
+            self._busy += [] if busy is None else [busy]
+        else:
+            self.now = sum(_resident(process) for process in tree)
+        self.memory = max(self.memory, self.now)
+
+    def so_far(self) -> Estimate:
+        """What it is known to take: nothing until it has settled, unless it has outgrown what it was given."""
+        seconds = monotonic() - self._began
+        if seconds >= SETTLED_S:
+            return self._measured(self._alone(seconds), self._cpu)
+        return Estimate(memory=self.memory if self.memory > self.expected else None)
+
+    def in_all(self, end: End) -> Estimate:
+        """What it took, by what its child wrote in the end.
+
+        A job that was over before it was looked at has the memory of its largest process.
+        """
+        if not self.device.gpu:
+            self.memory = max(self.memory, end["memory"])
+        seconds = self._alone(end["seconds"])
+        measured = self._measured(seconds, end["cpu"])
+        return Estimate(measured.memory, measured.share, max(seconds, 1e-3))
+
+    def _alone(self, seconds: float) -> float:
+        """What it would have taken without waiting for a core that others had."""
+        return seconds * (1 - min(self._waited, _MOST_WAITED))
+
+    def _measured(self, seconds: float, cpu: float) -> Estimate:
+        if self.device.gpu:
+            share = sum(self._busy) / len(self._busy) if self._busy else None
+        else:
+            share = cpu / seconds if seconds > 0 else None
+        return Estimate(self.memory or None, max(share, _LEAST) if share is not None else None)
+
+    def stop(self) -> None:
+        """Tell it to end, if it was not told before; its child ends all of its processes."""
+        if not self.stopped:
+            self.stopped = True
+            self._child.terminate()
+
+    def reap(self) -> int:
+        """Wait for the child, which is over or about to be; its status."""
+        status = self._child.wait()
+        os.close(self.over)
+        return status
+
+
+_LEAST = 0.01
+"""A job keeps at least so much of a device busy."""
+
+_MOST_WAITED = 0.9
+"""Where a job waits for a core most of the time, little can be told of what it would do with one."""
+
+
+def start_child(
+    command: Sequence[str], lock: Path, end: Path, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Run a command under `child.py`: it ends with this process, and all that it starts ends with it.
+
+    Args:
+        command: The program and its arguments.
+        lock: Held locked while any process of it is there.
+        end: Appears, whole, once it has ended by itself.
+        log: Gets what it writes.
+    """
+    with open_to_write(log, inside=2) as output:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(lock), str(end), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _command(task: Task, grid: Grid) -> list[str]:
+    """What runs in the child."""
+    if not callable(task.run):
+        return list(task.run)
+    function, value = grid.call_file(task.name, "pickle"), grid.call_file(task.name, "json")
+    with open_to_write(function, inside=2) as file:
+        file.write(_pickled(task))
+    return [sys.executable, str(_CALL), str(function), str(value)]
+
+
+def _pickled(task: Task) -> bytes:
+    import cloudpickle
+
+    pickle_config_modules()
+    try:
+        found: bytes = cloudpickle.dumps(task.run)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ValueError(f"`run` of the job {task.name!r} cannot be sent to another process: {error}") from error
+    return found
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        child = psutil.Process(pid)
+        return list(child.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        used = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(used.user + used.system + used.children_user + used.children_system)
+
+
+def _seconds_in_queues(pid: int) -> float:
+    """For how long a process could have run, but had no core."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):  # it is over, or the kernel does not count
+        return 0.0
+
+
+def _resident(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_info().rss)
+    except psutil.Error:
+        return 0.0

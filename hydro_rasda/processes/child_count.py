@@ -1,0 +1,68 @@
+"""How many child processes a device trains in at the same time, and which problems keep to one process."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+import cloudpickle
+import torch
+
+from hydro_rasda.problem import Problem
+
+ONE_PROCESS = "HYDRO_RASDA_ONE_PROCESS"
+"""Set to anything in the environment, it keeps a CPU's work in one process: for a debugger."""
+
+
+def most_children(device: torch.device) -> int:
+    """How many pieces can train at the same time in processes of their own; 0 where only this one can.
+
+    As many as torch has threads, which `torch.set_num_threads` and OMP_NUM_THREADS say. Other systems than Linux cannot
+    be relied on to fork a process that has computed, nor can autograd where it keeps a thread for each GPU.
+    """
+    can_fork = device.type == "cpu" and sys.platform == "linux" and not torch.accelerator.is_available()
+    return torch.get_num_threads() if can_fork and not os.environ.get(ONE_PROCESS) else 0
+
+
+def can_be_pickled(thing: Any) -> bool:
+    """Whether a thing can be sent to another process; nothing of it is copied to find out."""
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, part: Any) -> Any:
+            if isinstance(part, torch.Tensor):
+                return int, ()
+            if isinstance(part, io.TextIOWrapper) and part not in (sys.stdout, sys.stderr):
+                raise TypeError("a copy of a text file is sent as what is in it, but is one file for forked processes")
+            return super().reducer_override(part)
+
+    try:
+        Pickler(_Nowhere(), protocol=5, buffer_callback=lambda buffer: None).dump(thing)
+    except Exception:  # whatever a `__reduce__` raises
+        return False
+    return True
+
+
+class _Nowhere:
+    def write(self, content: Any) -> int:
+        return len(content)
+
+
+def usable_children(problem: Problem) -> int:
+    """How many processes are forked to train a problem's models at the same time; 0 where this one trains.
+
+    As many as its device allows, if they can share its data.
+
+    An open file has one position for all forked processes, so that what two of them read is right for neither. What
+    holds a file or a connection is recognised by that it cannot be pickled.
+    """
+    most = most_children(problem.device)
+    return most if most and can_be_shared(problem) else 0
+
+
+def can_be_shared(problem: Problem) -> bool:
+    """Whether several processes can train a problem's models: see `usable_children`."""
+    return can_be_pickled(
+        (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.full_size, problem.metrics)
+    )

@@ -1,0 +1,119 @@
+"""What trainings take from memory at their peak: so which of them a device trains beside each other.
+
+Forked processes share what was there before the fork: libraries, data, the interpreter. Counted here is what one takes
+for itself: weights, gradients, optimizer state, activations.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusion.hyperparameters import KEYS, KINDS, optimizer_name, read
+from hydro_rasda.data import outline
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.cache import is_count, is_positive, recall, remember
+from hydro_rasda.run.events import Stage
+from hydro_rasda.run.fingerprint import content, digest
+from hydro_rasda.schedulers.packing_policy import GUESS
+from hydro_rasda.trial import Trial
+
+Bytes = dict[int, float]
+"""Of a kind, by how many train as one."""
+
+_CHANGED = 0.05
+"""By so large a share, a peak has to be another than was kept, to be written down again."""
+
+
+class Peaks:
+    """Peaks of one stage, by kind and by how many train as one: measured, kept for later runs, and corrected.
+
+    Where all that trains at the same time fits memory by far, nothing is kept, as nothing depends on it.
+
+    Args:
+        stage: Of it.
+    """
+
+    def __init__(self, problem: Problem, stage: Stage) -> None:
+        self._problem, self._stage = problem, stage
+        self._known: dict[str, defaultdict[str, Bytes]] | None = None
+        self._new = False
+
+    def expected(self, kind: str, members: int = 1) -> float:
+        """Bytes that it takes; of a kind that is not known, more than the largest so far had for each member.
+
+        Where nothing is known, what the dry run let expect of a full-size model, if there was one; else 0: such a
+        training is not kept waiting.
+        """
+        known = self._read()
+        for found in (known["measured"].get(kind), known["estimated"].get(kind)):
+            if found:
+                return at_most(found, members)
+        found_so_far = [found for kinds in known.values() for found in kinds.values()]
+        of_each = (size / count for found in found_so_far for count, size in found.items())
+        largest = max(of_each, default=0.0)
+        return GUESS * members * largest if largest or self._stage == "surrogate" else self._problem.peak
+
+    def learn(self, kind: str, members: int, peak: float) -> None:
+        """A training has taken so much; the most that was ever measured counts."""
+        found = self._read()["measured"][kind]
+        if peak > found.get(members, 0.0) * (1 + _CHANGED):
+            found[members], self._new = peak, True
+
+    def estimate(self, kind: str, peaks: Mapping[int, float]) -> None:
+        """What is reckoned of a kind; what is measured takes its place."""
+        found = self._read()["estimated"][kind]
+        self._new |= any(abs(found.get(members, 0.0) - peak) > _CHANGED * peak for members, peak in peaks.items())
+        found.update(peaks)
+
+    def keep(self, room: float) -> None:
+        """Keep what is new for later runs, if some training may take more than `room` bytes, a core's part."""
+        known = self._read()
+        largest = max((max(of.values()) for kinds in known.values() for of in kinds.values() if of), default=0.0)
+        if self._new and GUESS * largest > room:
+            remember(self._key, dict(known))
+            self._new = False
+
+    def _read(self) -> dict[str, defaultdict[str, Bytes]]:
+        if self._known is None:
+            problem, settings = self._problem, self._problem.settings
+            functions = digest(content((problem.model_fn, problem.objective)))
+            ratio = settings.sweep.surrogate if self._stage == "surrogate" else 1
+            like = f"{self._stage} {ratio:g}/{functions}/{outline(problem.example_input)}/{settings.precision}"
+            self._key = f"peaks/{like}"
+            kept = recall(self._key) or {}
+            self._known = {name: _sound(kept.get(name)) for name in ("measured", "estimated")}
+        return self._known
+
+
+def at_most(known: Mapping[int, float], members: int) -> float:
+    """Bytes that so many members take, by what fewer or more of them took; `known` must not be empty.
+
+    >>> at_most({2: 50.0, 8: 110.0}, 2), at_most({2: 50.0, 8: 110.0}, 3), at_most({2: 50.0, 8: 110.0}, 16)
+    (50.0, 75.0, 220.0)
+    """
+    return min(size * max(1.0, members / count) for count, size in known.items())
+
+
+def kind_of_group(kind: str, trials: Sequence[Trial]) -> str:
+    """Equal for groups of as many members that take as much: their models', and their optimizers'."""
+    kinds = {optimizer_name(trial.config) for trial in trials}
+    return "+".join([kind, *(name for name in KINDS if name in kinds)])
+
+
+def kind_of_target(trial: Trial) -> str:
+    """Equal for full-size models that take as much, as far as can be told without building them."""
+    config = trial.config
+    shapes = {name: value for name, value in config.items() if name not in KEYS}
+    return digest(content((shapes, read(config, "optimizer"), trial.batch_size)))[:12]
+
+
+def _sound(kept: Any) -> defaultdict[str, Bytes]:
+    """What is sound of what was kept."""
+    found: defaultdict[str, Bytes] = defaultdict(dict)
+    for kind, peaks in kept.items() if isinstance(kept, dict) else ():
+        for members, peak in peaks.items() if isinstance(peaks, dict) else ():
+            if is_count(members) and is_positive(peak):
+                found[kind][int(members)] = float(peak)
+    return found

@@ -1,0 +1,108 @@
+"""What `tune` is asked to tune: its functions, space and data, checked together before any work."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hydro_rasda.checks import check_function
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import Backend
+from hydro_rasda.data import Data, make_batches
+from hydro_rasda.objective import LossFn, as_objective, takes_config
+from hydro_rasda.precision import in_precision
+from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
+from hydro_rasda.run.identity import Identity
+from hydro_rasda.run.portable import pickle_config_modules
+from hydro_rasda.search import check_first, check_searcher, prepare
+from hydro_rasda.space import check_space
+from hydro_rasda.whole_metrics import WholeMetrics
+
+if TYPE_CHECKING:
+    from ray.tune.search import Searcher
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `tune` that say what is tuned, by their names there."""
+
+    model_fn: Callable[..., nn.Module]
+    space: Mapping[str, Any]
+    train_data: Data
+    val_data: Data
+    loss_fn: LossFn | None
+    objective: Callable[..., Mapping[str, Tensor]] | None
+    metrics: WholeMetrics | None
+    settings: TuneConfig
+
+    def check(self) -> None:
+        """Refuse what no later step would refuse before work starts."""
+        rule = "a function of (config) or (config, width_ratio)"
+        if isinstance(self.model_fn, nn.Module):  # it could be called, but with inputs
+            kind = type(self.model_fn).__name__
+            raise ValueError(f"`model_fn` is a model, a {kind}, but must be {rule} that builds one")
+        check_function("model_fn", self.model_fn, 1, 2, rule=rule, or_class=True)
+        sweep, race = self.settings.sweep, self.settings.race
+        check_width_argument("model_fn", self.model_fn, sweep.surrogate)
+        if self.loss_fn is not None:
+            rule = "None, or a function (no class) of (output, target) or (output, target, config)"
+            check_function("loss_fn", self.loss_fn, 3 if takes_config(self.loss_fn) else 2, rule=rule)
+        if self.objective is not None:
+            rule = "None, or a function (no class) of (model, batch) or (model, batch, config)"
+            check_function("objective", self.objective, 3 if takes_config(self.objective) else 2, rule=rule)
+        if self.objective is not None and self.loss_fn is not None:
+            raise ValueError("`loss_fn` and `objective` are both given, but one says all: leave one out")
+        if self.metrics is not None:
+            check_function("metrics", self.metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
+        check_space(self.space, self.settings.num_samples, race.strategy)
+        if sweep.searcher is not None:
+            check_searcher(sweep.searcher)
+        check_first(sweep.first, self.space)
+
+    @property
+    def data(self) -> dict[str, Data]:
+        """The data, by argument."""
+        return {"train_data": self.train_data, "val_data": self.val_data}
+
+    def identity(self) -> Identity:
+        """What the run is asked to be, taken down before anything of the user's is called."""
+        functions: dict[str, Callable[..., Any] | None] = {
+            "model_fn": self.model_fn,
+            "loss_fn" if self.objective is None else "objective": self.objective or self.loss_fn or F.cross_entropy,
+            "metrics": self.metrics,
+            "full_size": self.settings.race.train,
+        }
+        given = {name: function for name, function in functions.items() if function is not None}
+        sweep = self.settings.sweep
+        return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first)
+
+    def searcher(self) -> Searcher | None:
+        """A copy that knows the space and will learn: the user's own can begin the same run again, or another."""
+        searcher = copy.deepcopy(self.settings.sweep.searcher)
+        if searcher is not None:
+            prepare(searcher, self.space, self.settings.metric, self.settings.mode)
+        return searcher
+
+    def problem(self, backend: Backend) -> Problem:
+        """What is tuned, as stages and workers need it."""
+        pickle_config_modules()
+        objective = as_objective(self.objective, self.loss_fn or F.cross_entropy, self.metrics is not None)
+        settings, where, train = self.settings, backend.device, self.settings.race.train
+        train_data, val_data = (
+            make_batches(data, name, where, settings.seed, settings.loader_workers) for name, data in self.data.items()
+        )
+        return Problem(
+            self.model_fn,
+            in_precision(objective, settings.precision),
+            train_data,
+            val_data,
+            settings=settings.plain(),
+            device=where,
+            metrics=self.metrics,
+            full_size=None if train is None else OwnLoop(train, tuple(self.data.values())),
+        )

@@ -1,0 +1,67 @@
+"""The best model of a run for others to load: its weights as safetensors, its configuration as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hydro_rasda.checks import is_int, require
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.run.files import load_checkpoint, write_atomically
+from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.spec import run_id
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Path]:
+    """A finalist, the best unless another is named, and the file that holds its training.
+
+    Raises:
+        ValueError: where that trial was not trained at full size.
+        FileNotFoundError: where the file is gone.
+    """
+    number = record.best_trial if trial is None else trial
+    rule = f"one of the finalists {sorted(record._checkpoints)}"
+    require(is_int(number) and number in record._checkpoints, "trial", number, rule)
+    checkpoint = record._checkpoints[number]
+    if not checkpoint.exists():
+        raise FileNotFoundError(
+            f"{checkpoint} is gone: where the run has gone on since it was loaded, load it again; "
+            "where it was cleaned, only the best model is left"
+        )
+    return number, checkpoint
+
+
+def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> dict[str, Any]:
+    """The state dict in a finalist's checkpoint: of its best epoch where that is kept; nothing in it can run code.
+
+    Raises:
+        DamagedCheckpoint: where it is not what the run wrote there.
+    """
+    state = load_checkpoint(checkpoint, device, run_id(record.path))
+    weights: dict[str, Any] = state.get("best", state)["model"]
+    return weights
+
+
+def save_model(record: RunRecord, path: str | Path, trial: int | None = None) -> Path:
+    """Write a finalist's trained model into a folder: see `TuneResult.save_model`."""
+    import torch  # here, as who lists a run's trials need not wait for it
+    from safetensors.torch import save_file
+
+    number, checkpoint = checkpoint_of(record, trial)
+    weights = weights_of(record, checkpoint)
+    strange = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    if strange:
+        raise ValueError(f"the model's state has {strange}, but safetensors hold tensors alone: {checkpoint} has all")
+    folder = Path(path).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    found = record.shown().trials[number]
+    told = {"trial": number, "epoch": found.kept_epoch, record.metric: found.metric, "run": record.path.name}
+    # Tied weights are written once for each name, so that `load_state_dict` finds all of them.
+    each = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
+    # "format" is what transformers asks for.
+    save_file(each, folder / WEIGHTS, {"format": "pt", **{name: str(value) for name, value in told.items()}})
+    write_atomically(folder / CONFIG, (json.dumps(jsonable(found.config), indent=2) + "\n").encode())
+    return folder

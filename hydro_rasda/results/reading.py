@@ -1,0 +1,130 @@
+"""A run's record, read from its folder alone, be it over, interrupted or still going on: neither torch nor Ray."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydro_rasda.checks import check_path
+from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig, recorded
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.summary import sum_up
+from hydro_rasda.run.full_size_stage import decided_targets, run_end, take_in_targets, tried_targets
+from hydro_rasda.run.journal import JOURNAL
+from hydro_rasda.run.spec import SPEC, read_asked
+from hydro_rasda.run.state import FINALISTS, Run, decision_key
+from hydro_rasda.run.store import Store
+from hydro_rasda.run.transfer_stage import recalled_transfer
+from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
+from hydro_rasda.secret_masking import described_secrets, hide
+from hydro_rasda.trial import Trial
+
+_SWEEP_DECISION = re.compile(r"surrogate/(begin|to-\d+/kept)/of-.*")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """In a problem's place: who only reads a run asks it for the settings, and whether a function of the user's trained
+    the full-size models."""
+
+    settings: TuneConfig
+    full_size: object = None
+
+
+def read_record(path: str | Path) -> RunRecord:
+    """What a run has found so far. The folder is only read; a run that goes on is not disturbed.
+
+    Args:
+        path: The run's folder: `storage_path/name`, on whichever backend it was made.
+
+    Raises:
+        ValueError: where the folder holds no run.
+    """
+    check_path("path", path)
+    folder = Path(path).expanduser().absolute()
+    asked = read_asked(folder)
+    problem: Any = _Asked(settings_of(asked), asked.get("digests", {}).get("full_size"))
+    run = Run(problem, Store.read(folder), hidden=described_secrets(asked.get("space", {})))
+    dropped = _take_in_sweep(run)
+    run.transfer = recalled_transfer(run)
+    take_in_targets(run)
+    finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
+    record = sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
+    # Of what an earlier version did not write down, today's defaults tell nothing.
+    known = {"keep", "ema"} <= asked.keys()
+    return replace(record, keep=asked.get("keep"), averaged=record.averaged if known else None)
+
+
+T = TypeVar("T")
+
+Stamp = tuple[int, int]
+"""Changes where a run's journal does: its length, and when it was written, in nanoseconds since 1970."""
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs right below a folder, or the one that it is."""
+    return [folder] if (folder / SPEC).is_file() else [path.parent for path in folder.glob(f"*/{SPEC}")]
+
+
+def stamp(folder: Path) -> Stamp:
+    """Of a run's journal as it is; before its first line, of its `run.json`.
+
+    Raises:
+        FileNotFoundError: where there is no run.
+    """
+    try:
+        found = (folder / JOURNAL).lstat()
+    except FileNotFoundError:
+        found = (folder / SPEC).lstat()
+    return found.st_size, found.st_mtime_ns
+
+
+class Unreadable(str):
+    """Why a run cannot be read, such as one of another program; a line."""
+
+
+def or_why(make: Callable[[], T]) -> T | Unreadable:
+    """What is made of a run; or why it cannot be read: whatever one folder holds, it does not hide the others."""
+    try:
+        return make()
+    except Exception as error:
+        return Unreadable(next(iter(str(error).splitlines()), "") or type(error).__name__)
+
+
+def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
+    """The settings of a run, as far as its `run.json` tells."""
+    own, sweep, race = recorded(asked)
+    # `lr_rule` may be a function, and nothing that is read calls it.
+    return TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race | {"lr_rule": "auto"}))
+
+
+def _take_in_sweep(run: Run) -> set[int]:
+    """Take in the trials and what was trained of them in the sweep; returns those that it dropped."""
+    dropped: set[int] = set()
+    for key, unit in run.store.units().items():
+        if not key.startswith("surrogate/"):
+            continue
+        run.recall(key)
+        configured = [line for line in unit.lines if line["event"] == "trial"]
+        run.trials |= {line["trial"]: Trial(line["trial"], hide(line["config"], run.hidden)) for line in configured}
+        if _SWEEP_DECISION.fullmatch(key):
+            before = dict(run.trials)
+            for number, *plain in unit.value:
+                move = move_of(plain)
+                dropped = dropped | {number} if isinstance(move, Stop) else dropped - {number}
+                if isinstance(move, Continue) and move.copy_of is not None:
+                    run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
+    return dropped
+
+
+def _undecided(run: Run, dropped: Collection[int], finalists: Collection[int]) -> set[int] | None:
+    """Trials that may train on; None where the run is over."""
+    if run_end(run) != "open":
+        return None
+    decided = decided_targets(run)
+    begun = {number for stage, number in run.metrics if stage == "target"}
+    swept = set(finalists) or run.trials.keys() - dropped
+    return {number for number in begun if decided.get(number, True)} | (swept - begun)

@@ -1,0 +1,120 @@
+"""What a plain loop must know to train a trial of a run again, and which trainings no plain loop repeats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fusion.hyperparameters import OPTIMIZERS, SCHEDULES, read
+from hydro_rasda.config import GLOBAL_BATCH
+from hydro_rasda.console import show
+from hydro_rasda.objective import Supervised, Written
+from hydro_rasda.precision import as_given
+from hydro_rasda.problem import Problem, width_form
+from hydro_rasda.results.export import checkpoint_of
+from hydro_rasda.results.recipe_parts import Form
+from hydro_rasda.results.recipe_text import Recipe, written
+from hydro_rasda.results.records import RunRecord, TrialRecord
+from hydro_rasda.results.report import chosen_line
+from hydro_rasda.results.summary import swept_epochs
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.portable import Gone
+from hydro_rasda.run.spec import read_asked
+from hydro_rasda.run.store import Store
+
+
+def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:
+    """See `TuneResult.recipe`."""
+    number = checkpoint_of(record, trial)[0]
+    found = record.shown().trials[number]
+    asked, objective = read_asked(record.path), as_given(problem.objective)
+    if "full_size" in asked.get("digests", {}):
+        raise _cannot(number, "`race.train` trained it: that function is the recipe, with `best_config`")
+    if unknown := [name for name in _NEEDED if name not in asked]:
+        raise _cannot(number, f"an earlier version made the run, and did not write down {', '.join(unknown)}")
+    if getattr(objective, "optimizer_settings", None) is not None:
+        raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
+    swept = swept_epochs(found, problem.settings.sweep.surrogate)
+    _check_own_weights(number, swept, Store.read(record.path).units())
+    workers = _workers(found)
+    settings = problem.settings
+    averages = settings.race.keep == "best" and settings.race.ema > 0 and swept < found.kept_epoch
+    title = [f"Trains trial {number} of the run {record.path.name!r} again, as it was trained at full size."]
+    title += [f"There {record.metric} was {show(found.metric, 6)} after epoch {found.kept_epoch} of {found.epochs}."]
+    title += [f"{line[0].upper()}{line[1:]}." for line in chosen_line(record) if number == record.best_trial]
+    if workers > 1:
+        title.append(f"{workers} workers shared each batch: with dropout or BatchNorm, one worker's numbers differ.")
+    return written(
+        Recipe(
+            title=title,
+            config=_as_asked(found.config, number),
+            trial=number,
+            epochs=int(found.kept_epoch),
+            settings=settings,
+            averaged_from=swept if averages else None,
+            data=_form(str(asked.get("train_data", ""))),
+            objective="objective" in asked.get("digests", {}),
+            configured=objective.configured if isinstance(objective, (Supervised, Written)) else None,
+            width="unknown" if isinstance(problem.model_fn, Gone) else width_form(problem.model_fn),
+            copied=problem.copied,
+        )
+    )
+
+
+_NEEDED = ("max_t", "keep", "ema", "precision", "seed", "surrogate")
+
+
+def _cannot(number: int, why: str) -> ValueError:
+    return ValueError(f"no plain loop trains trial {number} again: {why}")
+
+
+def _workers(trial: TrialRecord) -> int:
+    """On how many workers a trial trained.
+
+    Raises:
+        ValueError: where its batch or its learning rate grew with them.
+    """
+    lines = [line for line in trial.history if line["stage"] == "target" and line["epoch"] <= trial.kept_epoch]
+    batches = list(dict.fromkeys(line[GLOBAL_BATCH] for line in lines if GLOBAL_BATCH in line))
+    multipliers = {line.get("lr_multiplier", 1.0) for line in lines} - {1.0}
+    if {*batches} - {read(trial.config, "batch_size")} or multipliers:
+        told = " and then ".join(map(str, batches))
+        why = f"workers were added in training, which its batch ({told} examples) and its learning rate followed"
+        raise _cannot(trial.trial, f"{why}; `RaceConfig(max_workers=...)` of as many as `workers` adds none")
+    return max((int(line.get("workers", 1)) for line in lines), default=1)
+
+
+def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> None:
+    """Refuse a trial that went on with another one's weights, or with other hyperparameters than it began with.
+
+    Raises:
+        ValueError: where it did.
+    """
+    own = re.compile(rf"target/trial-{number}/to-\d+")
+    values = {key: unit.value for key, unit in units.items() if isinstance(unit.value, Mapping)}
+    changed = any("origin" in value or "mutable" in value for key, value in values.items() if own.fullmatch(key))
+    copied = swept and any(str(number) in value.get("copies", ()) for key, value in values.items() if "/group-" in key)
+    if changed or copied:
+        raise _cannot(number, "it went on from another trial's weights, or its hyperparameters changed in training")
+
+
+def _as_asked(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """A configuration whose optimizer and schedule are known.
+
+    Raises:
+        ValueError: where a loaded run knows one that is a function by its name alone.
+    """
+    for key, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+        named = config.get(key)
+        if isinstance(named, str) and named not in known:
+            why = f"`{key}` is a function, of which a loaded run knows the name alone ({named})"
+            raise _cannot(number, f"{why}; the result that `tune` returned has it")
+    return config
+
+
+def _form(described: str) -> Form:
+    """The form of data, by `Batches.describe`."""
+    if described.startswith("tensors ("):
+        return "tensors"
+    return "loaders" if described.startswith("loaders from ") else "dataset"

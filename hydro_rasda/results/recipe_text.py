@@ -1,0 +1,364 @@
+"""A training as the text of a plain torch loop, which needs torch and numpy alone.
+
+The text repeats what `training` does, number by number: `tests/hydro_rasda/results/test_recipe.py` runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
+from fusion.optim import Hyperparameters
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.console import one_line
+from hydro_rasda.problem import WidthForm
+from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
+from hydro_rasda.secret_masking import HIDDEN
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A full-size training.
+
+    Attributes:
+        title: What it is, in sentences.
+        config: The configuration, without secrets.
+        trial: Its number, from which seeds follow.
+        epochs: After how many it is over.
+        settings: The run's.
+        averaged_from: The epoch from which weights are averaged; None where they are not.
+        objective: Whether an objective of the user's makes the loss, in place of a `loss_fn`.
+        configured: Whether that takes the configuration, too; None where only the function tells.
+        width: How the model function takes the width ratio; "unknown" where only the function tells.
+        copied: Whether the model function returns what it keeps.
+    """
+
+    title: Sequence[str]
+    config: Mapping[str, Any]
+    trial: int
+    epochs: int
+    settings: TuneConfig
+    averaged_from: int | None
+    data: Form
+    objective: bool
+    configured: bool | None
+    width: WidthForm | Literal["unknown"] | None
+    copied: bool
+
+    @property
+    def loss(self) -> str:
+        """Name of the argument that makes the loss."""
+        return "objective" if self.objective else "loss_fn"
+
+
+def written(recipe: Recipe) -> str:
+    """The text: a function `train` and what it needs, above it the configuration."""
+    arguments = given(recipe.config)
+    parts = [
+        _constants(recipe, arguments),
+        _train(recipe, arguments),
+        *_schedule(recipe.config),
+        *(PARTS if read(recipe.config, "accumulate") > 1 else []),
+        DATA[recipe.data],
+        *(ROWS if recipe.data != "loaders" else []),
+        *(APART if recipe.data != "tensors" else []),
+        SEEDS,
+    ]
+    body = "\n\n".join(part.strip("\n") + "\n" for part in parts)
+    modules = [name for name in _MODULES if re.search(rf"\b{name}\.", body)]
+    imports = [f"import {_ALIASES.get(name, name)}" for name in modules]
+    imports += [line for line in _FROM if re.search(rf"\b{line.split()[-1]}\(", body)]
+    title = "".join(f"# {one_line(line)}\n" for line in recipe.title)
+    return f"{title}\n" + "\n".join(imports) + f"\n\n{body}"
+
+
+_MODULES = ("copy", "functools", "inspect", "itertools", "math", "random", "zlib", "np", "torch")
+_ALIASES = {"np": "numpy as np"}
+_FROM = (
+    "from torch.utils._pytree import tree_flatten",
+    "from torch.utils._pytree import tree_map",
+    "from torch.utils._pytree import tree_unflatten",
+    "from torch.utils.data import default_collate",
+)
+
+
+def given(config: Mapping[str, Any]) -> dict[str, str]:
+    """Names of arguments for values that cannot be written down, such as functions and secrets.
+
+    >>> given({"lr": 0.1, "schedule": max, "hub token": "(hidden)", "class": object})
+    {'schedule': 'schedule', 'hub token': 'hub_token', 'class': 'class_'}
+    """
+    names: dict[str, str] = {}
+    for key in (key for key, value in config.items() if literal(value) is None):
+        name = re.sub(r"\W", "_", str(key))
+        while not name.isidentifier() or keyword.iskeyword(name) or name in {*_TAKEN, *names.values()}:
+            name = f"{name}_" if name[:1].isidentifier() else f"_{name}"
+        names[key] = name
+    return names
+
+
+_TAKEN = ("model_fn", "train_data", "loss_fn", "objective", "device", "config", "model", "torch", "np")
+
+
+def literal(value: Any) -> str | None:
+    """A value as Python writes it; None where it cannot, as of a function.
+
+    >>> literal({"a": [1, 0.5, "x"]}), literal(float("inf")), literal(len), literal("(hidden)")
+    ("{'a': [1, 0.5, 'x']}", None, None, None)
+    """
+    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a number of NumPy's
+        value = value.item()
+    if isinstance(value, type) and value in _CLASSES.values():
+        return f"torch.optim.{value.__name__}"
+    text = repr(value)
+    try:
+        holds = ast.literal_eval(text) == value and HIDDEN not in text
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return text if holds else None
+
+
+def _constants(recipe: Recipe, arguments: Mapping[str, str]) -> str:
+    config = {key: text for key, value in recipe.config.items() if (text := literal(value)) and key not in arguments}
+    settings = recipe.settings
+    lines = ["CONFIG = {", *(f"    {key!r}: {text}," for key, text in config.items()), "}"]
+    if arguments:
+        lines.append(f"# Arguments of `train`, as they cannot be written here: {', '.join(arguments.values())}.")
+    lines += [f"SEED, TRIAL = {settings.seed}, {recipe.trial}", f"BATCH_SIZE = {read(recipe.config, 'batch_size')}"]
+    lines.append(f"MAX_T = {settings.max_t}  # epochs, the horizon of schedules and averages")
+    lines.append(f"EPOCHS = {recipe.epochs}  # trained, after which the weights count")
+    return "\n".join(lines)
+
+
+def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
+    config, of = recipe.config, arguments.values()
+    takes = ["model_fn", "train_data", recipe.loss, *(["*", *of] if of else []), "device=None"]
+    before = [
+        'device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))',
+        f"config = {{**CONFIG{''.join(f', {key!r}: {name}' for key, name in arguments.items())}}}",
+        *_asks(recipe),
+        *_TF32.get(recipe.settings.precision, []),
+        'seed_all(derived(SEED, "weights", TRIAL))',
+        f"model = {_model(recipe)}.to(device)",
+        *_optimizer(config, arguments),
+        *(["scaler = torch.amp.GradScaler(device.type)"] if recipe.settings.precision == "fp16" else []),
+        *BEFORE[recipe.data],
+        *(_AVERAGES if recipe.averaged_from is not None else []),
+    ]
+    epoch = ['seed_all(derived(SEED, "trial", TRIAL, epoch))', "model.train()"]
+    step = [*_rates(recipe, arguments), *_step(recipe), *_average(recipe)]
+    loop = [*_indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *_indented(step, 2)]
+    after = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
+    whole = [*before, "for epoch in range(EPOCHS):", *loop, *(after if recipe.averaged_from is not None else [])]
+    return "\n".join(
+        [f"def train({', '.join(takes)}):", *_indented([*_docstring(recipe, arguments), *whole, "return model.eval()"])]
+    )
+
+
+def _docstring(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
+    objective = 'objective: `objective(model, batch) -> {"loss": ..., ...}`, the objective of the run.'
+    return [
+        '"""Train the model from the initial weights that its seed draws; returns it in evaluation mode.',
+        "",
+        "model_fn: Makes the full-size model of a configuration, as for the run.",
+        f"train_data: The training data of the run, as {_KINDS[recipe.data]}.",
+        objective if recipe.objective else "loss_fn: `loss_fn(output, target)`, the loss of the run.",
+        *(f"{name}: What the run's configuration has as {key!r}." for key, name in arguments.items()),
+        "device: Where to train; by default a GPU, if there is one.",
+        '"""',
+    ]
+
+
+_KINDS = {
+    "tensors": "tensors (inputs, target)",
+    "dataset": "a map-style Dataset",
+    "loaders": "a function of the batch size that makes a loader",
+}
+
+
+def _asks(recipe: Recipe) -> list[str]:
+    """What only functions tell that a loaded run does not have."""
+    lines = []
+    for name, argument, value, unknown in (
+        ("model_fn", "width_ratio", "1.0", recipe.width == "unknown"),
+        (recipe.loss, "config", "config", recipe.configured is None),
+    ):
+        if unknown:
+            lines.append(f'if "{argument}" in inspect.signature({name}).parameters:')
+            lines.append(f"    {name} = functools.partial({name}, {argument}={value})")
+    return lines
+
+
+def _model(recipe: Recipe) -> str:
+    ratio = {"named": ", width_ratio=1.0", "second": ", 1.0"}.get(str(recipe.width), "")
+    made = f"model_fn(copy.deepcopy(config){ratio})"
+    return f"copy.deepcopy({made})" if recipe.copied else made
+
+
+_TF32 = {"tf32": ["torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True"]}
+
+
+def _optimizer(config: Mapping[str, Any], arguments: Mapping[str, str]) -> list[str]:
+    lr = read(config, "lr")
+    parts = {key.partition(".")[2]: literal(config[key]) for key in config if is_group(key)}
+    if parts:
+        rates = ", ".join(f"{part!r}: {rate}" for part, rate in parts.items())
+        lines = [
+            f"rates = {{{rates}}}  # of parts of the model, by the longest of their names",
+            "def rate(name):",
+            '    own = [part for part in rates if f"{name}.".startswith(f"{part}.")]',
+            f"    return rates[max(own, key=len)] if own else {lr!r}",
+            "named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]",
+            'groups = [{"params": [p], "lr": rate(name)} for name, p in named]',
+        ]
+    else:
+        lines = [f'groups = [{{"params": [p for p in model.parameters() if p.requires_grad], "lr": {lr!r}}}]']
+    kind, options = optimizer_name(config), _options(config)
+    if options.pop("independent_weight_decay", False):
+        lines += ["for group in groups:", f'    group["weight_decay"] = {options.pop("weight_decay")!r} / group["lr"]']
+    if kind == OWN:
+        called, told = arguments["optimizer"], [f"{name}=config[{name!r}]" for name in own_arguments(config)]
+    else:
+        called, told = (
+            f"torch.optim.{_CLASSES[kind].__name__}",
+            [f"{name}={value!r}" for name, value in options.items()],
+        )
+    if kind in ("adam", "adamw"):
+        told.append('fused=device.type in ("cpu", "cuda")')
+    lines += [f"optimizer = {called}(", *_indented(f"{argument}," for argument in ("groups", f"lr={lr!r}", *told)), ")"]
+    return [*lines, *(['base = [group["lr"] for group in optimizer.param_groups]'] if _moves(config) else [])]
+
+
+_CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What an optimizer of torch's is made with besides the rate, by torch's names: all that the configuration's keys
+    say, defaults too, so that the text does not depend on torch's own."""
+    kind = optimizer_name(config)
+    if kind == OWN:
+        return {}
+    if kind not in VECTORIZED:
+        return dict(Hyperparameters.from_config(config).options)
+    names = [name for name, key in KEYS.items() if key.under == "optimizer" and is_read(name, config)]
+    values = {name: read(config, name) for name in names}
+    if "beta1" in values:
+        values["betas"] = values.pop("beta1"), values.pop("beta2")
+    return values
+
+
+def _moves(config: Mapping[str, Any]) -> bool:
+    """Whether the learning rate changes."""
+    return bool(read(config, "schedule") != "constant" or read(config, "warmup_epochs") > 0)
+
+
+def _rates(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
+    if not _moves(recipe.config):
+        return []
+    schedule = f", {arguments['schedule']}" if "schedule" in arguments else ""
+    # Of a loader without a length, only whole epochs are known.
+    passed = "(i / steps if length else 0.0)" if recipe.data == "loaders" else "i / steps"
+    return [
+        "for group, lr in zip(optimizer.param_groups, base):",
+        f'    group["lr"] = lr * lr_factor(epoch + {passed}, steps{schedule})',
+    ]
+
+
+def _schedule(config: Mapping[str, Any]) -> list[str]:
+    """The function of the time by which the learning rate moves; none where it stays."""
+    if not _moves(config):
+        return []
+    schedule, warmup = read(config, "schedule"), read(config, "warmup_epochs")
+    by_epoch = {
+        "constant": "1.0",
+        "cosine": "(1.0 + math.cos(math.pi * int(time) / MAX_T)) / 2.0",
+        "step": "{gamma!r} ** (int(time) // {step_size})",
+        "exponential": "{gamma!r} ** int(time)",
+    }
+    lines = ['"""What the learning rate is multiplied by in the step that begins after `time` epochs of `steps`."""']
+    rise = ""
+    if warmup > 0:
+        lines.append(f"rise = min(1.0, (time + 1 / steps) / {warmup!r})  # warm-up")
+        rise = "rise * "
+    named = isinstance(schedule, str)
+    if named and schedule in by_epoch:
+        keys = {name: read(config, name) for name in ("gamma", "step_size") if is_read(name, config)}
+        lines.append(f"return {rise}{by_epoch[schedule].format(**keys)}")
+    else:
+        lines.append("step, last = round(time * steps), round(MAX_T * steps)")
+        lines += _ONE_CYCLE if schedule == "one_cycle" else []
+        factors = {"linear": "max(0.0, 1 - step / last)", "one_cycle": "factor"}
+        lines.append(f"return {rise}{factors[schedule] if named else 'schedule(step, last)'}")
+    takes = "time, steps" if named else "time, steps, schedule"
+    return ["\n".join([f"def lr_factor({takes}):", *_indented(lines)])]
+
+
+_ONE_CYCLE = [
+    "top, low, end = 0.3 * last - 1, 1 / 25, 1 / 25e4",
+    "if step <= top:",
+    "    factor = 1.0 + (low - 1.0) * (1 + math.cos(math.pi * step / top)) / 2",
+    "else:",
+    "    share = min(1.0, (step - top) / (last - 1 - top))",
+    "    factor = end + (1.0 - end) * (1 + math.cos(math.pi * share)) / 2",
+]
+
+
+def _step(recipe: Recipe) -> list[str]:
+    """One step: gradients, clipping, update."""
+    config, precision = recipe.config, recipe.settings.precision
+    parts = read(config, "accumulate") > 1
+    batch = "part" if parts else "batch"
+    told = ", config=config" if recipe.configured else ""
+    if recipe.objective:
+        loss = [f'loss = objective(model, {batch}{told})["loss"]']
+    else:
+        loss = [f"inputs, target = {batch}", f"loss = loss_fn(model(inputs), target{told})"]
+    if precision in ("bf16", "fp16"):
+        dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
+        loss = [f"with torch.autocast(device.type, {dtype}):", *_indented(loss), "loss = loss.float()"]
+    summand = "loss * share" if parts else "loss"
+    scaled = precision == "fp16"
+    backward = f"scaler.scale({summand}).backward()" if scaled else f"{f'({summand})' if parts else 'loss'}.backward()"
+    lines = [*loss, backward]
+    if parts:
+        lines = [f"for part, share in parts_of(batch, {read(config, 'accumulate')}):", *_indented(lines)]
+    max_norm = read(config, "grad_clip")
+    if max_norm is not None:
+        lines += ["scaler.unscale_(optimizer)"] if scaled else []
+        lines.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {max_norm!r})")
+    update = ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
+    return ["optimizer.zero_grad()", *lines, *update]
+
+
+_AVERAGES = [
+    "# Weights that learn, and running statistics, are averaged beside training: the averages are what counts.",
+    "learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
+    "tensors = [t for t in {**learning, **dict(model.named_buffers())}.values() if t.is_floating_point()]",
+    "means = [t.detach().to(torch.promote_types(t.dtype, torch.float32), copy=True) for t in tensors]",
+    "averaged = 0",
+]
+
+
+def _average(recipe: Recipe) -> list[str]:
+    begun = recipe.averaged_from
+    if begun is None:
+        return []
+    lines = [
+        "averaged += 1",
+        f"weight = max(1 / averaged, 1 / max(1.0, {recipe.settings.race.ema!r} * steps * MAX_T))",
+        "for tensor, mean in zip(tensors, means):",
+        "    mean.lerp_(tensor.detach().to(mean.dtype), weight)",
+    ]
+    # The sweep, which trained the epochs before, averages nothing.
+    return [f"if epoch >= {begun}:", *_indented(lines)] if begun else lines
+
+
+def _indented(lines: Iterable[str], by: int = 1) -> list[str]:
+    return [f"{'    ' * by}{line}" if line else line for line in lines]

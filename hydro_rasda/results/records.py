@@ -1,0 +1,188 @@
+"""What a run found, as plain values: a record for each trial, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hydro_rasda.config import Keep, Mode
+from hydro_rasda.run.messages import Message, read_messages
+from hydro_rasda.run.portable import Portable
+from hydro_rasda.schedulers import Agreement
+from hydro_rasda.secret_masking import Place, hide
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import pandas as pd
+
+    from surrogate.ranking import RankComparison
+
+Status = Literal["finished", "stopped", "undecided", "not begun", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class TrialRecord(Portable):
+    """What became of one configuration.
+
+    Attributes:
+        config: The configuration.
+        status: "finished": trained at full size to the last milestone, or as far as the time budget went; "stopped":
+            halved away; "undecided": of a run that is not over: it may train on; "not begun": not trained, as the time
+            budget ended before, or the run is not over; "diverged": its metric or training loss was no longer finite;
+            "failed": it raised.
+        surrogate_metric: The metric after its last epoch on the surrogate; NaN where it has none.
+        surrogate_epochs: Epochs trained on the surrogate.
+        metric: The metric after `kept_epoch` at full size; NaN where it has none. With `keep="best"`, also of a trial
+            that diverged or failed later.
+        epochs: Epochs trained at full size, those of the sweep included where it went on from there
+            (`sweep.surrogate=1`).
+        chance: Probability that it is the best of all that trained at full size, if those that were stopped went on;
+            NaN where it did not train there.
+        kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or the best one
+            where `keep="best"`.
+        history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
+        error: Traceback of a failed trial.
+    """
+
+    trial: int
+    config: Mapping[str, Any]
+    status: Status
+    surrogate_metric: float
+    surrogate_epochs: int
+    metric: float
+    epochs: int
+    chance: float
+    kept_epoch: int
+    history: tuple[Mapping[str, Any], ...] = field(repr=False)
+    error: str | None = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        # A dataclass compares field by field from Python 3.13 on, and NaN equals nothing: no record would equal itself.
+        return isinstance(other, TrialRecord) and _comparable(self) == _comparable(other)
+
+
+def _comparable(record: TrialRecord) -> list[Any]:
+    """A record's values, with None in place of NaN."""
+    return [None if isinstance(value, float) and math.isnan(value) else value for value in vars(record).values()]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the run cost.
+
+    Attributes:
+        surrogate_epochs: Epochs trained on surrogates, over all trials.
+        surrogate_seconds: Wall time of the sweep.
+        target_epochs: Epochs trained at full size after the sweep, over the finalists.
+        target_seconds: Wall time of the full-size trainings.
+        target_epoch_seconds: Median wall time of an epoch at full size; NaN where none was trained.
+        seconds: Wall time of the whole run to its last finished unit of work, interrupted sessions included.
+    """
+
+    surrogate_epochs: int
+    surrogate_seconds: float
+    target_epochs: int
+    target_seconds: float
+    target_epoch_seconds: float
+    seconds: float
+
+    @property
+    def spared_seconds(self) -> float:
+        """Estimate of what the sweep would have taken at full size, one trial after another, less what it took.
+
+        The sweep's epochs times the median wall time of an epoch of this run's own full-size trainings; NaN where
+        there is none.
+        """
+        return self.surrogate_epochs * self.target_epoch_seconds - self.surrogate_seconds
+
+
+@dataclass(frozen=True, repr=False)
+class RunRecord(Portable):
+    """The part of a `TuneResult` that needs neither model nor data; its docstring says what each value is."""
+
+    best_config: dict[str, Any]
+    best_metric: float
+    best_trial: int
+    trials: tuple[TrialRecord, ...]
+    metric: str
+    mode: Mode
+    expected_gain: float
+    cost: Cost
+    transfer: RankComparison | None
+    agreement: Agreement | None
+    path: Path
+    finished: bool
+    ended: bool
+    _checkpoints: Mapping[int, Path]
+    keep: Keep | None = field(default=None, kw_only=True)
+    averaged: bool | None = field(default=None, kw_only=True)
+    _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
+
+    def shown(self) -> Self:
+        """The same for others: without the secrets that `tune` was given."""
+        if not self._hidden:
+            return self
+        trials = [replace(trial, config=hide(trial.config, self._hidden)) for trial in self.trials]
+        return replace(self, best_config=hide(self.best_config, self._hidden), trials=tuple(trials))
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The file that `best_model` reads; None where the best trial has not been trained at full size.
+
+        `torch.load` gives a dict: "model" is the state dict after the last epoch, and where the best epoch is kept,
+        `["best"]["model"]` the one after that.
+        """
+        return self._checkpoints.get(self.best_trial)
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the run has said to its user, in order: seconds and a line each."""
+        return read_messages(self.path)
+
+    def dataframe(self) -> pd.DataFrame:
+        """One row a trial: number, status, scores, epochs, and a column `config/<name>` for each hyperparameter."""
+        import pandas as pd
+
+        return pd.DataFrame(map(row, self.trials))
+
+    def curves(self) -> pd.DataFrame:
+        """One row a trial, stage, epoch and metric: how each trial learned.
+
+        Columns: `trial`; `stage`, "sweep" or "full size"; `epoch`, from 1; `metric`, a name "train_*" or "val_*"; and
+        `value`, NaN where it was not finite.
+        """
+        import pandas as pd
+
+        rows = [
+            (record.trial, STAGES[line["stage"]], line["epoch"], name, value)
+            for record in self.trials
+            for line in record.history
+            for name, value in line.items()
+            if name.startswith(("train_", "val_"))
+        ]
+        frame = pd.DataFrame(rows, columns=["trial", "stage", "epoch", "metric", "value"])
+        return frame.astype({"value": float})
+
+
+STAGES = {"surrogate": "sweep", "target": "full size"}
+"""What people call the stages of the journal."""
+
+COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "chance", "kept_epoch")
+
+
+def row(record: TrialRecord) -> dict[str, Any]:
+    """A trial as a row of the table of all: its numbers, and `config/<name>` for each hyperparameter."""
+    config = {f"config/{name}": value for name, value in flat(record.config).items()}
+    return {name: getattr(record, name) for name in COLUMNS} | config
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by one name each: `{"a": {"b": 1}}` is `{"a/b": 1}`."""
+    leaves: dict[str, Any] = {}
+    for name, value in config.items():
+        leaves |= flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return leaves

@@ -1,0 +1,178 @@
+"""A run as an Optuna study, for Optuna's importances, plots and dashboard."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+from hydro_rasda.results.records import STAGES, RunRecord, TrialRecord
+from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.spec import read_asked
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+_RANGE = re.compile(
+    r"(?P<kind>float|integer) (?P<law>uniform|loguniform)\((?P<low>[^,]+), (?P<high>[^,]+)(?:, q=(?P<q>.+))?\)"
+)
+_CHOICE = re.compile(r"(?:choice|grid_search)\((?P<categories>\[.*\])\)")
+_UNBOUNDED = re.compile(r"(?:(?:float|integer) normal|sample_from)\(.*\)")
+
+
+def make_study(record: RunRecord) -> Study:
+    """See `TuneResult.to_optuna`."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError("`to_optuna` needs Optuna, which is not there: pip install 'hydro-rasda[optuna]'") from error
+    asked = read_asked(record.path)
+    laws: dict[tuple[str, ...], list[str]] = {}
+    for path, words in _leaves(asked["space"]):
+        laws.setdefault(path, []).append(words)
+    values = {
+        "/".join(path): {i: value for i, trial in enumerate(record.trials) for value in _at(trial.config, path)}
+        for path, of in laws.items()
+        if len({*of}) > 1 or _varies(of[0])
+    }
+    distributions = {
+        name: _distribution({*laws[tuple(name.split("/"))]}, [*of.values()]) for name, of in values.items() if of
+    }
+    study = optuna.create_study(
+        study_name=record.path.name, direction="minimize" if record.mode == "min" else "maximize"
+    )
+    for name, value in {"metric": record.metric, "run": str(record.path), "finished": record.finished}.items():
+        study.set_user_attr(name, value)
+    # As in `summary.eligible`: last weights count of those that came furthest, best ones of all.
+    furthest = max((trial.epochs for trial in record.trials if math.isfinite(trial.metric)), default=0)
+    enough = max(1, furthest) if asked["keep"] == "last" else 1
+    for i, trial in enumerate(record.trials):
+        params = {name: values[name][i] for name in distributions if i in values[name]}
+        if trial.status == "not begun":
+            study.enqueue_trial(params)
+        else:
+            known = {name: distributions[name] for name in params}
+            study.add_trial(_trial(record, trial, params, known, enough))
+    return study
+
+
+def _trial(
+    record: RunRecord,
+    trial: TrialRecord,
+    params: Mapping[str, Any],
+    distributions: Mapping[str, BaseDistribution],
+    enough: int,
+) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    stage = "target" if trial.epochs else "surrogate"
+    value = trial.metric if trial.epochs else trial.surrogate_metric
+    scored = math.isfinite(value)
+    curve = {line["epoch"]: line[record.metric] for line in trial.history if line["stage"] == stage}
+    more = ("status", "surrogate_metric", "surrogate_epochs", "epochs", "kept_epoch", "chance", "error")
+    # Who trained on the surrogate alone can be better there than the best model is at full size, and cannot win for it.
+    may_win = trial.epochs >= enough
+    return create_trial(
+        state=TrialState.COMPLETE if scored else TrialState.FAIL,
+        value=value if scored else None,
+        params=dict(params),
+        distributions=dict(distributions),
+        user_attrs={"stage": STAGES[stage], **{name: jsonable(getattr(trial, name)) for name in more}},
+        system_attrs={"constraints": [0.0 if may_win else 1.0]},
+        intermediate_values={epoch: math.nan if at is None else at for epoch, at in curve.items()},
+    )
+
+
+def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
+    """A key in Optuna's terms, whose branches may draw it from several domains."""
+    if len(laws) == 1:
+        return distribution(min(laws), values)
+    numeric = all(type(value) in (int, float) for value in values)
+    return _span(values) if numeric else _categories("", values)
+
+
+def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
+    """A domain of the space in Optuna's terms.
+
+    Args:
+        words: As `space.describe` has it: "float loguniform(0.0001, 1)", "choice(['sgd', 'adamw'])".
+        values: What the trials have of it. A range is as wide as they need, as PBT leaves the domain's; a domain
+            without bounds spans them; of categories that are objects, these are all that is known.
+    """
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    found = _RANGE.fullmatch(words)
+    if found is None:
+        numeric = _UNBOUNDED.fullmatch(words) and all(type(value) in (int, float) for value in values)
+        return _span(values) if numeric and values else _categories(words, values)
+    low, high = ast.literal_eval(found["low"]), ast.literal_eval(found["high"])
+    log, step = found["law"] == "loguniform", ast.literal_eval(found["q"] or "None")
+    integer = found["kind"] == "integer"
+    if integer and step is None:
+        high -= 1  # Ray Tune's upper bounds are exclusive, unless values are rounded to a multiple of q
+    make = IntDistribution if integer and all(isinstance(value, int) for value in values) else FloatDistribution
+    outside = any(not low <= value <= high or (step and not _multiple(value - low, step)) for value in values)
+    if outside:
+        return make(min(low, *values), max(high, *values), log=log and min(values) > 0)
+    # Optuna has no steps in a logarithm.
+    return make(low, high, log=log, **({"step": step} if step is not None and not log else {}))
+
+
+def _multiple(value: float, step: float) -> bool:
+    return math.isclose(value, step * round(value / step), rel_tol=0, abs_tol=1e-8 * step)
+
+
+def _span(values: Sequence[Any]) -> BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    make = IntDistribution if all(isinstance(value, int) for value in values) else FloatDistribution
+    return make(min(values), max(values))
+
+
+def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
+    """Those of the domain, as far as its words tell, and those that trials have."""
+    from optuna.distributions import CategoricalDistribution
+
+    found = _CHOICE.fullmatch(words)
+    try:
+        named = ast.literal_eval(found["categories"]) if found else []
+    except (SyntaxError, ValueError):  # functions and classes among them
+        named = []
+    return CategoricalDistribution(tuple(dict.fromkeys([*map(_category, named), *values])))
+
+
+def _category(value: Any) -> Any:
+    """A value as Optuna can store it: what is no plain value as its JSON."""
+    value = jsonable(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
+
+
+def _varies(words: str) -> bool:
+    return any(pattern.fullmatch(words) for pattern in (_RANGE, _CHOICE, _UNBOUNDED))
+
+
+def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each key that a configuration can have, with the words for its domain: once for each branch that has it."""
+    for name, words in space.items():
+        if isinstance(words, Mapping):
+            yield from _leaves(words, (*path, name))
+        elif isinstance(words, list):
+            for branch in words:
+                yield from _leaves(branch, path)
+        else:
+            yield (*path, name), words
+
+
+def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> list[Any]:
+    """The value under a path; none where the configuration is of another branch."""
+    value: Any = config
+    for name in path:
+        if not isinstance(value, Mapping) or name not in value:
+            return []
+        value = value[name]
+    return [_category(value)]

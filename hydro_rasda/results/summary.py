@@ -1,0 +1,193 @@
+"""What a run has found so far, summed up from where it stands: no torch, no Ray, no disk."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection, Sequence
+from statistics import median
+
+from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
+from hydro_rasda.run.full_size_stage import (
+    at_the_end,
+    deciding_curve,
+    expected_ends,
+    found_enough,
+    run_end,
+    source_of,
+    tried_targets,
+)
+from hydro_rasda.run.state import Run, Stage
+from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain, rank
+
+
+def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = None) -> RunRecord:
+    """What a run has found so far, whatever became of it.
+
+    Args:
+        finalists: All that were trained at full size.
+        undecided: Trials that may train on; None where the run is over.
+    """
+    over, max_t = undecided is None, run.settings.max_t
+    able = eligible(run, finalists)
+    end = max((run.epochs("target", n) for n in able), default=0) if over else max_t
+    at_end = [n for n in (able if over else finalists) if run.epochs("target", n) >= end]
+    best, metric = best_of(run, finalists)
+    found = expected_ends(run, finalists)
+    chance = chances(found, run.settings.mode)
+    records = {n: _record(run, n, at_end, undecided or (), chance.get(n, math.nan)) for n in sorted(run.trials)}
+    return RunRecord(
+        best_config=copy.deepcopy(dict(run.trials[best].config)) if best in run.trials else {},
+        best_metric=metric,
+        trials=tuple(records.values()),
+        metric=run.settings.metric,
+        mode=run.settings.mode,
+        expected_gain=expected_gain([*found.values()], run.settings.mode),
+        cost=_cost(run),
+        transfer=run.transfer,
+        agreement=_agreement(run, finalists),
+        path=run.store.path,
+        best_trial=best,
+        finished=run_end(run) == "finished",
+        ended=over,
+        keep=run.settings.race.keep,
+        averaged=_averaged(run, records[best]) if best in records else None,
+        _hidden=frozenset(run.hidden),
+        _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
+    )
+
+
+def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
+    """How full size ranks those that trained there and raised nothing; None where surrogates are the models, or none
+    has a score at full size."""
+    began = [n for n in finalists if run.epochs("target", n) and n not in run.failures]
+    epoch = min((run.epochs("target", n) for n in _scored(run, began)), default=0)
+    if run.settings.sweep.surrogate == 1 or not epoch:
+        return None
+    narrow = min(epoch, *(run.epochs("surrogate", n) for n in began))
+    scores = {n: (run.score_at("surrogate", n, narrow), run.score_at("target", n, epoch)) for n in sorted(began)}
+    return agreement(epoch, scores, run.settings.mode)
+
+
+def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
+    """The winner and its metric at full size; where none has one, the best surrogate, and NaN.
+
+    The winner is the best at its end (`deciding_curve`). Where no training came to an end, or a score was as good as
+    `stop_at` asks, it is the best that is kept.
+    """
+    if able := eligible(run, finalists):
+        ended = [] if found_enough(run) else [n for n in able if at_the_end(run, n)]
+        ends = {n: [*deciding_curve(run, n).values()][-1] for n in ended}
+        scores = [ends[n] for n in ended] or [_kept(run, n)[1] for n in able]
+        winner = (ended or able)[rank(scores, run.settings.mode)[0]]
+        return winner, _kept(run, winner)[1]
+    swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
+    return swept[rank([run.score("surrogate", n) for n in swept], run.settings.mode)[0]], math.nan
+
+
+def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
+    """The first epochs of a full-size training that the sweep trained, at full width and without averages."""
+    if surrogate != 1:
+        return 0
+    return min((line["epoch"] - 1 for line in trial.history if line["stage"] == "target"), default=trial.epochs)
+
+
+def _averaged(run: Run, trial: TrialRecord) -> bool | None:
+    """Whether the weights that count are averages over steps; None where no loop of the library trained them."""
+    if not trial.epochs or run.problem.full_size is not None:
+        return None
+    averages = run.settings.race.keep == "best" and run.settings.race.ema > 0
+    return averages and trial.kept_epoch > swept_epochs(trial, run.settings.sweep.surrogate)
+
+
+def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
+    """Whether the weights of a finished run's winner are damaged: it then counts as not begun, and trains again."""
+    winner, _ = best_of(run, tried_targets(run, finalists))
+    return winner in finalists and winner in run.checkpoints and source_of(run, winner) is None
+
+
+def eligible(run: Run, finalists: Sequence[int]) -> list[int]:
+    """The finalists that may win: they have a finite metric and, where last weights count, came furthest."""
+    if run.settings.race.keep == "best":
+        return [n for n in finalists if math.isfinite(_kept(run, n)[1])]
+    return _longest_trained(run, finalists)
+
+
+def _longest_trained(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
+    """Of the trials that trained with success, those that came furthest: where last weights count, a better score of
+    one that was stopped earlier is no promise, as it says nothing of what it would have come to."""
+    scored = _scored(run, numbers, stage)
+    last = max((run.epochs(stage, n) for n in scored), default=0)
+    return [n for n in scored if run.epochs(stage, n) == last]
+
+
+def _scored(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
+    return [n for n in numbers if math.isfinite(run.score(stage, n))]
+
+
+def _kept(run: Run, number: int) -> tuple[int, float]:
+    """The full-size epoch whose weights count, and the metric after it. The best epoch of a trial counts whatever came
+    later: it may have diverged, or raised."""
+    score = run.score("target", number)
+    last = run.epochs("target", number), score
+    return run.best.get(number, last) if run.settings.race.keep == "best" or math.isfinite(score) else last
+
+
+def _record(run: Run, number: int, at_end: Collection[int], undecided: Collection[int], chance: float) -> TrialRecord:
+    kept_epoch, metric = _kept(run, number)
+    return TrialRecord(
+        trial=number,
+        config=run.trials[number].config,
+        status=_status(run, number, at_end, undecided),
+        surrogate_metric=run.score("surrogate", number),
+        surrogate_epochs=run.epochs("surrogate", number),
+        metric=metric,
+        epochs=run.epochs("target", number),
+        chance=chance,
+        kept_epoch=kept_epoch,
+        history=tuple(
+            {name: value for name, value in line.items() if name not in ("event", "trial")}
+            for stage in ("surrogate", "target")
+            for line in run.metrics.get((stage, number), ())
+            if line["stage"] == stage
+        ),
+        error=run.failures.get(number),
+    )
+
+
+def _status(run: Run, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
+    if number in run.failures:
+        return "failed"
+    if not run.epochs("surrogate", number) and not run.epochs("target", number):
+        return "not begun"
+    stage: Stage = "target" if run.epochs("target", number) else "surrogate"
+    if not math.isfinite(run.score(stage, number)):
+        return "diverged"
+    if number in at_end:
+        return "finished"
+    return "undecided" if number in undecided else "stopped"
+
+
+def _cost(run: Run) -> Cost:
+    units = run.store.units().items()
+
+    def seconds(stage: str) -> float:
+        return sum(unit.seconds for key, unit in units if key.startswith(f"{stage}/"))
+
+    def epochs(stage: str) -> int:
+        return sum(line["stage"] == of == stage for (of, _), lines in run.metrics.items() for line in lines)
+
+    trained = [
+        (unit.seconds, sum(line["event"] == "metrics" for line in unit.lines))
+        for key, unit in units
+        if key.startswith("target/")
+    ]
+    each = [spent / count for spent, count in trained for _ in range(count)]
+    return Cost(
+        surrogate_epochs=epochs("surrogate"),
+        surrogate_seconds=seconds("surrogate"),
+        target_epochs=epochs("target"),
+        target_seconds=seconds("target"),
+        target_epoch_seconds=median(each) if each else math.nan,
+        seconds=max((unit.at for _, unit in units), default=0.0),
+    )

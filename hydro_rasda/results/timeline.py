@@ -1,0 +1,112 @@
+"""When a run did what, from its journal alone: which groups trained beside each other, and the best score over time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.run.events import Stage
+from hydro_rasda.run.journal import JOURNAL, Unit, read_units
+
+_GROUP = re.compile(r"surrogate/to-(?P<stop>\d+)/from-(?P<start>\d+)/group-\d+")
+_TARGET = re.compile(r"target/trial-(?P<trial>\d+)/to-(?P<stop>\d+)")
+
+
+@dataclass(frozen=True)
+class Training:
+    """Trials that trained as one for a while: a fused group, or a full-size model.
+
+    Attributes:
+        stage: "surrogate" or "target".
+        trials: Which; their number is the width of the group.
+        start: Epochs trained before.
+        stop: Epochs trained after.
+        began: Seconds of the run when it began.
+        ended: Seconds of the run when it was recorded.
+        device: The device's number; None where the journal does not say.
+        lane: Place beside what trained at the same time, on the same device where that is known; from 0.
+    """
+
+    stage: Stage
+    trials: tuple[int, ...]
+    start: int
+    stop: int
+    began: float
+    ended: float
+    device: int | None = None
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best score of a stage, from a time on."""
+
+    seconds: float
+    score: float
+    trial: int
+    epoch: int
+
+
+def journal_of(record: RunRecord) -> Mapping[str, Unit]:
+    """The finished units of a run; none where its folder is gone."""
+    return read_units(Path(record.path) / JOURNAL).units
+
+
+def trainings(units: Mapping[str, Unit]) -> list[Training]:
+    """All that was trained, in the order in which it began."""
+    found = sorted(_trainings(units), key=lambda each: (each.began, each.ended, each.trials))
+    free: dict[int | None, list[float]] = {}
+    placed = []
+    for each in found:
+        lanes = free.setdefault(each.device, [])
+        # What ended a moment ago leaves its lane free: ends are recorded after the fact.
+        slack = 0.02 * (each.ended - each.began)
+        lane = next((i for i, until in enumerate(lanes) if until <= each.began + slack), len(lanes))
+        lanes[lane : lane + 1] = [each.ended]
+        placed.append(replace(each, lane=lane))
+    return placed
+
+
+def _trainings(units: Mapping[str, Unit]) -> Iterator[Training]:
+    reached: dict[int, int] = {}
+    for key, unit in units.items():
+        if (name := _GROUP.fullmatch(key)) is not None:
+            value, began = unit.value, max(0.0, unit.at - unit.seconds)
+            for group in value["groups"] or [value["members"]]:
+                start, stop = int(name["start"]), int(value["stop"])
+                yield Training("surrogate", tuple(group), start, stop, began, unit.at, value.get("device"))
+        elif (name := _TARGET.fullmatch(key)) is not None and not unit.value.get("swept"):
+            trial, stop, value = int(name["trial"]), int(name["stop"]), unit.value
+            began = max(0.0, unit.at - unit.seconds * value.get("beside", 1))
+            yield Training("target", (trial,), reached.get(trial, 0), stop, began, unit.at, value.get("device"))
+            reached[trial] = stop
+
+
+def busy_share(trained: Sequence[Training]) -> float:
+    """Of the time from the first beginning to the last end, the share in which any of these trained; NaN of none."""
+    if not trained:
+        return math.nan
+    busy, until = 0.0, -math.inf
+    for each in sorted(trained, key=lambda each: each.began):
+        busy += max(0.0, each.ended - max(each.began, until))
+        until = max(until, each.ended)
+    span = until - min(each.began for each in trained)
+    return busy / span if span else 1.0
+
+
+def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[Stage, list[Best]]:
+    """Of each stage, each time that a trial was better than all before; when its unit of work was recorded."""
+    sign = 1 if record.mode == "min" else -1
+    found: dict[Stage, list[Best]] = {}
+    for unit in units.values():
+        for line in unit.lines:
+            if line["event"] != "metrics" or line.get("train_loss") is None or line.get(record.metric) is None:
+                continue
+            value, so_far = float(line[record.metric]), found.setdefault(line["stage"], [])
+            if not so_far or sign * value < sign * so_far[-1].score:
+                so_far.append(Best(unit.at, value, line["trial"], line["epoch"]))
+    return found

@@ -1,0 +1,68 @@
+"""The check of the transfer, as the journal keeps it.
+
+- `check/to-{epoch}/chosen/...`: the trials that are tried at full size, from the best to the worst of the surrogates
+  after this epoch.
+- `check/trial-{n}/first`: the metric at full size after as many epochs, None where it diverged or failed; of the best
+  trial also `check/trial-{n}/again`, from another seed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hydro_rasda.run.journal import Unit
+from hydro_rasda.run.state import Run
+
+if TYPE_CHECKING:
+    from surrogate.ranking import RankComparison
+
+FEWEST = 4
+"""Fewer trials cannot be compared."""
+
+_CHOSEN = re.compile(r"check/to-(\d+)/chosen/.*")
+
+
+def choose_checked(
+    run: Run, epochs: int, scores: Mapping[int, float], choice: Callable[[], Sequence[int]]
+) -> list[int]:
+    """Which trials are tried at full size, of those with these scores; chosen once in the life of the run."""
+    return run.decide(f"check/to-{epochs}/chosen", scores, choice)
+
+
+def check_keys(chosen: Sequence[int]) -> list[tuple[str, int]]:
+    """The units of the check, and whose they are: one for each trial, and one more for the first."""
+    first = [(f"check/trial-{number}/first", number) for number in chosen]
+    return [*first, (f"check/trial-{chosen[0]}/again", chosen[0])]
+
+
+def compare_checked(run: Run, chosen: Sequence[int], narrow: Sequence[float]) -> RankComparison:
+    """How full-size scores, which are all recorded, rank trials that surrogates scored like this."""
+    from surrogate import compare_rankings  # brings torch along, which only a run that was checked waits for
+
+    *wide, twice = (_score(run.store.units()[key]) for key, _ in check_keys(chosen))
+    return compare_rankings(
+        narrow,
+        wide,
+        mode=run.settings.mode,
+        top_k=min(3, run.settings.race.top_k),
+        tolerance=abs(wide[0] - twice) if math.isfinite(wide[0] - twice) else 0.0,
+    )
+
+
+def recalled_transfer(run: Run) -> RankComparison | None:
+    """What the last check came to; None where there is none, or it is not over."""
+    found = None
+    for key, unit in run.store.units().items():
+        if (name := _CHOSEN.fullmatch(key)) is not None:
+            found = int(name[1]), unit.value
+    if found is None or len(found[1]) < FEWEST or not all(run.store.done(key) for key, _ in check_keys(found[1])):
+        return None
+    epochs, chosen = found
+    return compare_checked(run, chosen, [run.score_at("surrogate", number, epochs) for number in chosen])
+
+
+def _score(unit: Unit) -> float:
+    return math.nan if unit.value is None else float(unit.value)

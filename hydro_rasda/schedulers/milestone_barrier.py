@@ -1,0 +1,127 @@
+"""Who waits at a milestone for its fellows, and until when.
+
+ASHA decides each trial when it comes, by those that came before it: the first are measured by few others, and more go
+on than should. A survivor is paused to be given more workers in any case. So a trial may wait a little for those that
+began with it, and all that are there by then are decided at once.
+
+It waits at most a share of the time that it took to come there, whatever becomes of its fellows: one that dies or
+stalls keeps nobody longer. No bound at all gives synchronous halving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hydro_rasda.checks import check_number
+
+
+class _Bound(NamedTuple):
+    """Until when a trial waits, and when a fellow must have begun to be there by then if it is as fast."""
+
+    until: float
+    begun_by: float
+
+
+_NEVER = _Bound(math.inf, math.inf)
+
+
+@dataclass
+class _Milestone:
+    """What is known of one milestone.
+
+    `under_way` has the time at which each began, in rising order; `first` is the bound that runs out first.
+    """
+
+    under_way: dict[str, float] = field(default_factory=dict)
+    to_begin: set[str] = field(default_factory=set)
+    scores: dict[str, float] = field(default_factory=dict)
+    bounds: dict[str, _Bound] = field(default_factory=dict)
+    first: _Bound = _NEVER
+
+
+class MilestoneBarrier:
+    """The trials on their way to milestones, and those that wait there.
+
+    A trial's fellows are those on their way to the same milestone that would be there before it has waited its share,
+    were they as fast as it was: who began much later is not waited for.
+
+    Args:
+        wait: The longest that a trial waits, over the time that it took to come; inf for no bound, and then those that
+            have yet to begin are waited for, too.
+
+    Raises:
+        ValueError: where `wait` is negative or no number.
+    """
+
+    def __init__(self, wait: float) -> None:
+        check_number("wait", wait)
+        self._wait = wait
+        self._milestones: dict[int, _Milestone] = {}
+        self._at: dict[str, int] = {}
+
+    def expect(self, trial: str, milestone: int) -> None:
+        """A trial is to come to a milestone, and has yet to begin or to go on."""
+        self._place(trial, milestone).to_begin.add(trial)
+
+    def begin(self, trial: str, milestone: int, now: float) -> None:
+        """A trial is on its way to a milestone from now on; the time must not run backwards from call to call."""
+        self._place(trial, milestone).under_way[trial] = now
+
+    def come(self, trial: str, milestone: int, score: float, now: float) -> None:
+        """A trial has come to a milestone, and waits; not at all, where it was not seen to begin."""
+        since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
+        most = math.inf if self._wait == math.inf else self._wait * (now - since)
+        there = self._place(trial, milestone)
+        there.bounds[trial] = bound = _Bound(now + most, since + most)
+        there.first = min(there.first, bound)
+        there.scores[trial] = score
+
+    def leave(self, trial: str) -> None:
+        """A trial is over, or off its way until it begins again."""
+        if (milestone := self._at.pop(trial, None)) is not None:
+            there = self._milestones[milestone]
+            there.under_way.pop(trial, None)
+            there.to_begin.discard(trial)
+            there.scores.pop(trial, None)
+            if there.bounds.pop(trial, None) == there.first:
+                there.first = min(there.bounds.values(), default=_NEVER)
+
+    def waits(self, trial: str) -> bool:
+        """Whether a trial has come to a milestone and is not decided yet."""
+        return trial in self._at and trial in self._milestones[self._at[trial]].bounds
+
+    def until(self, milestone: int) -> float:
+        """When those that wait at a milestone are decided at the latest; inf where nobody waits, or without bound."""
+        return self._milestones[milestone].first.until if milestone in self._milestones else math.inf
+
+    def take(self, now: float) -> dict[int, Mapping[str, float]]:
+        """By milestone, the trials that are to be decided now, with their scores, in order of arrival.
+
+        These are all that wait there, once the first of them has waited its share, or no fellow is left to wait for.
+        They wait no longer.
+        """
+        over = [
+            milestone for milestone, there in self._milestones.items() if there.bounds and self._is_over(there, now)
+        ]
+        taken: dict[int, Mapping[str, float]] = {milestone: self._milestones[milestone].scores for milestone in over}
+        for milestone in over:
+            there = self._milestones[milestone]
+            for trial in there.scores:
+                del self._at[trial]
+            there.scores, there.bounds, there.first = {}, {}, _NEVER
+        return taken
+
+    def _place(self, trial: str, milestone: int) -> _Milestone:
+        self.leave(trial)
+        self._at[trial] = milestone
+        return self._milestones.setdefault(milestone, _Milestone())
+
+    def _is_over(self, there: _Milestone, now: float) -> bool:
+        if now >= there.first.until:
+            return True
+        if self._wait == math.inf:
+            return not there.under_way and not there.to_begin
+        return next(iter(there.under_way.values()), math.inf) > there.first.begun_by

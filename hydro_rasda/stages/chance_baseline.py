@@ -1,0 +1,161 @@
+"""Whether trials have learned anything yet: their scores against those of a constant prediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fusion.warn import warn
+from hydro_rasda.config import Mode
+from hydro_rasda.data import Batch, Batches, batch_length
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
+from hydro_rasda.objective import Supervised, scalars
+from hydro_rasda.precision import as_given
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.state import Run, Stage
+
+EXAMPLES = 10_000
+"""Of the training data, from which the constant is taken: a frequency is then known to a hundredth."""
+
+RELATIVE_MARGIN = 0.01
+"""Of a loss, which is measured on the same examples as the constant's, so that their noise cancels: who is closer to it
+than this explains less than a hundredth of what the constant leaves open (R squared, for the squared error)."""
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What a constant prediction scores.
+
+    Attributes:
+        score: By the run's metric.
+        margin: Scores within it do not differ from chance.
+    """
+
+    score: float
+    margin: float
+
+    def beaten(self, scores: Iterable[float], mode: Mode) -> bool:
+        """Whether any score is better by more than the margin.
+
+        >>> Chance(2.3, 0.1).beaten([2.25, 9.0], "min"), Chance(0.1, 0.05).beaten([0.12, 0.2], "max")
+        (False, True)
+        """
+        sign = 1 if mode == "max" else -1
+        return any(sign * (score - self.score) > self.margin for score in scores)
+
+
+def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
+    """Warn, and tell the user, where no trial differs from chance at the first rung, so that noise decides it.
+
+    Args:
+        run: Its surrogates are at the first milestone.
+        scores: Each trial's metric there.
+        epoch: That milestone.
+    """
+    if (chance := unbeaten_chance(run, "surrogate", scores)) is None:
+        return
+    finite = [score for score in scores.values() if math.isfinite(score)]
+    best = min(finite) if run.settings.mode == "min" else max(finite)
+    told = (
+        f"no trial's {run.settings.metric} differs from chance at the first rung (epoch {epoch}): the best is "
+        f"{best:.4g}, a constant prediction has {chance.score:.4g}. So noise decides who goes on; give trials time to "
+        "learn (a larger `sweep.grace_period`), or look at the range of `lr`"
+    )
+    run.say(told)
+    warn(told)
+
+
+def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chance | None:
+    """What a constant prediction scores, where no trial of a stage does better.
+
+    Chance is known of the objective that `loss_fn` makes; of one by hand it is not.
+
+    Returns:
+        None where a trial does better, none has a finite score, or chance is not known.
+    """
+    finite = [score for score in scores.values() if math.isfinite(score)]
+    if not finite or not isinstance(as_given(run.problem.objective), Supervised):
+        return None
+    batch_size = next(iter(run.trials.values())).batch_size
+    classes = any("val_accuracy" in line for n in scores for line in run.metrics.get((stage, n), ()))
+    chance = chance_of(run.problem, batch_size, classes)
+    return None if chance is None or chance.beaten(finite, run.settings.mode) else chance
+
+
+def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:
+    """What the best constant prediction scores: of classes their frequencies, of numbers their mean.
+
+    Args:
+        problem: Its objective is one that `supervised` made.
+        batch_size: Examples to read at a time.
+        classes: Whether integer targets are classes.
+
+    Returns:
+        None where that is not known, as where the loss takes no such prediction.
+    """
+    part, name = problem.settings.metric.split("_", 1)
+    measured = problem.val_data if part == "val" else problem.train_data
+    try:
+        constants = _constants(_targets(problem.train_data.epoch(batch_size, 0)), classes)
+        found = [_measured(problem, constant, measured, EVAL_BATCH_FACTOR * batch_size) for constant in constants]
+    except Exception:
+        return None
+    best = min(found, key=lambda metrics: metrics["loss"], default={})
+    if not math.isfinite(score := best.get(name, math.nan)):
+        return None
+    error = math.sqrt(score * (1 - score) / best["predictions"]) if name == "accuracy" else 0.0
+    return Chance(score, 2 * error if name == "accuracy" else RELATIVE_MARGIN * abs(score))
+
+
+def _targets(batches: Iterator[Batch]) -> Tensor:
+    """Those of the first examples, fewer where each has many."""
+    found: list[Tensor] = []
+    examples = numbers = 0
+    for _, target in batches:
+        found.append(target)
+        examples, numbers = examples + len(target), numbers + target.numel()
+        if examples >= EXAMPLES or numbers >= 100 * EXAMPLES:
+            break
+    return torch.cat(found)
+
+
+def _constants(target: Tensor, classes: bool) -> list[Tensor]:
+    """Predictions for one example of the targets [N, ...]: the classes' log-frequencies [C], or means [...].
+
+    A loss may take the means as they are, as logarithms or as log-odds.
+    """
+    if not target.is_floating_point():
+        counts = torch.bincount(target[target >= 0]) + 1.0  # of a class that only the validation has, not nothing
+        return [(counts / counts.sum()).log()] if classes else []
+    mean = target.mean(0)
+    return [mean, mean.log(), mean.logit()] if bool(((mean > 0) & (mean < 1)).all()) else [mean]
+
+
+class _Says(nn.Module):
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        return self.output
+
+
+def _measured(problem: Problem, constant: Tensor, data: Batches, batch_size: int) -> dict[str, float]:
+    """Metrics of a constant prediction, and how many predictions of classes they are of."""
+    predictions = 0
+
+    def batches() -> Iterator[tuple[Mapping[str, Tensor], int]]:
+        nonlocal predictions
+        for batch in data.in_order(batch_size):
+            target = batch[1]
+            predictions += target.numel()
+            one = constant if target.is_floating_point() else constant.view(-1, *(1,) * (target.ndim - 1))
+            shape = target.shape if target.is_floating_point() else (len(target), len(constant), *target.shape[1:])
+            yield scalars(problem.objective(_Says(one.expand(shape)), batch)), batch_length(batch)
+
+    metrics = {name: float(value) for name, value in mean_metrics(batches()).items()}
+    return metrics | {"predictions": float(predictions)}

@@ -1,0 +1,186 @@
+"""Which trials can train as one fused model."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import nn
+
+from fusion import fusion_key
+from fusion.hyperparameters import read
+from hydro_rasda.config_access import Notes, Reads, all_of, leaves
+from hydro_rasda.contracts import evenly
+from hydro_rasda.objective import reads_config, steering
+from hydro_rasda.precision import as_given
+from hydro_rasda.problem import Problem
+from hydro_rasda.processes.forks import Died, Notify, imap_forked
+from hydro_rasda.processes.hang_detector import HangDetector
+from hydro_rasda.processes.retry_policy import Deaths, failure
+from hydro_rasda.run.crash_log import CrashLog
+from hydro_rasda.run.journal import JournalLine, Unit
+from hydro_rasda.run.state import failure_line
+from hydro_rasda.stages.unused_keys import Unread, build_noting, unread_of
+from hydro_rasda.surrogate_plans import Plans
+from hydro_rasda.training.parameters import multipliers, optimizer_settings
+from hydro_rasda.trial import Trial
+
+
+def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: CrashLog | None = None) -> Unit:
+    """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
+
+    Args:
+        trials: Whose models are built.
+        children: Processes that are forked to build them; 0 builds them in this one.
+        doing: Told what this process builds itself.
+
+    Returns:
+        A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
+        digest can train as one model. Its lines say which keys of each configuration nothing reads.
+    """
+    if children:
+        found = _found(
+            problem,
+            evenly(trials, children),
+            HangDetector("no model was built", foreseen=problem.epoch_seconds),
+            Deaths(),
+        )
+    else:
+        found, _ = _kinds_of(problem, trials, doing or CrashLog())
+    lines: list[JournalLine] = []
+    for trial in trials:
+        unread = found[trial.number].unread
+        lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config), "unread": unread})
+        if (error := found[trial.number].error) is not None:
+            lines.append(failure_line(trial.number, error))
+    # In the order of the trials, whichever child was done first: one seed gives one journal.
+    ordered = {trial.number: found[trial.number] for trial in trials}
+    return Unit({number: kind.digest for number, kind in ordered.items() if kind.error is None}, lines)
+
+
+def _found(problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetector, deaths: Deaths) -> dict[int, _Kind]:
+    """By trial, its kind; of parts that are built beside each other, in a process each.
+
+    A part whose process dies, or hangs, is built again, in the end without the trial that it was at.
+    """
+    found: dict[int, _Kind] = {}
+    reached = {at: part[0].number for at, part in enumerate(parts)}
+    died: dict[int, str] = {}
+    pieces = [partial(_built, problem, part, at) for at, part in enumerate(parts)]
+    for at, given in imap_forked(pieces, 1, reached.__setitem__, pace):
+        if isinstance(given, Died):
+            died[at] = given.how
+        else:
+            kinds, plans = given
+            found |= kinds
+            problem.plans.update(plans)
+    for at, how in died.items():
+        again = parts[at]
+        if not deaths.again(reached[at]):
+            found[reached[at]] = _Kind(error=failure(how, "built"))
+            again = [trial for trial in again if trial.number != reached[at]]
+        if again:
+            found |= _found(problem, [again], pace, deaths)
+    return found
+
+
+def _built(problem: Problem, trials: Sequence[Trial], part: int, notify: Notify) -> tuple[dict[int, _Kind], Plans]:
+    return _kinds_of(problem, trials, CrashLog(), partial(notify, part))
+
+
+ALIKE = 4
+"""So many models have to be of one kind before one that should be alike is believed to be, and is not built."""
+MOST = 256
+"""So many kinds of configurations are remembered: where there are more, few are alike."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    digest: str = ""
+    error: str | None = None
+    unread: Unread = field(default_factory=dict)
+
+
+@dataclass
+class _Seen:
+    """Configurations in which all that decides about the model is equal.
+
+    Attributes:
+        reads: What `model_fn` reads of them.
+        notes: Which keys those are.
+        digest: Of the models built so far; empty where these were of several kinds.
+        times: How many were built.
+    """
+
+    batch_size: int
+    reads: Reads
+    notes: Notes
+    digest: str
+    times: int = 1
+
+
+def _kinds_of(
+    problem: Problem, trials: Sequence[Trial], doing: CrashLog, notify: Notify = lambda number: None
+) -> tuple[dict[int, _Kind], Plans]:
+    """By trial, its kind; and how models were made narrower, which another process would not know."""
+    seen: list[_Seen] = []
+    found: dict[int, _Kind] = {}
+    for trial in trials:
+        notify(trial.number)
+        what = f"building trial {trial.number}"
+        if how := doing.blamed(what):
+            found[trial.number] = _Kind(error=failure(how, "built"))
+            continue
+        with doing.of(what):
+            found[trial.number] = _kind(problem, trial, seen)
+    return found, problem.plans
+
+
+def _kind(problem: Problem, trial: Trial, seen: list[_Seen]) -> _Kind:
+    """A trial's kind: from its model, or, after a few, from those that `model_fn` built of the same values.
+
+    One that builds at random may come to be believed by chance. `fuse`, which compares all members, refuses the group
+    then, and its trials train each by itself.
+    """
+    try:
+        own, batch_size = all_of(trial.config), trial.batch_size
+        alike = next((one for one in seen if one.batch_size == batch_size and one.reads <= own), None)
+        if alike is not None and alike.digest and alike.times >= ALIKE:
+            return _Kind(alike.digest, unread=unread_of(alike.notes, trial.config))
+        surrogate, notes = build_noting(problem, trial)
+        digest = _digest(problem, trial, surrogate)
+        reads = _reads(problem, trial, notes)
+        if notes is not None:
+            notes.read |= problem.objective_reads
+    except (Exception, SystemExit):  # the latter would end a script, and look like success
+        return _Kind(error=traceback.format_exc())
+    if alike is not None:
+        alike.digest = digest if alike.digest == digest else ""
+        alike.times += 1
+    elif notes is not None and reads is not None and len(seen) < MOST:
+        seen.append(_Seen(batch_size, reads, notes, digest))
+    return _Kind(digest, unread=unread_of(notes, trial.config))
+
+
+def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
+    # Targets of different widths can have surrogates of one width, for which learning rates scale differently.
+    settings = optimizer_settings(problem.objective, surrogate, trial.config)
+    scales = repr(multipliers(settings, surrogate, problem.settings.sweep.surrogate))
+    parts = read(settings.config, "accumulate")
+    return hashlib.sha256(repr(fusion_key(surrogate, trial.batch_size, parts, scales)).encode()).hexdigest()[:12]
+
+
+def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
+    """What decides about a trial's model: what was read now and, where a plan was at hand, when that was made."""
+    reads = None if notes is None else notes.of(trial.config)
+    if reads is not None and reads_config(as_given(problem.objective)):
+        # What an objective is given is a part of the model; floats, of which members have their own, do not tell kinds.
+        given = Notes()
+        given.read |= {key for key, value in leaves(steering(trial.config)) if not isinstance(value, float)}
+        also = given.of(trial.config)
+        reads = None if also is None else reads | also
+    plan = problem.plans.known_for(problem.settings.sweep.surrogate, trial.config)
+    return reads if reads is None or plan is None else reads | plan[1]

@@ -1,0 +1,153 @@
+"""Before the first stage: a dry run of what is asked, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fusion import lr_factor
+from fusion.warn import warn
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.data import naming_batch
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR
+from hydro_rasda.problem import Problem
+from hydro_rasda.run.fingerprint import spread_indices
+from hydro_rasda.schedulers import first_milestone
+from hydro_rasda.space import longest_warmup, schedules, tuned
+from hydro_rasda.stages.isolated_dry_run import survived_dry_run
+from hydro_rasda.training.parameters import check_rule
+from hydro_rasda.trial import Trial
+from surrogate import doubtful_hyperparameters
+
+ASKED_STEPS = 64
+"""So many steps of a training, from the first to the last, are asked of a schedule."""
+
+_PRETRAINED = (
+    "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
+    "width would lose them, so the model itself is swept (`sweep.surrogate=1`). If it should start at random, have "
+    "`model_fn` neither load weights nor seed itself"
+)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a dry run has shown to work.
+
+    Attributes:
+        problem: With what the dry run found of the model, and with the rungs that lie after the warm-ups.
+        settings: As they were asked for, but for the width of a pretrained model's surrogates.
+        parameters: Of the full-size model, name, shape and type.
+        messages: What the user should know of it.
+    """
+
+    problem: Problem
+    settings: TuneConfig
+    parameters: dict[str, str]
+    messages: list[str]
+
+
+def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial], folder: Path | None = None) -> Ready:
+    """Try a problem out, and warn of what would go wrong without a word.
+
+    Args:
+        space: What the trials' configurations are drawn from.
+        trials: At least one.
+        folder: The run's; None where no later call could have the same.
+
+    Raises:
+        ValueError: where no trial can be trained; see `dry_run`. Or where a `schedule` gives no factors, the largest
+            batches are more than the data have, or one has surrogates and an optimizer for which nobody knows how
+            learning rates transfer.
+    """
+    settings, messages = problem.settings, []
+    _check_schedules(problem, space, trials)
+    found = survived_dry_run(problem, trials, folder)
+    _check_largest_batches(problem, trials)
+    warmup = longest_warmup(space, (trial.config for trial in trials))
+    if found.pretrained:
+        told = _PRETRAINED.format(settings.sweep.surrogate)
+        messages.append(told)
+        warn(told)
+        settings = replace(settings, sweep=replace(settings.sweep, surrogate=1))
+    if settings.sweep.surrogate < 1:
+        for trial in trials:
+            check_rule(trial.config)
+    _warn_of_doubtful(space, settings.sweep.surrogate)
+    _warn_of_endless(warmup, settings.max_t)
+    later = _without_rungs_before(warmup, settings)
+    if later != settings:
+        rungs = f"at epoch {later.sweep.grace_period} of the sweep and {later.first_look} at full size"
+        messages.insert(0, f"warm-ups last up to {warmup:g} epochs: the first rungs are {rungs}")
+    if settings.sweep.surrogate < 1 and settings.num_samples <= settings.race.top_k:
+        few = f"all {settings.num_samples} configurations can become finalists, whatever their surrogates say"
+        messages.append(f"{few}: `sweep.surrogate=1` trains them at full size from the start")
+    problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
+    problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
+    problem = replace(problem, peak=found.peak, epoch_seconds=found.epoch_seconds)
+    return Ready(problem, settings, found.parameters, messages)
+
+
+def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial]) -> None:
+    """Call each schedule function of the user's at some steps of a training, as many as the first trial's has.
+
+    Raises:
+        ValueError: where one raises, or gives no factor of a learning rate.
+    """
+    found = dict.fromkeys(schedule for schedule in schedules(space, (t.config for t in trials)) if callable(schedule))
+    if not found:
+        return
+    epochs, batch_size = problem.settings.max_t, trials[0].batch_size
+    with naming_batch("train_data", "a loader for batches", batch_size):
+        steps = problem.train_data.steps(batch_size) or 1
+    for schedule in found:
+        for step in spread_indices(epochs * steps, ASKED_STEPS):
+            try:
+                lr_factor({"schedule": schedule}, step / steps, epochs, steps)
+            except Exception as error:
+                told = f"`schedule` is {schedule!r}, which fails at step {step} of {epochs * steps}"
+                raise ValueError(f"{told} with {type(error).__name__}: {error}") from error
+
+
+def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
+    """Make loaders of the largest batches, which a loader that drops a smaller last one may not have.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    largest = max(trial.batch_size for trial in trials)
+    evaluated = f"its first batch in evaluation ({EVAL_BATCH_FACTOR} times `batch_size`)"
+    for argument, data, name, size in (
+        ("train_data", problem.train_data, "its first batch", largest),
+        ("val_data", problem.val_data, evaluated, EVAL_BATCH_FACTOR * largest),
+    ):
+        with naming_batch(argument, name, size):
+            if data.steps(size) is None:
+                next(data.in_order(size))
+
+
+def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
+    doubtful = doubtful_hyperparameters(tuned(space), ratio)
+    if doubtful:
+        warn(
+            f"what is best for {', '.join(doubtful)} may not transfer: it regularizes, and a model of {ratio:g} of the "
+            "width overfits less; a wider surrogate (`sweep.surrogate=1/4`) or `sweep.check_transfer=True` makes sure"
+        )
+
+
+def _warn_of_endless(warmup: float, max_t: int) -> None:
+    if warmup >= max_t:
+        warn(
+            f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
+            "rung lies before a warm-up is over; shorten the warm-ups",
+        )
+
+
+def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:
+    """The settings with the rungs of both stages left out that come before a warm-up of so many epochs is over."""
+    sweep, race, most = settings.sweep, settings.race, settings.max_t
+    grace = first_milestone(sweep.grace_period, most, sweep.reduction_factor, warmup)
+    full = first_milestone(settings.first_look, most, race.scaling_factor, warmup)
+    asked = race.grace_period if full == settings.first_look else full
+    return replace(settings, sweep=replace(sweep, grace_period=grace), race=replace(race, grace_period=asked))

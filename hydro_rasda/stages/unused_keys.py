@@ -1,0 +1,78 @@
+"""Keys of a configuration that nothing reads: misspelled, most often, and yet part of the best configuration."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fusion.hyperparameters import KEYS, is_group, is_read, own_arguments
+from fusion.warn import warn
+from hydro_rasda.config_access import Notes, paths
+from hydro_rasda.problem import Problem
+from hydro_rasda.trial import Trial
+
+Unread = dict[str, str | None]
+"""By key that was not read (`net.depth` where it is nested), the one that was probably meant."""
+
+
+def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | None]:
+    """A trial's surrogate, and what `model_fn` read of the configuration to build it; None where that is not known.
+
+    A configuration that the model keeps may be read later, all of it; so may one that `model_fn` fails on.
+    """
+    notes = Notes(may_be_kept=False)
+    try:
+        surrogate = replace(problem, model_fn=notes.taken_by(problem.model_fn)).surrogate(trial)
+    except (Exception, SystemExit):  # it is kept; or one of the model's own, or as it takes no stand-in for a dict
+        return problem.surrogate(trial), None
+    return surrogate, notes
+
+
+def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
+    """Which keys of a configuration neither `model_fn` or the objective, as noted, nor the library reads."""
+    if notes is None:
+        return {}
+    unread = [path for path in paths(config) if path not in notes.read]
+    ours = own_arguments(config).keys() | {name for name in KEYS if is_read(name, config)}
+    left = [path for path in unread if not (is_group(path) or path in ours)]
+    known = (notes.asked | KEYS.keys()) - set(paths(config)) if left else ()
+    return {path: _closest(path, known) for path in left}
+
+
+def warn_of_unread(unread: Unread) -> None:
+    """Warn of keys that no trial's model or objective read.
+
+    Warns:
+        UserWarning: where there is such a key.
+    """
+    names = [_told(key, meant) for key, meant in unread.items()]
+    if names:
+        warn(
+            f"neither `model_fn` nor the library reads {', '.join(names)}: what `space` says there changes nothing, "
+            "though the best configuration will name it",
+        )
+
+
+def _told(key: str, meant: str | None) -> str:
+    if key in KEYS:
+        return f"`{key}` (read where `{KEYS[key].under}` is {' or '.join(KEYS[key].defaults)})"
+    return f"`{key}`" if meant is None else f"`{key}` (did you mean `{meant}`?)"
+
+
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like another, in whatever order their words are.
+
+    >>> [_closest(name, ["weight_decay", "grad_clip"]) for name in ("weight_deacy", "clip_grad", "width")]
+    ['weight_decay', 'grad_clip', None]
+    """
+    by_words = {_words(other): other for other in sorted(known)}
+    found = difflib.get_close_matches(_words(name), by_words, n=1, cutoff=0.75)
+    return by_words[found[0]] if found else None
+
+
+def _words(name: str) -> str:
+    return "_".join(sorted(name.lower().split("_")))

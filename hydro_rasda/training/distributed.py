@@ -1,0 +1,145 @@
+"""Full-size training on several devices of a pool: each device's process is a rank, on either backend."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask
+from hydro_rasda.data import Shard
+from hydro_rasda.problem import Problem
+from hydro_rasda.training.ddp import train_full_size
+from hydro_rasda.training.kept_epoch import epochs_since
+from hydro_rasda.training.rendezvous import Store
+from hydro_rasda.training.report_keys import HISTORY
+from hydro_rasda.training.span_worker import Over, SpanWorker
+from hydro_rasda.training.user_loop import train_own_on_rank
+from hydro_rasda.trial import Trial
+
+TIMEOUT = timedelta(minutes=30)
+"""A rank that the others wait for longer is taken for dead."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among those that train one full-size model.
+
+    Attributes:
+        shard: Which rank it is.
+        growth: Ranks over the workers of a new trial.
+        through: What carries their messages: NCCL wants a GPU for each.
+        carried: What `Worker.saved` gave besides the state that they go on from: "rescaled" and "measured".
+    """
+
+    shard: Shard
+    growth: float
+    through: Literal["gloo", "nccl"]
+    carried: Mapping[str, Any] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def joined(self, open_store: Callable[[], Store]) -> Iterator[None]:
+        """Within it, the default process group holds all of them.
+
+        Args:
+            open_store: Gives that by which they find each other; not called where there is one rank.
+
+        What raises within leaves the group as it is, as taking it down could wait for the others for ever: the process
+        is of no more use.
+        """
+        if self.shard.world == 1:
+            yield
+            return
+        rank, world = self.shard.rank, self.shard.world
+        dist.init_process_group(self.through, store=open_store(), rank=rank, world_size=world, timeout=TIMEOUT)
+        yield
+        dist.destroy_process_group()
+
+
+class PlacedWorker(SpanWorker):
+    """One of these ranks, whose run keeps how it grew, too.
+
+    Args:
+        problem: What is tuned, on this rank's device.
+        trial: The task's.
+        task: Which epochs.
+        state: What its source gave.
+        place: Which rank it is.
+        should_stop: Asked after each epoch; rank 0's answer counts.
+        on_epoch: Told of each, by rank 0.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        trial: Trial,
+        task: FullSizeTask,
+        state: Mapping[str, Any] | None,
+        place: Place,
+        should_stop: Callable[[], bool],
+        on_epoch: Callable[[int, EpochMetrics], None],
+    ) -> None:
+        config = {"trial": trial.number, "config": dict(trial.config)}
+        rank, world = place.shard.rank, place.shard.world
+        job = {"config": config, "trial": str(trial.number), "rank": rank, "world_size": world, "workers": world}
+        carried = {"rescaled": [], "measured": {}, **place.carried}
+        saved = {"state": state, "iteration": task.span.start, **carried}
+        asked = problem.settings, task.span.stop, should_stop, on_epoch
+        super().__init__(job, problem, problem.device, saved, *asked)
+        self.growth = place.growth
+
+    def _keeps(self, name: str) -> bool:
+        return super()._keeps(name) or name in HISTORY
+
+
+def train_target_on_ranks(
+    problem: Problem,
+    trial: Trial,
+    task: FullSizeTask,
+    state: Mapping[str, Any] | None,
+    place: Place,
+    open_store: Callable[[], Store],
+    should_stop: Callable[[], bool],
+    on_epoch: Callable[[int, EpochMetrics], None],
+) -> FullSizeOutcome:
+    """Train one full-size model for a span of epochs, as one of several ranks; each calls it.
+
+    Args:
+        problem: What is tuned, on this rank's device.
+        trial: The task's trial.
+        state: What its source gave.
+        place: Which rank this is.
+        open_store: See `Place.joined`.
+        should_stop: Asked after each epoch; rank 0's answer counts.
+        on_epoch: Told of each, by rank 0.
+
+    Returns:
+        What it gave; rank 0's alone has a state and a history.
+    """
+    started = time.perf_counter()
+    own_loop = problem.full_size is not None
+    try:
+        problem = problem.with_settings(seed=task.seed)
+        worker = PlacedWorker(problem, trial, task, state, place, should_stop, on_epoch)
+        with place.joined(open_store):
+            with contextlib.suppress(Over):
+                if own_loop:
+                    train_own_on_rank(worker)
+                else:
+                    train_full_size(worker, problem.settings.race.lr_rule)
+            reached = worker.reached(state)
+    except (Exception, SystemExit):
+        return FullSizeOutcome(task, None, [], traceback.format_exc(), time.perf_counter() - started)
+    more = {name: value for name, value in worker.saved(None).items() if name in ("rescaled", "measured") and value}
+    seconds = time.perf_counter() - started
+    if worker.rank:
+        return FullSizeOutcome(task, None, [], None, seconds)
+    since_best = epochs_since((reached or {}).get("best"), worker.iteration)
+    ended = not worker.left if own_loop else problem.settings.out_of_patience(since_best)
+    return FullSizeOutcome(task, reached, worker.history, None, seconds, ended=ended, more=more)

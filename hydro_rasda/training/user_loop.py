@@ -1,0 +1,139 @@
+"""Full-size training by a function of the user's own, `train(worker)`: on one device, or on ranks of either backend."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fusion.streams import seed_generators
+from hydro_rasda.checks import is_metric, require
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask
+from hydro_rasda.problem import Problem
+from hydro_rasda.seeds import derive_seed
+from hydro_rasda.training.kept_epoch import bettered
+from hydro_rasda.training.span_worker import METRICS, Over, SpanWorker
+from hydro_rasda.training.worker import Saving, State, Worker
+from hydro_rasda.trial import Trial
+
+
+class Kept:
+    """What a run keeps of what a training function reports.
+
+    Args:
+        settings: The run's.
+        state: A checkpoint that training goes on from.
+
+    Attributes:
+        own: The function's own state in it.
+    """
+
+    def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:
+        self._settings = settings
+        self._best = None if state is None else state.get("best")
+        # A checkpoint that the library's own training left has none, where `race.train` came later.
+        self.own: State | None = None if state is None else state.get("own", state)
+
+    def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
+        """An epoch's metrics as floats, and what gives the checkpoint after it: "own", "model" and "best".
+
+        Raises:
+            ValueError: where the run's metric is not among them, or the state has no model.
+        """
+        metric, mode = self._settings.metric, self._settings.mode
+        rule = f"a mapping with the number {metric!r}, which is `tune`'s `metric`"
+        require(is_metric(metrics.get(metric)), "metrics", dict(metrics), rule)
+        require(saving is not None, "state", None, "given with every report")
+        numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_metric(v)}
+        if self._settings.race.keep == "best":
+            self._best = bettered(
+                self._best, epoch, numbers[metric], mode, lambda: copy.deepcopy(_state_of(saving)["model"])
+            )
+        best = {} if self._best is None else {"best": self._best}
+
+        def whole() -> dict[str, Any]:
+            own = _state_of(saving)
+            return {"own": own, "model": own["model"], **best}
+
+        return {**metrics, **numbers, "epoch": epoch}, whole
+
+
+def _state_of(saving: Saving) -> dict[str, Any]:
+    """What was given as a report's state.
+
+    Raises:
+        ValueError: where it holds no model, or what could not be read back without running code.
+    """
+    state = saving() if callable(saving) else saving
+    rule = 'a dict whose "model" is the state dict of the model that `model_fn(worker.config)` builds'
+    has_model = isinstance(state, Mapping) and isinstance(state.get("model"), Mapping)
+    require(has_model, "state", sorted(map(str, state)) if isinstance(state, Mapping) else state, rule)
+    assert state is not None
+    written = io.BytesIO()
+    try:
+        torch.save(tree_map(lambda leaf: None if isinstance(leaf, Tensor) else leaf, dict(state)), written)
+        torch.load(io.BytesIO(written.getvalue()), weights_only=True)
+    except (AttributeError, TypeError, pickle.PickleError) as error:
+        raise ValueError(f"`state` must hold tensors and plain values alone: {error}") from error
+    return dict(state)
+
+
+def train_own(
+    problem: Problem,
+    trial: Trial,
+    task: FullSizeTask,
+    state: Mapping[str, Any] | None,
+    should_stop: Callable[[], bool],
+    on_epoch: Callable[[int, EpochMetrics], None],
+) -> FullSizeOutcome:
+    """Train a full-size model for a span of epochs by the user's function, from a checkpoint or anew.
+
+    Raises:
+        ValueError: where the function returns without a report.
+        Exception: what it raises.
+    """
+    assert problem.full_size is not None
+    started = time.perf_counter()
+    kept, config = Kept(problem.settings, state), copy.deepcopy(dict(trial.config))
+    job = {"config": config, "trial": str(trial.number), "rank": 0, "world_size": 1, "workers": 1}
+    saved: dict[str, Any] = {"state": kept.own, "iteration": task.span.start, "rescaled": [], "measured": {}}
+    own = problem.full_size
+    asked = problem.settings, task.span.stop, should_stop, on_epoch
+    worker = SpanWorker(job, own.data, problem.device, saved, *asked)
+    worker.through = kept.taken
+    _seed(problem, trial.number, worker)
+    with contextlib.suppress(Over):
+        own.train(worker)
+    reached = worker.reached(state)
+    seconds = time.perf_counter() - started
+    return FullSizeOutcome(task, reached, worker.history, None, seconds, ended=not worker.left)
+
+
+def train_own_on_rank(worker: Worker) -> None:
+    """The same on a rank, from its last checkpoint to the trial's end, or to where the worker leaves it.
+
+    Args:
+        worker: Its `data` is the `Problem`; its configuration as of `train_full_size`.
+    """
+    problem: Problem = worker.data
+    assert problem.full_size is not None
+    kept = Kept(problem.settings, worker.checkpoint)
+    _seed(problem, worker.config["trial"], worker)
+    worker.config, worker.data, worker.checkpoint = worker.config["config"], problem.full_size.data, kept.own
+    worker.through = kept.taken
+    problem.full_size.train(worker)
+
+
+def _seed(problem: Problem, trial: int, worker: Worker) -> None:
+    """Seed the global generators by trial, epoch and rank: what the function draws of them is the same again."""
+    seed = derive_seed(problem.settings.seed, "full size", trial, worker.iteration)
+    seed_generators(derive_seed(seed, "rank", worker.rank) if worker.rank else seed)

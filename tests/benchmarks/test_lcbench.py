@@ -1,0 +1,41 @@
+"""Real learning curves, where their data and onnxruntime are at hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.lcbench import lcbench, lcbench_folder, lcbench_tasks
+
+
+@pytest.fixture(autouse=True)
+def _data() -> None:
+    pytest.importorskip("onnxruntime", reason="LCBench is an ONNX model, and onnxruntime is not installed")
+    if not (lcbench_folder() / "model.onnx").exists():
+        pytest.skip(f"no LCBench in {lcbench_folder()}; HYDRO_RASDA_DATA names the folder above it")
+
+
+def test_curves_learn() -> None:
+    curves = lcbench(lcbench_tasks()[0], trials=40, seed=0)
+    assert curves.scores.shape == (40, 52)
+    assert curves.mode == "min"
+    assert np.isfinite(curves.scores).all()
+    assert np.median(curves.scores[:, 51]) < np.median(curves.scores[:, 0])
+    assert np.median(curves.work) == pytest.approx(1.0)
+    # Batches of 16 to 512 and up to 1,024 units: an epoch's time differs by far more than noise.
+    assert curves.work.max() > 3 * curves.work.min()
+
+
+def test_a_seed_and_a_task_determine_them() -> None:
+    first, second = lcbench_tasks()[:2]
+    assert len(lcbench_tasks()) == 34
+    assert (lcbench(first, 5, seed=1).scores == lcbench(first, 5, seed=1).scores).all()
+    assert (lcbench(first, 5, seed=1).scores != lcbench(first, 5, seed=2).scores).any()
+    assert (lcbench(first, 5, seed=1).scores != lcbench(second, 5, seed=1).scores).any()
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`task` is '1', but must be one of \['3945'"):
+        lcbench("1", 5, 0)
+    with pytest.raises(FileNotFoundError, match=r"`folder` is .*, but must hold config_space.json"):
+        lcbench("3945", 5, 0, tmp_path)

@@ -1,0 +1,74 @@
+import math
+from pathlib import Path
+
+import pyarrow.fs
+
+from hydro_rasda.backends.ray.report_journal import Journal, JournalEntry, read_journal, replay
+from hydro_rasda.schedulers import RASDA
+
+ENTRIES = [
+    JournalEntry("a", 1, 0.5, 1, milestone=1, global_batch_size=32),
+    JournalEntry("b", 1, None, 1, milestone=1, decision="stop"),
+    JournalEntry("a", 2, 0.25, 2, milestone=2),
+    JournalEntry("a", 3, 0.25, 4),
+]
+
+
+def journal(folder: Path) -> Journal:
+    return Journal(pyarrow.fs.LocalFileSystem(), str(folder))
+
+
+def test_a_new_process_goes_on_where_another_stopped(tmp_path: Path) -> None:
+    first = journal(tmp_path)
+    for entry in ENTRIES[:2]:
+        first.append(entry)
+    second = journal(tmp_path)
+    for entry in ENTRIES[2:]:
+        second.append(entry)
+    assert list(journal(tmp_path).entries) == ENTRIES
+    assert read_journal(str(tmp_path)) == read_journal(tmp_path.as_uri()) == ENTRIES
+
+
+def test_half_a_line_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
+    first = journal(tmp_path)
+    first.append(ENTRIES[0])
+    with (tmp_path / "rasda.jsonl").open("a") as file:
+        file.write('{"trial": "b", "t": 1, "sco')
+    journal(tmp_path).append(ENTRIES[2])
+    assert read_journal(str(tmp_path)) == [ENTRIES[0], ENTRIES[2]]
+
+
+class NoAppend:
+    """A real file system without its appends, as object stores are."""
+
+    def __init__(self) -> None:
+        self._local = pyarrow.fs.LocalFileSystem()
+
+    def open_append_stream(self, path: str) -> None:
+        raise NotImplementedError
+
+    def open_output_stream(self, path: str) -> object:
+        return self._local.open_output_stream(path)
+
+    def open_input_stream(self, path: str) -> object:
+        return self._local.open_input_stream(path)
+
+
+def test_storage_that_cannot_append_is_written_at_milestones(tmp_path: Path) -> None:
+    remote = Journal(NoAppend(), str(tmp_path))
+    remote.append(ENTRIES[3])
+    assert not (tmp_path / "rasda.jsonl").exists()
+    remote.append(ENTRIES[0])
+    assert read_journal(str(tmp_path)) == [ENTRIES[3], ENTRIES[0]]
+
+
+def test_replay_gives_the_rungs_back() -> None:
+    rule = RASDA(max_t=8)
+    state = rule.init()
+    for trial, t, score in [("a", 1, 0.5), ("b", 1, math.nan), ("a", 2, 0.25)]:
+        state, _ = rule.report(state, trial, t, score)
+    assert replay(ENTRIES, {"a", "b"}) == state
+
+
+def test_replay_leaves_out_trials_of_another_experiment() -> None:
+    assert set(replay(ENTRIES, {"b"}).rungs[1]) == {"b"}

@@ -1,0 +1,82 @@
+"""Processes that share a GPU through a program of its daemon's name, files and commands; they train on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch import Tensor, nn
+
+from hydro_rasda import LocalBackend, RaceConfig, TuneResult
+from hydro_rasda.backends import gpu_sharing
+from hydro_rasda.objective import supervised
+from tests.hydro_rasda.packing.test_mps import daemons, left, seen
+
+__all__ = ["seen"]
+
+Quick = Callable[..., TuneResult]
+TWO = LocalBackend(["cpu", "cpu"])
+
+pytestmark = pytest.mark.usefixtures("one_process")
+
+
+def noting(file: Path) -> Callable[..., Mapping[str, Tensor]]:
+    """An objective that notes through whose daemon its process computes."""
+    here = os.getpid()
+
+    def objective(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        if os.getpid() != here:
+            with file.open("a") as opened:
+                opened.write(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "none") + "\n")
+        return supervised()(model, batch)
+
+    return objective
+
+
+def test_two_processes_of_a_gpu_share_its_daemon(
+    quick: Quick, seen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sharing, "uuid_of", lambda where: "GPU-0")
+    quick(objective=noting(tmp_path / "pipes"), backend=TWO, max_t=1, race=RaceConfig(top_k=1))
+    (line,) = daemons(seen)
+    assert line["gpu"] == "GPU-0"
+    assert {*(tmp_path / "pipes").read_text().split()} == {line["pipe"]}
+    assert not any(psutil.pid_exists(line[which]) for which in ("daemon", "server"))
+    assert left(tmp_path) == []
+
+
+def test_other_devices_need_none(quick: Quick, seen: Path, tmp_path: Path) -> None:
+    quick(objective=noting(tmp_path / "pipes"), backend=TWO, max_t=1, race=RaceConfig(top_k=1))
+    assert daemons(seen) == []
+    assert {*(tmp_path / "pipes").read_text().split()} == {"none"}
+
+
+def test_a_daemon_ends_with_a_tuner_that_is_killed(seen: Path) -> None:
+    program = """
+        import time
+        import torch
+        from hydro_rasda.backends import gpu_sharing
+        gpu_sharing.uuid_of = lambda where: "GPU-0"
+        gpu_sharing.SharedGpus().environment(torch.device("cpu"))
+        print("there", flush=True)
+        time.sleep(600)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    tuner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert tuner.stdout is not None
+    assert tuner.stdout.readline() == "there\n"
+    tuner.send_signal(signal.SIGKILL)
+    tuner.wait()
+    tuner.stdout.close()
+    (line,) = daemons(seen)
+    while any(psutil.pid_exists(line[which]) for which in ("daemon", "server")):
+        time.sleep(0.02)

@@ -1,0 +1,118 @@
+"""A host and a sweep at the same time: neither comes to another result for it, whatever ends either of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hydro_rasda import SweepConfig, TuneResult
+from hydro_rasda.bubbles import BubbleBackend
+from hydro_rasda.run.events import EpochsTrained, Event
+from tests.hydro_rasda.bubbles.conftest import waiting_hosts
+from tests.hydro_rasda.bubbles.hosts import Host
+
+Quick = Callable[..., TuneResult]
+
+
+def answer(result: TuneResult) -> Any:
+    """All that a sweep found, to the last digit."""
+    curves = result.curves().drop(columns=["seconds"], errors="ignore")
+    return result.best_config, result.best_metric, curves.sort_values(list(curves.columns)).to_csv(index=False)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As many as there are groups at the same time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["GPipe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("1F1B", "Interleaved1F1B"))]
+)
+def test_neither_host_nor_sweep_comes_to_another_result(
+    schedule: str, two_threads: None, quick: Quick, tmp_path: Path
+) -> None:
+    alone = quick(name="alone")
+    source = tmp_path / "bubbles"
+    host = Host(schedule, 2, 10_000, tmp_path / "with", source)
+    try:
+        beside = quick(name="beside", backend=BubbleBackend(source, checkpoint_s=0.5))
+    finally:
+        host.enough()
+    assert answer(beside) == answer(alone)
+    found, expected = host.told(), Host(schedule, 2, 100, tmp_path / "without").told()
+    assert len(expected[1]["losses"]) == 100
+    assert found[1]["losses"][:100] == expected[1]["losses"]  # each depends on all weights of both ranks
+    assert all(0 < rank["open"] <= rank["waited"] for rank in found)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_killed_and_one_of_another_size_lose_nothing(
+    two_threads: None, quick: Quick, tmp_path: Path
+) -> None:
+    alone = quick(name="alone")
+    source, hosts = tmp_path / "bubbles", list[Host]()
+
+    def come_and_go(event: Event) -> None:
+        if isinstance(event, EpochsTrained) and len(hosts) == 1:
+            hosts[0].kill()
+            hosts.append(Host("GPipe", 3, 10_000, tmp_path / "resized", source))
+
+    hosts.append(Host("1F1B", 2, 10_000, tmp_path / "killed", source))
+    try:
+        beside = quick(name="beside", backend=BubbleBackend(source, checkpoint_s=0.5), callbacks=[come_and_go])
+    finally:
+        for host in hosts:
+            host.enough()
+    assert len(hosts) == 2
+    assert answer(beside) == answer(alone)
+    found, expected = hosts[1].told(), Host("GPipe", 3, 50, tmp_path / "without").told()
+    assert found[1]["losses"][:50] == expected[1]["losses"]
+
+
+def test_a_guest_that_is_killed_comes_back(two_threads: None, quick: Quick, tmp_path: Path) -> None:
+    alone = quick(name="alone")
+    source, killed = tmp_path / "bubbles", list[int]()
+    with waiting_hosts(source, 2) as guests:
+
+        def kill_one(event: Event) -> None:
+            if isinstance(event, EpochsTrained) and not killed and guests[0].working and guests[0].pid:
+                killed.append(guests[0].pid)
+                os.kill(killed[0], signal.SIGKILL)
+
+        beside = quick(name="beside", backend=BubbleBackend(source), callbacks=[kill_one])
+        assert guests[0].pid not in killed
+    assert len(killed) == 1
+    assert answer(beside) == answer(alone)
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_interrupted_goes_on_from_its_guests_last_checkpoint(
+    two_threads: None, quick: Quick, tmp_path: Path
+) -> None:
+    alone = quick(name="alone", sweep=SweepConfig(grace_period=4))
+    epochs = list[int]()
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, EpochsTrained):
+            epochs.append(event.epochs)
+            if len(epochs) == 4:
+                raise KeyboardInterrupt
+
+    backend = BubbleBackend(tmp_path / "bubbles", checkpoint_s=0)
+    with waiting_hosts(tmp_path / "bubbles", 2):
+        with pytest.raises(KeyboardInterrupt):
+            quick(name="beside", sweep=SweepConfig(grace_period=4), backend=backend, callbacks=[interrupt])
+        assert list((tmp_path / "beside" / "checkpoints").glob("*so-far*"))
+        beside = quick(name="beside", sweep=SweepConfig(grace_period=4), backend=backend)
+    assert answer(beside) == answer(alone)
+    assert not list((tmp_path / "beside" / "checkpoints").glob("*so-far*"))

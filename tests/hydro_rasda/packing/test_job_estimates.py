@@ -1,0 +1,100 @@
+"""What is expected of jobs, by what was given and what was measured."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from hydro_rasda.packing import Estimate, Task
+from hydro_rasda.packing.job_estimates import Estimates, Slowdowns
+from hydro_rasda.schedulers import Job
+from hydro_rasda.schedulers.packing_policy import GUESS, MARGIN
+
+
+def task(name: str, memory: float | None = None, share: float | None = None, seconds: float | None = None) -> Task:
+    return Task(["true"], Estimate(memory, share, seconds), "kind", name)
+
+
+def test_what_was_given_holds_until_something_is_measured() -> None:
+    assert Estimates().of(task("a", 100, 0.5, 60)) == Job("a", 100, 0.5, 60, "kind")
+    assert Estimates().of(task("a", 100, 0.5)) == Job("a", 100, 0.5, 0, "kind")
+    assert Estimates().of(task("a", share=0.5)) is None
+    assert Estimates().of(task("a", memory=100)) is None
+
+
+def test_estimates_of_a_kind_are_corrected_in_proportion() -> None:
+    estimates = Estimates()
+    estimates.learn(task("a", 100, 0.5, 60), Estimate(200, 0.25, 30))
+    estimates.learn(task("b", 50, 0.5, 60), Estimate(75, 0.2, 90))
+    assert estimates.of(task("c", 10, 0.4, 6)) == pytest.approx(
+        Job(
+            "c", 20 * MARGIN, 0.2 * MARGIN, 6, "kind"
+        )  # twice the memory, half the share; seconds were right on average
+    )
+
+
+def test_jobs_without_estimates_are_taken_to_be_alike() -> None:
+    estimates = Estimates()
+    estimates.learn(task("a"), Estimate(200, 0.25, 30))
+    estimates.learn(task("b"), Estimate(100, 0.5, 10))
+    assert estimates.of(task("c")) == Job("c", MARGIN * 200, MARGIN * 0.5, 20, "kind")
+    assert estimates.of(task("d", memory=7, share=0.1)) == Job("d", 7, 0.1, 20, "kind")
+
+
+def test_of_a_kind_that_nobody_knows_more_than_the_largest_of_others_is_expected() -> None:
+    estimates = Estimates()
+    estimates.learn(task("a"), Estimate(200, 0.25, 30))
+    estimates.learn(task("b", memory=10), Estimate(300, 0.5, 10))
+    assert estimates.of(Task(["true"], kind="other", name="c")) == Job("c", GUESS * 300, 0.5, 30, "other")
+    assert estimates.of(Task(["true"], Estimate(7), "other", "d")) == Job("d", 7, 0.5, 30, "other")
+
+
+def test_a_job_that_is_measured_again_counts_once() -> None:
+    estimates = Estimates()
+    for seconds in (10, 20, 30):
+        estimates.learn(task("a"), Estimate(100, 0.5, seconds))
+    estimates.learn(task("b"), Estimate(seconds=50))
+    found = estimates.of(task("c"))
+    assert found is not None
+    assert found.seconds == 40
+
+
+def test_what_one_call_learnt_holds_in_the_next_until_it_is_measured_again() -> None:
+    first = Estimates()
+    first.learn(task("a"), Estimate(200, 0.25, 30))
+    first.learn(task("b", memory=100), Estimate(memory=50))
+    second = Estimates(first.learnt())
+    assert second.of(task("c")) == first.of(task("c"))
+    assert second.of(task("d", memory=10)) == Job("d", MARGIN * 5, MARGIN * 0.25, 30, "kind")
+    assert second.of(Task(["true"], kind="other", name="e")) is None
+    second.learn(task("f"), Estimate(memory=10))
+    assert second.of(task("c")) == Job("c", MARGIN * 10, MARGIN * 0.25, 30, "kind")
+    assert Estimates(second.learnt()).learnt() == second.learnt()
+
+
+def test_slowdowns_are_learnt_from_jobs_beside_others() -> None:
+    """A job of "a" takes 10 s, 1.5 times as long beside a "b"; one of "b" 20 s, beside whatever."""
+    draw = random.Random(0)
+    learning = Slowdowns()
+    for _ in range(2):
+        for _ in range(150):
+            beside = {"a": draw.uniform(0, 2), "b": draw.uniform(0, 2)}
+            noise = math.exp(draw.gauss(0, 0.03))
+            learning.learn("a", 10 * 1.5 ** beside["b"] * noise, beside)
+            learning.learn("b", 20 * noise, beside)
+        found = learning.interference().beside
+        assert found["a", "b"] == pytest.approx(1.5, rel=0.1)
+        assert [found[pair] for pair in (("a", "a"), ("b", "a"), ("b", "b"))] == pytest.approx([1, 1, 1], abs=0.08)
+        learning = Slowdowns(learning.learnt())
+
+
+def test_few_jobs_say_nothing_of_slowdowns() -> None:
+    learning = Slowdowns()
+    learning.learn("a", 10, {})
+    for _ in range(4):
+        learning.learn("a", 30, {"b": 1.0})
+    assert not learning.interference().beside
+    learning.learn("a", 30, {"b": 1.0})
+    assert learning.interference().beside["a", "b"] > 1.5

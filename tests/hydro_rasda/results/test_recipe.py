@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import ast
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load
+from hydro_rasda.backends.local import LocalBackend
+from hydro_rasda.objective import OptimizerSettings
+from hydro_rasda.results.recipe import _check_own_weights, recipe_of
+from hydro_rasda.run.journal import Unit
+from tests.hydro_rasda.models import Config, mlp
+
+Pair = tuple[Tensor, Tensor]
+Quick = Callable[..., TuneResult]
+
+ADAMW = {"lr": choice([0.003, 0.01]), "optimizer": "adamw", "batch_size": 32}
+SGD = {"lr": choice([0.03, 0.1]), "optimizer": "sgd", "batch_size": 32}
+
+
+def again(text: str, model_fn: Any, data: Any, loss: Any = F.cross_entropy, **given: Any) -> nn.Module:
+    """The model that the text of a recipe trains, in a namespace of its own."""
+    made: dict[str, Any] = {}
+    exec(compile(text, "recipe", "exec"), made)
+    torch.manual_seed(5)  # whatever was drawn before
+    random.seed(5)
+    model: nn.Module = made["train"](model_fn, data, loss, device="cpu", **given)
+    return model
+
+
+def assert_same(model: nn.Module, result: TuneResult, rtol: float = 0.0, trial: int | None = None) -> None:
+    """Check that a model has the weights that a run handed back: by default to the last bit."""
+    assert not model.training
+    theirs = result.best_model(trial).state_dict()
+    torch.testing.assert_close(model.state_dict(), theirs, rtol=rtol, atol=rtol / 10)
+
+
+def with_batch_norm(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    width = int(32 * width_ratio)
+    return nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+
+
+class Configured(nn.Module):
+    """A model that reads what the library does not, and whose parts have names."""
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, width), nn.Linear(width, 10, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.body(x).relu())
+        return y
+
+
+def in_parts(config: Config, width_ratio: float) -> nn.Module:
+    return Configured(int(32 * width_ratio), config["shape"]["bias"])
+
+
+def own_optimizer(params: Any, lr: float, amsgrad: bool = False) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=lr, amsgrad=amsgrad)
+
+
+def own_schedule(step: int, steps: int) -> float:
+    return 1 - 0.9 * step / steps
+
+
+SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "momentum and cosine": (
+        mlp,
+        {**SGD, "momentum": 0.9, "nesterov": True, "schedule": "cosine", "weight_decay": 0.001},
+        {},
+    ),
+    "warm-up, linear, clipping, dropout": (
+        mlp,
+        {**ADAMW, "schedule": "linear", "warmup_epochs": 1.5, "grad_clip": 0.5, "dropout": 0.2, "beta1": 0.8},
+        {"race": RaceConfig(ema=0.1)},
+    ),
+    "last weights": (
+        mlp,
+        {**ADAMW, "optimizer": "adam", "schedule": "step", "step_size": 2},
+        {"race": RaceConfig(keep="last")},
+    ),
+    "batch statistics in parts": (
+        with_batch_norm,
+        {**SGD, "accumulate": 3, "schedule": "exponential", "gamma": 0.5},
+        {},
+    ),
+    "rates of parts": (
+        in_parts,
+        {**ADAMW, "lr.head": 0.001, "lr.head.bias": 0.02, "shape": {"bias": True}, "optimizer": "rmsprop"},
+        {"race": RaceConfig(ema=0)},
+    ),
+    "independent decay": (mlp, {**ADAMW, "independent_weight_decay": True, "weight_decay": 1e-4}, {}),
+    "bfloat16": (mlp, {**ADAMW, "schedule": "one_cycle"}, {"precision": "bf16"}),
+    "float16": (mlp, {**SGD, "momentum": 0.9, "grad_clip": 1.0}, {"precision": "fp16"}),
+}
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("name", SPACES)
+def test_it_trains_what_was_handed_back(name: str, quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """To the last bit, on one thread: order, dropout, rates, averages and the epoch at which it ends; loaded, too.
+
+    Parts and scaled losses are added up in another order than the run's.
+    """
+    model_fn, space, settings = SPACES[name]
+    result = quick(model_fn=model_fn, space=space, num_samples=2, **settings)
+    text = result.recipe()
+    assert "rasda" not in text
+    assert "fusion" not in text.replace("confusion", "")
+    rtol = 1e-4 if name in ("batch statistics in parts", "float16") else 0.0
+    assert_same(again(text, model_fn, digits[0]), result, rtol)
+    if model_fn is not in_parts:  # of which a loaded run does not know that it takes a second argument
+        assert_same(again(load(result.path).recipe(), model_fn, digits[0]), result, rtol)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_it_ends_after_the_winning_epoch_and_another_trial_can_be_had(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """Few examples are overfitted: the schedule is that of all epochs, and the weights of an early one count."""
+    few = tuple(t[:80] for t in digits[0])
+    space = {"lr": choice([0.1, 0.2]), "optimizer": "adamw", "batch_size": 16, "schedule": "cosine"}
+    result = quick(space=space, train_data=few, num_samples=4, max_t=9, full_trainings=4)
+    kept = {n: trial.kept_epoch for n, trial in enumerate(result.trials) if trial.epochs}
+    assert len(kept) == 2
+    assert kept[result.best_trial] < 9
+    for number, epoch in kept.items():
+        text = result.recipe(number)
+        assert f"EPOCHS = {epoch}  #" in text
+        assert "MAX_T = 9  #" in text
+        model = again(text, mlp, few)
+        assert_same(model, result, trial=number)
+        loss = F.cross_entropy(model(digits[1][0]), digits[1][1]).item()
+        assert loss == pytest.approx(result.trials[number].metric, rel=1e-5)
+
+
+class Shaken(Dataset[dict[str, Tensor]]):
+    """Digits with noise, drawn from each of the global generators."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.x, self.y = pair
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        noise = torch.rand(64) + random.random() + float(np.random.rand())
+        return {"x": self.x[row] + 0.1 * noise, "y": self.y[row]}
+
+
+def smoothed(model: nn.Module, batch: Any, config: Any) -> dict[str, Tensor]:
+    """An objective of one's own, which reads the configuration."""
+    x, y = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+    return {"loss": F.cross_entropy(model(x), y, label_smoothing=config["smoothing"])}
+
+
+class Endless(IterableDataset[Any]):
+    """A stream of shuffled digits, which does not say how many there are."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+
+    def __iter__(self) -> Iterator[Any]:
+        x, y = self.pair
+        return iter([(x[row], y[row]) for row in torch.randperm(len(y)).tolist()])
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("form", ["dataset", "loader", "stream"])
+def test_other_forms_of_data(form: str, quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """Examples come in the run's order, and draw the run's random numbers, as the model does."""
+    pairs: dict[str, Any] = {
+        "dataset": Shaken(digits[0]),
+        "loader": lambda size: DataLoader(TensorDataset(*digits[0]), size, shuffle=True),
+        "stream": lambda size: DataLoader(Endless(digits[0]), size),
+    }
+    space = {**ADAMW, "schedule": "cosine", "warmup_epochs": 1, "smoothing": choice([0.0, 0.1]), "dropout": 0.2}
+    few = {"num_samples": 2, "max_t": 3}
+    result = quick(space=space, train_data=pairs[form], val_data=digits[1], objective=smoothed, **few)
+    assert_same(again(result.recipe(), mlp, pairs[form], smoothed), result)
+    assert_same(again(load(result.path).recipe(), mlp, pairs[form], smoothed), result)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_what_cannot_be_written_is_an_argument(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """Functions, and secrets: no text has those; a loaded run has not the functions either."""
+    space = {**ADAMW, "optimizer": own_optimizer, "schedule": own_schedule, "amsgrad": True, "hf_token": "hush-hush"}
+    result = quick(space=space, num_samples=2, sweep=SweepConfig(surrogate=1))
+    text = result.recipe()
+    assert "hush" not in text
+    assert "def train(model_fn, train_data, loss_fn, *, optimizer, schedule, hf_token, device=None):" in text
+    given = {"optimizer": own_optimizer, "schedule": own_schedule, "hf_token": "hush-hush"}
+    assert_same(again(text, mlp, digits[0], **given), result, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"a loaded run knows the name alone \(own_optimizer\)"):
+        load(result.path).recipe()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_what_a_sweep_at_full_width_trained_is_not_averaged(quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """Fused with others, in sums of another order; averages begin where full-size training takes over."""
+    result = quick(space=ADAMW, num_samples=4, sweep=SweepConfig(surrogate=1), race=RaceConfig(ema=0.2), max_t=6)
+    assert result.averaged
+    text = result.recipe()
+    (begun,) = [int(line.split()[-1][:-1]) for line in text.splitlines() if "if epoch >= " in line]
+    assert 0 < begun == min(t["epoch"] for t in result.trials[result.best_trial].history if t["stage"] == "target") - 1
+    assert_same(again(text, mlp, digits[0]), result, rtol=1e-4)
+
+
+def test_it_is_code_of_no_name_or_value_of_a_run(quick: Quick, one_process: None, tmp_path: Path) -> None:
+    """Whatever names and texts a run has, none of them is run, and nothing of the library is needed."""
+    evil = '"""\nraise SystemExit(7)\n# \u2028raise SystemExit(8)'
+    result = quick(space={**ADAMW, evil: evil, "class": print}, num_samples=2, max_t=2, name="a'b")
+    text = result.recipe()
+    ast.parse(text)
+    imports = {name.name for node in ast.parse(text).body if isinstance(node, ast.Import) for name in node.names}
+    assert imports <= {"copy", "random", "zlib", "numpy", "torch"}
+    (tmp_path / "recipe.py").write_text(text, encoding="utf-8")
+    script = "import sys, recipe; print([m for m in sys.modules if m.startswith(('hydro', 'fusion', 'surrogate'))])"
+    command = [sys.executable, "-c", script]
+    told = subprocess.run(command, cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def steered(loss_fn: Any) -> Any:
+    """An objective that says how parameters are updated."""
+
+    class Steered:
+        def __call__(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+            return {"loss": loss_fn(model(batch[0]), batch[1])}
+
+        def optimizer_settings(self, model: nn.Module, config: Config) -> OptimizerSettings:
+            return OptimizerSettings(config)
+
+    return Steered()
+
+
+def own_loop(worker: Any) -> None:
+    model = mlp(worker.config)
+    while True:
+        worker.report({"val_loss": 1.0}, {"model": model.state_dict()})
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"race": RaceConfig(train=own_loop)}, r"`race\.train` trained it"),
+        ({"objective": steered(F.cross_entropy)}, r"its objective says by itself .* \(`optimizer_settings`\)"),
+    ],
+)
+def test_what_no_plain_loop_repeats_is_refused(arguments: dict[str, Any], why: str, quick: Quick) -> None:
+    result = quick(space=ADAMW, num_samples=2, max_t=2, **arguments)
+    assert result.averaged is (None if "race" in arguments else True)
+    with pytest.raises(ValueError, match=f"no plain loop trains trial {result.best_trial} again: {why}"):
+        result.recipe()
+    narrow = next(trial.trial for trial in quick(space=ADAMW, name="other").trials if not trial.epochs)
+    with pytest.raises(ValueError, match="must be one of the finalists"):
+        recipe_of(load(result.path), result._problem, narrow)
+
+
+def test_weights_of_another_trial_are_refused() -> None:
+    swept = {"surrogate/to-2/group-0": Unit({"members": [0, 1], "copies": {"1": 0}})}
+    _check_own_weights(0, 2, swept)
+    _check_own_weights(1, 0, swept)  # its full-size model began anew
+    perturbed = {"target/trial-1/to-2": Unit({"checkpoint": None, "origin": 0, "mutable": {"lr": 0.1}})}
+    _check_own_weights(11, 0, perturbed)
+    for number, epochs, units in ((1, 2, swept), (1, 0, perturbed)):
+        with pytest.raises(ValueError, match="it went on from another trial's weights"):
+            _check_own_weights(number, epochs, units)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_several_workers(grows: bool, quick: Quick, digits: tuple[Pair, Pair]) -> None:
+    """So many workers train as one would; where more are added, batch and learning rate grow, which is refused."""
+    asked = RaceConfig(workers=1, max_workers=2, grace_period=1) if grows else RaceConfig(workers=2, max_workers=2)
+    result = quick(space=ADAMW, num_samples=2, race=asked, backend=LocalBackend(["cpu"] * 2))
+    if grows:
+        told = r"workers were added in training, which its batch \(32 and then 64 examples\).*max_workers"
+        with pytest.raises(ValueError, match=told):
+            result.recipe()
+        return
+    assert "2 workers shared each batch" in result.recipe()
+    assert_same(again(result.recipe(), mlp, digits[0]), result, rtol=1e-3)

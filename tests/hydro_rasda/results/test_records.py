@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+
+from hydro_rasda.results import Cost, TrialRecord
+
+
+def test_spared_seconds() -> None:
+    # 100 surrogate epochs at the 2 s of a full-size epoch would have taken 200 s; they took 50 s.
+    cost = Cost(
+        surrogate_epochs=100,
+        surrogate_seconds=50.0,
+        target_epochs=10,
+        target_seconds=35.0,
+        target_epoch_seconds=2.0,
+        seconds=95.0,
+    )
+    assert cost.spared_seconds == 150.0
+    assert math.isnan(replace(cost, target_epoch_seconds=math.nan).spared_seconds)
+
+
+def test_records_without_a_score_are_equal_by_value() -> None:
+    record = TrialRecord(
+        trial=0,
+        config={"lr": 0.1},
+        status="stopped",
+        surrogate_metric=0.5,
+        surrogate_epochs=1,
+        metric=float("nan"),
+        epochs=0,
+        chance=float("nan"),
+        kept_epoch=0,
+        history=({"epoch": 1, "val_loss": None},),
+        error=None,
+    )
+    assert record == replace(record, metric=float("nan")) == pickle.loads(pickle.dumps(record))
+    assert record != replace(record, metric=0.5)
+    assert record != replace(record, config={"lr": 0.2})
+    assert record != 0

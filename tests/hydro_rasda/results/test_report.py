@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from hydro_rasda.console import duration, show
+from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
+from hydro_rasda.results.report import best_first, render, rungs
+from hydro_rasda.schedulers import agreement
+
+
+def trial(
+    number: int, narrow: tuple[int, float], full: tuple[int, float], status: Status, **config: Any
+) -> TrialRecord:
+    """A trial's epochs and score on its surrogate, and at full size."""
+    epochs, metric = full
+    chance = {0: math.nan, 2: 0.1, 4: 0.9}[epochs]
+    return TrialRecord(number, config, status, narrow[1], narrow[0], metric, epochs, chance, epochs, (), None)
+
+
+NEVER = (0, math.nan)
+
+RECORD = RunRecord(
+    best_config={"lr": 0.1, "optimizer": "sgd", "path": "[/red]2"},
+    best_metric=0.25,
+    best_trial=2,
+    trials=(
+        trial(0, (1, 0.9), NEVER, "stopped", lr=0.3, optimizer="sgd", path="[/red]0"),
+        trial(1, (4, 0.5), (2, 0.1), "stopped", lr=0.2, optimizer="sgd", path="[/red]1"),
+        trial(2, (4, 0.6), (4, 0.25), "finished", lr=0.1, optimizer="sgd", path="[/red]2"),
+        trial(3, (2, 0.7), NEVER, "stopped", lr=0.4, optimizer="sgd", path="[/red]3"),
+        trial(4, (1, 0.8), NEVER, "stopped", lr=0.5, optimizer="sgd", path="[/red]4"),
+        trial(5, (4, math.nan), NEVER, "diverged", lr=0.6, optimizer="sgd", path="[/red]5"),
+    ),
+    metric="val_loss",
+    mode="min",
+    expected_gain=0.0125,
+    cost=Cost(16, 8.0, 6, 12.0, 2.0, 20.0),
+    transfer=None,
+    agreement=None,
+    path=Path("/runs/a"),
+    finished=True,
+    ended=True,
+    _checkpoints={},
+)
+
+
+def printed(record: RunRecord) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(render(record))
+    return captured.get()
+
+
+def order(record: RunRecord) -> list[int]:
+    return [each.trial for each in best_first(record)]
+
+
+def test_who_came_furthest_is_first_then_who_is_best() -> None:
+    assert order(RECORD) == [2, 1, 5, 3, 4, 0]
+    mirrored = replace(RECORD, mode="max")
+    assert order(mirrored) == [2, 1, 5, 3, 0, 4]
+    level = replace(RECORD, best_trial=5, trials=tuple(replace(each, epochs=4) for each in RECORD.trials[1:3]))
+    assert order(level) == [1, 2] == order(replace(level, mode="max"))[::-1]
+
+
+def test_the_winner_is_first_also_where_it_was_stopped() -> None:
+    assert order(replace(RECORD, best_trial=1)) == [1, 2, 5, 3, 4, 0]
+
+
+def test_a_line_says_how_sure_the_choice_is() -> None:
+    told = "trial 2 is the best of 2 at full size with probability 0.90"
+    assert f"{told}; training one more would be expected to gain at most 0.0125 in val_loss\n" in printed(RECORD)
+    assert f"{told}\n" in printed(replace(RECORD, expected_gain=math.nan))
+    doubtful = tuple(replace(each, chance={2: 0.2, 1: 0.8}.get(each.trial, math.nan)) for each in RECORD.trials)
+    other = "trial 1, stopped after epoch 2, may have become better (0.80): a larger `full_trainings` would show\n"
+    assert other in printed(replace(RECORD, trials=doubtful))
+    alone = replace(RECORD, trials=tuple(replace(each, chance=math.nan) for each in RECORD.trials[:2]))
+    assert "probability" not in printed(alone)
+
+
+def test_a_line_says_which_weights_the_winner_keeps() -> None:
+    """Of what the run's folder does not say, nothing is said."""
+
+    def told(**known: Any) -> str:
+        (line,) = (line for line in printed(replace(RECORD, **known)).splitlines() if "it keeps" in line)
+        return line.rstrip()
+
+    wins = "trial 2 wins, by val_loss (min); it keeps the weights after epoch 4 of 4"
+    assert told(keep="best", averaged=True) == f"{wins}, averaged"
+    assert told(keep="last", averaged=False) == f"{wins}, not averaged"
+    assert told() == wins
+    assert "it keeps" not in printed(replace(RECORD, best_metric=math.nan, keep="best"))
+
+
+def test_a_line_says_whether_surrogates_and_full_size_agree() -> None:
+    def told(*full: float) -> str:
+        scores = {number: (float(number), score) for number, score in enumerate(full)}
+        return printed(replace(RECORD, agreement=agreement(3, scores, "min")))
+
+    line = "surrogates and full size on 4 finalists after epoch 3: "
+    assert f"{line}rank correlation 1.00, they agree (chance alone: 4%)\n" in told(5, 6, 7, 8)
+    assert f"{line}rank correlation 0.80, too few to tell (chance alone: 17%)\n" in told(5, 6, 8, 7)
+    assert f"{line}rank correlation -1.00, they disagree (chance alone: 4%); `sweep.check_tr" in told(8, 7, 6, 5)
+    assert f"{line}no rank correlation\n" in told(5, 5, 5, 5)
+    assert "surrogates and full size" not in told(5)
+
+
+def test_the_table_leaves_out_what_all_trials_share() -> None:
+    table = printed(RECORD)
+    assert "6 of 6 trials, by val_loss (min)" in table
+    assert "lr=0.1" in table
+    assert "optimizer=" not in table
+    assert "20.0 s: 16 epochs of surrogates in 8.0 s, 6 epochs at full size in 12.0 s" in table
+    assert "spared about 24 s" in table  # 16 epochs of 2 s, less the 8 s
+
+
+def test_brackets_are_no_markup() -> None:
+    assert "path=[/red]0" in printed(RECORD)
+
+
+def test_the_table_has_the_best_few() -> None:
+    many = replace(RECORD, trials=tuple(replace(RECORD.trials[0], trial=number) for number in range(100, 120)))
+    assert "8 of 20 trials" in printed(many)
+
+
+def test_values_are_shown_short() -> None:
+    assert [show(v) for v in (0.123456, 1e-7, 3, "sgd", None, nn.ReLU)] == ["0.123", "1e-07", "3", "sgd", "", "ReLU"]
+
+
+def test_times_in_words() -> None:
+    seconds = (0.1234, 59, 61, 3600, 2 * 3600 + 300, 100 * 3600)
+    assert [*map(duration, seconds)] == ["0.123 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 5 min", "4 d 4 h"]
+
+
+def test_rungs_count_who_came_so_far() -> None:
+    assert rungs(RECORD) == {"surrogates": {1: 6, 2: 4, 4: 3}, "full size": {2: 2, 4: 1}}
+    assert rungs(replace(RECORD, trials=())) == {}

@@ -1,0 +1,90 @@
+"""Processes that die where they are, each in a fork of this one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hydro_rasda.run.crash_log import CrashLog
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process that has computed is forked")
+
+
+def in_a_process(work: Callable[[], None]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def die(file: Path, what: str, *epochs: int) -> None:
+    """A process that notes what it does, comes so far, and ends."""
+
+    def work() -> None:
+        doing = CrashLog(file)
+        with doing.of(what):
+            for epoch in epochs:
+                doing.reached(epoch)
+            os._exit(1)
+
+    in_a_process(work)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "doing"
+
+
+def test_two_deaths_in_a_row_at_one_place_are_the_works_fault(file: Path) -> None:
+    die(file, "training 3", 1, 2)
+    assert not CrashLog(file).blamed("training 3")
+    die(file, "training 3", 1, 2)
+    assert "ended 2 times in a row after epoch 2" in CrashLog(file).blamed("training 3")
+    assert not CrashLog(file).blamed("training 4")
+
+
+@pytest.mark.parametrize("second", [(1,), (1, 2, 3)])
+def test_whoever_is_killed_from_outside_dies_anywhere(file: Path, second: tuple[int, ...]) -> None:
+    for epochs in ((1, 2), second, (1, 2), second):
+        die(file, "training 3", *epochs)
+        assert not CrashLog(file).blamed("training 3")
+
+
+def test_what_raises_or_ends_is_no_death_and_leaves_no_file(file: Path) -> None:
+    doing = CrashLog(file)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt), doing.of("training 3"):
+            raise KeyboardInterrupt
+        with doing.of("training 3"):
+            doing.reached(1)
+        assert not CrashLog(file).blamed("training 3")
+    doing.close()
+    assert not file.exists()
+
+
+def test_work_that_is_left_alone_stays_so_for_later_processes(file: Path) -> None:
+    die(file, "training 3")
+    die(file, "training 3")
+    doing = CrashLog(file)
+    with doing.of("training 4"):
+        pass
+    doing.close()
+    assert CrashLog(file).blamed("training 3")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"now": 3, "deaths": {}}', b'{"now": null, "deaths": []}'])
+def test_a_file_that_cannot_be_read_says_nothing(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    doing = CrashLog(file)
+    assert not doing.blamed("training 3")
+    with doing.of("training 3"):
+        doing.reached(1)
+    doing.close()
+    assert not file.exists()
