@@ -152,7 +152,7 @@ def test_what_waited_when_the_driver_was_killed_is_decided_once_it_is_back(tmp_p
         controller.trials.append(trial)
         controller._live[trial.trial_id] = trial
         first.on_trial_add(controller, trial)
-    assert [first._due(trial) for trial in trials] == [4, 4, 2, 2]
+    assert [first._trials.due(trial) for trial in trials] == [4, 4, 2, 2]
     started = first.choose_trial_to_run(controller)
     entries = read_journal(str(tmp_path))[len(journal) :]
     assert [(e.trial, e.t, e.milestone, e.decision) for e in entries] == [
