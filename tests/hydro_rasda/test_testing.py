@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from hydro_rasda import LocalBackend
 from hydro_rasda.backends.local import LocalDevice
 from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, GroupTask, Widths
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing import Check, backend_checks, backends
+from hydro_rasda.testing.runs import train_two_rungs
 
 each_check = pytest.mark.parametrize("check", backend_checks(), ids=lambda check: check.__name__)
 
@@ -128,3 +130,9 @@ def test_processes_that_stay_are_found_out(monkeypatch: pytest.MonkeyPatch, tmp_
                 backends.check_leaving(lambda: WithDevices(Stays), tmp_path)
         finally:
             stays.kill()
+
+
+def test_results_of_both_members_are_compared(tmp_path: Path) -> None:
+    configs = [{"lr": lr, "optimizer": "sgd", "batch_size": 32} for lr in (0.1, 0.01)]
+    found = train_two_rungs(LocalBackend(["cpu"]), tmp_path, configs)
+    assert {n: [epoch for epoch, _ in history] for n, history in found.items()} == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogate import make_surrogate
+from surrogate.initial import _MOST_BUILDS, _measure
 from tests.surrogate.models import ZOO, mlp, transformer
 
 
@@ -175,6 +176,19 @@ def test_a_law_that_cannot_be_read_is_measured() -> None:
     for layer, elements, spread in [(0, 12 * 64, 1.0), (1, 64 * 64, 8**0.5), (2, 5 * 64, 1.0)]:
         size = ours.get_parameter(f"{layer}.weight").square().mean().sqrt().item()
         assert size == pytest.approx(elements**-0.5 * spread, rel=0.01)
+
+
+def test_more_models_are_built_where_the_smallest_parameter_has_few_values() -> None:
+    built = list[nn.Module]()
+
+    def build() -> nn.Module:
+        built.append(nn.Linear(4096, 2))
+        return built[-1]
+
+    _measure(build, ["weight"])
+    assert len(built) == 2  # as many as show whether it is random
+    _measure(build, ["weight", "bias"])
+    assert len(built) == 2 + _MOST_BUILDS
 
 
 def test_embeddings_biases_and_residual_projections_of_gpt2() -> None:

@@ -123,7 +123,7 @@ def test_what_holds_an_open_file_trains_on_one_device(quick: Quick, tmp_path: Pa
             assert not file.closed
             return mlp(config, width_ratio)
 
-        with pytest.raises(ValueError, match=r"`devices` is \['cpu', 'cpu'\], but must be one device for what holds"):
+        with pytest.raises(ValueError, match=r"`device` is \['cpu', 'cpu'\], but must be one device for what holds"):
             quick(model_fn=model_fn, backend=TWO)
 
 

@@ -122,6 +122,8 @@ def test_what_is_refused(base: nn.Module, lora: Any, space: dict[str, Any], matc
         tune_adapters(base, lora, space)
     with pytest.raises(ValueError, match="`base` is 'PeftModel', but must be a model without adapters"):
         adapters(get_peft_model(base, LORA), LORA)
+    with pytest.raises(ValueError, match="`base` is 'gpt2', but must be of the class Module"):
+        adapters("gpt2", LORA)  # type: ignore[arg-type]
 
 
 def test_adapters_with_training_arguments(base: nn.Module, tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ def points(figure: Any, name: str) -> list[tuple[float, float]]:
     return [(x, y) for trace in figure.data if trace.name.startswith(name) for x, y in zip(trace.x, trace.y)]
 
 
+def test_what_a_run_cost_is_drawn_above_what_it_would_have_cost(sorts: Sorts) -> None:
+    figure = plots.cost(sorts["over"])
+    assert figure.data[0].y[0] == "this run"
+    assert figure.layout.yaxis.autorange == "reversed"  # plotly draws its first bar at the bottom
+
+
 def test_curves_are_the_runs(sorts: Sorts) -> None:
     record = sorts["over"]
     figure = plots.learning_curves(record)
