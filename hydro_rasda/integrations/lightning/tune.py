@@ -100,9 +100,7 @@ def tune_module(
     if datamodule is not None:
         both = train_dataloaders is None and val_dataloaders is None
         require(both, "datamodule", type(datamodule).__name__, "the only data: leave the loaders out")
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-        train_dataloaders, val_dataloaders = datamodule.train_dataloader(), datamodule.val_dataloader()
+        train_dataloaders, val_dataloaders = _loaders_of(datamodule)
     refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
     refused += unfollowed_loader("val_dataloaders", val_dataloaders)
     refused += unfollowed_by(trainer)
@@ -140,6 +138,12 @@ def tune_module(
     )
     own = reachable(space)
     return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
+
+
+def _loaders_of(datamodule: LightningDataModule) -> tuple[Any, Any]:
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    return datamodule.train_dataloader(), datamodule.val_dataloader()
 
 
 def _constants(trainer: Trainer, loader: Any) -> dict[str, Any]:

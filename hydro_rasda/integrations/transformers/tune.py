@@ -111,15 +111,10 @@ def tune_trainer(
     metric, mode = metric_of(args)
     whole = None if compute_metrics is None or args.prediction_loss_only else TrainerMetrics(compute_metrics)
     if metric != "val_loss" and whole is None:
-        refused.append(
-            f"metric_for_best_model={args.metric_for_best_model!r}: give compute_metrics=, which computes it"
-        )
-    if whole is not None:
-        refused += metrics_refused(args)
-    refused += wrong + [f"{name}=: {_DECIDED}" for name in options if name in DECIDED]
-    for name, data in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
-        if not (isinstance(data, Sized) and hasattr(data, "__getitem__")) or isinstance(data, Mapping):
-            refused.append(f"{name} is a {type(data).__name__}: one data set with a length")
+        told = "give compute_metrics=, which computes it"
+        refused.append(f"metric_for_best_model={args.metric_for_best_model!r}: {told}")
+    refused += metrics_refused(args) if whole is not None else []
+    refused += wrong + _refused(args, race, options, {"train_dataset": train_dataset, "eval_dataset": eval_dataset})
     if refused:
         raise ValueError("tune_trainer() cannot follow:\n- " + "\n- ".join(refused))
     if idle:
@@ -132,21 +127,13 @@ def tune_trainer(
         few = tree_map(lambda leaf: leaf[:4] if isinstance(leaf, torch.Tensor) else leaf, next(iter(validation(1))))
         sweep = narrow_or_full(sweep, first, lambda: few)
     made |= _warmup_epochs(made, args, len(train_dataset))
-    chosen: dict[str, Any] = {
-        "storage_path": args.output_dir,
-        "precision": next((name for name in PRECISIONS if getattr(args, name)), "fp32"),
-    }
-    if args.use_cpu and options.get("backend", "local") == "local":
-        chosen["backend"] = LocalBackend("cpu")
-        options.pop("backend", None)
+    predictions = predictions_of(args, preprocess_logits_for_metrics)
     tuned = tune(
         model_fn,
         made,
         train_data=train,
         val_data=validation,
-        objective=trainer_objective(
-            args, None if whole is None else predictions_of(args, preprocess_logits_for_metrics)
-        ),
+        objective=trainer_objective(args, None if whole is None else predictions),
         metrics=whole,
         metric=metric,
         mode=mode,
@@ -154,7 +141,7 @@ def tune_trainer(
         seed=args.seed,
         sweep=sweep,
         race=replace(unaveraged(race), keep="best" if args.load_best_model_at_end else "last"),
-        **{**chosen, **options},
+        **_chosen(args, options),
     )
     given = {
         "train_dataset": train_dataset,
@@ -168,6 +155,30 @@ def tune_trainer(
 
 
 _DECIDED = "the training arguments and data sets decide it"
+
+
+def _refused(
+    args: TrainingArguments, race: RaceConfig, options: Mapping[str, Any], data: Mapping[str, Any]
+) -> list[str]:
+    """Arguments of `tune` and data sets that do not go with the training arguments."""
+    refused = [f"{name}=: {_DECIDED}" for name in options if name in DECIDED]
+    if race.keep == "last" and args.load_best_model_at_end:
+        refused.append("race.keep='last': load_best_model_at_end=True says otherwise")
+    if race.patience is not None and not args.load_best_model_at_end:
+        refused.append(f"race.patience={race.patience}: set load_best_model_at_end=True")
+    for name, given in data.items():
+        if not (isinstance(given, Sized) and hasattr(given, "__getitem__")) or isinstance(given, Mapping):
+            refused.append(f"{name} is a {type(given).__name__}: one data set with a length")
+    return refused
+
+
+def _chosen(args: TrainingArguments, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `tune`: those that were given, and the training arguments' where they were not."""
+    precision = next((name for name in PRECISIONS if getattr(args, name)), "fp32")
+    chosen = {"storage_path": args.output_dir, "precision": precision, **options}
+    if args.use_cpu and chosen.get("backend", "local") == "local":
+        chosen["backend"] = LocalBackend("cpu")
+    return chosen
 
 
 def _first_model(model_fn: Callable[..., nn.Module], space: Mapping[str, Any], seed: int) -> nn.Module:

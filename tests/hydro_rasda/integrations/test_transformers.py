@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from hydro_rasda import RaceConfig, SweepConfig, choice, grid_search, loguniform
 from hydro_rasda.integrations.transformers import TrainerResult, tune_trainer
 from hydro_rasda.integrations.transformers.arguments import schedule_types
 from hydro_rasda.integrations.transformers.schedule import TrainerSchedule
+from hydro_rasda.integrations.transformers.tune import _warmup_epochs
 from tests import zoo
 
 pytestmark = [
@@ -237,6 +239,17 @@ LLAMA: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("warmup_steps", "batch_size", "epochs"),
+    [(0, 8, None), (0.5, 8, 1.5), (6, 8, 2.0), (6, choice([4, 8, 16]), 3.0)],  # of 24 examples
+)
+def test_a_warmup_counts_as_the_longest_of_all_trials(
+    warmup_steps: float, batch_size: Any, epochs: float | None, tmp_path: Path
+) -> None:
+    found = _warmup_epochs({"batch_size": batch_size}, arguments(tmp_path, warmup_steps=warmup_steps), 24)
+    assert found == ({} if epochs is None else {"warmup_epochs": epochs})
+
+
 @pytest.mark.filterwarnings("error:neither .model_fn. nor the library reads")
 def test_a_configuration_is_made_narrower_and_some_of_it_is_searched(tmp_path: Path) -> None:
     space = {
@@ -320,6 +333,21 @@ def test_all_that_cannot_be_followed_is_told_at_once_before_any_work(tmp_path: P
         "eval_dataset",
     ]
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("best", "race", "told"),
+    [
+        (False, RaceConfig(patience=3), "race.patience=3: set load_best_model_at_end=True"),
+        (True, RaceConfig(keep="last"), "race.keep='last': load_best_model_at_end=True says otherwise"),
+    ],
+)
+def test_training_arguments_decide_which_weights_are_kept(
+    best: bool, race: RaceConfig, told: str, tmp_path: Path
+) -> None:
+    args = arguments(tmp_path, load_best_model_at_end=best)
+    with pytest.raises(ValueError, match=rf"^tune_trainer\(\) cannot follow:\n- {re.escape(told)}$"):
+        tuned(gpt2, args, race=race)
 
 
 @pytest.mark.parametrize(
