@@ -20,16 +20,14 @@ from fusion.hyperparameters import check
 from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.processes.child_count import usable_children
-from hydro_rasda.results.result import AllTrialsFailed
-from hydro_rasda.run.events import FinalistsChosen, RungDecided, TrialConfigured
+from hydro_rasda.run.events import RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
-from hydro_rasda.run.state import FINALISTS, Run, failure_line, metric_lines
+from hydro_rasda.run.state import Run, failure_line, metric_lines
 from hydro_rasda.schedulers import Bracket, Continue, Move, Stop, SuccessiveHalving, SweepRule, SweepState, rank
 from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
     checked_epochs,
-    checked_finalists,
     checked_moves,
     move_of,
     plain_move,
@@ -38,6 +36,7 @@ from hydro_rasda.search import Search
 from hydro_rasda.secret_masking import hide
 from hydro_rasda.space import derived
 from hydro_rasda.stages.chance_baseline import warn_of_chance
+from hydro_rasda.stages.choose_finalists import finalists_in_time, finalists_of_rule
 from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.transfer_check import check_transfer
@@ -112,7 +111,9 @@ class _Sweep:
                 self._decide_arrival(key)
             elif not self._dispatch():
                 if not self._devices.busy():
-                    return self._ended_by_time() if self._state.training else self._ended()
+                    if self._state.training:
+                        return finalists_in_time(self._run, self._search)
+                    return finalists_of_rule(self._run, self._search, self._rule, self._state, self._tell)
                 for finished in self._devices.finished():
                     self._record(finished)
 
@@ -326,62 +327,9 @@ class _Sweep:
         self._state.come(number, {epoch: run.score_at("surrogate", number, epoch) for epoch in epochs})
         return True
 
-    def _ended(self) -> list[int]:
-        """The finalists. A surrogate as wide as the model is the model: its training goes on from where it is."""
-        state, run = self._state, self._run
-        chosen = checked_finalists(self._rule, self._rule.finalists(state), state)
-        last = max(state.scores, default=0)
-        left = [n for n, standing in state.trials.items() if not standing.dropped and math.isfinite(standing.score)]
-        if not state.best(1) or not (chosen or left):
-            raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
-        if not chosen:
-            raise ValueError(f"`sweep.rule` {type(self._rule).__name__} names no finalists, but must name at least one")
-        recalled = run.decided(FINALISTS, run.trials)
-        self._tell(last, recalled)
-        for number in sorted(n for n, standing in state.trials.items() if not standing.dropped):
-            self._search.close(number, run.epochs("surrogate", number), state.trials[number].score)
-        finalists = run.decide(FINALISTS, run.trials, lambda: chosen)
-        among = tuple(sorted(run.trials))
-        run.notify(FinalistsChosen, candidates=among, kept=tuple(finalists), recalled=recalled)
-        go_on = finalists if run.settings.sweep.surrogate == 1 else []
-        run.forget([n for n in run.sources if n not in go_on])
-        return finalists
-
-    def _ended_by_time(self) -> list[int]:
-        """The finalists where the time budget ended a rung early: who trained longest, then who is best."""
-        run = self._run
-        run.end_by_time("surrogate")
-        run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")
-        numbers = sorted(run.trials)
-        scores = {n: run.score("surrogate", n) for n in numbers}
-        best_first = [numbers[i] for i in rank(list(scores.values()), run.settings.mode)]
-        left = [n for n in best_first if math.isfinite(scores[n])]
-        if not left:
-            raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))
-        for n in numbers:
-            self._search.close(n, run.epochs("surrogate", n), scores[n])
-        return sorted(left, key=lambda n: -run.epochs("surrogate", n))[: run.settings.race.top_k]
-
 
 def _cannot_grow(number: int) -> ValueError:
     return ValueError(
         f"`num_samples` is more than the run had, but what its trial {number} has trained since then does not count "
         "among more: its sweep rule copies weights; begin another run, under a new `name`"
     )
-
-
-def _all_failed(run: Run, count: int, stop: int) -> AllTrialsFailed:
-    metric, journal = run.settings.metric, run.store.path / "journal.jsonl"
-    last = [lines[-1] for (stage, _), lines in run.metrics.items() if stage == "surrogate" and lines]
-    learnt = [line for line in last if line.get("train_loss") is not None]
-    if len(run.failures) >= count:
-        advice = f"each of them raised, see {journal}"
-    elif learnt:
-        advice = f"look at what gives {metric}, since {len(learnt)} of them have a finite train_loss; see {journal}"
-    else:
-        advice = f"lower `lr` or look into {journal}"
-    told = f"all {count} trials diverged or failed by epoch {stop} of the sweep: no finite {metric}; {advice}"
-    if run.failures:
-        number, error = next(iter(run.failures.items()))
-        told += f"\n\nTrial {number} failed with\n{error}"
-    return AllTrialsFailed(told)
