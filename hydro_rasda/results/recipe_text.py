@@ -5,22 +5,18 @@ The text repeats what `training` does, number by number: `tests/hydro_rasda/resu
 
 from __future__ import annotations
 
-import ast
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
-from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
-from fusion.optim import Hyperparameters
+from fusion.hyperparameters import read
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
 from hydro_rasda.problem import WidthForm
+from hydro_rasda.results.recipe_optimizer import indented, literal, optimizer_lines, rate_moves, schedule_function
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
-from hydro_rasda.secret_masking import HIDDEN
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ def written(recipe: Recipe) -> str:
     parts = [
         _constants(recipe, arguments),
         _train(recipe, arguments),
-        *_schedule(recipe.config),
+        *schedule_function(recipe.config),
         *(PARTS if read(recipe.config, "accumulate") > 1 else []),
         DATA[recipe.data],
         *(ROWS if recipe.data != "loaders" else []),
@@ -107,24 +103,6 @@ def given(config: Mapping[str, Any]) -> dict[str, str]:
 _TAKEN = ("model_fn", "train_data", "loss_fn", "objective", "device", "config", "model", "torch", "np")
 
 
-def literal(value: Any) -> str | None:
-    """A value as Python writes it; None where it cannot, as of a function.
-
-    >>> literal({"a": [1, 0.5, "x"]}), literal(float("inf")), literal(len), literal("(hidden)")
-    ("{'a': [1, 0.5, 'x']}", None, None, None)
-    """
-    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a number of NumPy's
-        value = value.item()
-    if isinstance(value, type) and value in _CLASSES.values():
-        return f"torch.optim.{value.__name__}"
-    text = repr(value)
-    try:
-        holds = ast.literal_eval(text) == value and HIDDEN not in text
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
-    return text if holds else None
-
-
 def _constants(recipe: Recipe, arguments: Mapping[str, str]) -> str:
     config = {key: text for key, value in recipe.config.items() if (text := literal(value)) and key not in arguments}
     settings = recipe.settings
@@ -147,18 +125,18 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
         *_TF32.get(recipe.settings.precision, []),
         'seed_all(derived(SEED, "weights", TRIAL))',
         f"model = {_model(recipe)}.to(device)",
-        *_optimizer(config, arguments),
+        *optimizer_lines(config, arguments),
         *(["scaler = torch.amp.GradScaler(device.type)"] if recipe.settings.precision == "fp16" else []),
         *BEFORE[recipe.data],
         *(_AVERAGES if recipe.averaged_from is not None else []),
     ]
     epoch = ['seed_all(derived(SEED, "trial", TRIAL, epoch))', "model.train()"]
     step = [*_rates(recipe, arguments), *_step(recipe), *_average(recipe)]
-    loop = [*_indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *_indented(step, 2)]
+    loop = [*indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *indented(step, 2)]
     after = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
     whole = [*before, "for epoch in range(EPOCHS):", *loop, *(after if recipe.averaged_from is not None else [])]
     return "\n".join(
-        [f"def train({', '.join(takes)}):", *_indented([*_docstring(recipe, arguments), *whole, "return model.eval()"])]
+        [f"def train({', '.join(takes)}):", *indented([*_docstring(recipe, arguments), *whole, "return model.eval()"])]
     )
 
 
@@ -205,62 +183,8 @@ def _model(recipe: Recipe) -> str:
 _TF32 = {"tf32": ["torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True"]}
 
 
-def _optimizer(config: Mapping[str, Any], arguments: Mapping[str, str]) -> list[str]:
-    lr = read(config, "lr")
-    parts = {key.partition(".")[2]: literal(config[key]) for key in config if is_group(key)}
-    if parts:
-        rates = ", ".join(f"{part!r}: {rate}" for part, rate in parts.items())
-        lines = [
-            f"rates = {{{rates}}}  # of parts of the model, by the longest of their names",
-            "def rate(name):",
-            '    own = [part for part in rates if f"{name}.".startswith(f"{part}.")]',
-            f"    return rates[max(own, key=len)] if own else {lr!r}",
-            "named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]",
-            'groups = [{"params": [p], "lr": rate(name)} for name, p in named]',
-        ]
-    else:
-        lines = [f'groups = [{{"params": [p for p in model.parameters() if p.requires_grad], "lr": {lr!r}}}]']
-    kind, options = optimizer_name(config), _options(config)
-    if options.pop("independent_weight_decay", False):
-        lines += ["for group in groups:", f'    group["weight_decay"] = {options.pop("weight_decay")!r} / group["lr"]']
-    if kind == OWN:
-        called, told = arguments["optimizer"], [f"{name}=config[{name!r}]" for name in own_arguments(config)]
-    else:
-        called, told = (
-            f"torch.optim.{_CLASSES[kind].__name__}",
-            [f"{name}={value!r}" for name, value in options.items()],
-        )
-    if kind in ("adam", "adamw"):
-        told.append('fused=device.type in ("cpu", "cuda")')
-    lines += [f"optimizer = {called}(", *_indented(f"{argument}," for argument in ("groups", f"lr={lr!r}", *told)), ")"]
-    return [*lines, *(['base = [group["lr"] for group in optimizer.param_groups]'] if _moves(config) else [])]
-
-
-_CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}
-
-
-def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What an optimizer of torch's is made with besides the rate, by torch's names: all that the configuration's keys
-    say, defaults too, so that the text does not depend on torch's own."""
-    kind = optimizer_name(config)
-    if kind == OWN:
-        return {}
-    if kind not in VECTORIZED:
-        return dict(Hyperparameters.from_config(config).options)
-    names = [name for name, key in KEYS.items() if key.under == "optimizer" and is_read(name, config)]
-    values = {name: read(config, name) for name in names}
-    if "beta1" in values:
-        values["betas"] = values.pop("beta1"), values.pop("beta2")
-    return values
-
-
-def _moves(config: Mapping[str, Any]) -> bool:
-    """Whether the learning rate changes."""
-    return bool(read(config, "schedule") != "constant" or read(config, "warmup_epochs") > 0)
-
-
 def _rates(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
-    if not _moves(recipe.config):
+    if not rate_moves(recipe.config):
         return []
     schedule = f", {arguments['schedule']}" if "schedule" in arguments else ""
     # Of a loader without a length, only whole epochs are known.
@@ -269,45 +193,6 @@ def _rates(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
         "for group, lr in zip(optimizer.param_groups, base):",
         f'    group["lr"] = lr * lr_factor(epoch + {passed}, steps{schedule})',
     ]
-
-
-def _schedule(config: Mapping[str, Any]) -> list[str]:
-    """The function of the time by which the learning rate moves; none where it stays."""
-    if not _moves(config):
-        return []
-    schedule, warmup = read(config, "schedule"), read(config, "warmup_epochs")
-    by_epoch = {
-        "constant": "1.0",
-        "cosine": "(1.0 + math.cos(math.pi * int(time) / MAX_T)) / 2.0",
-        "step": "{gamma!r} ** (int(time) // {step_size})",
-        "exponential": "{gamma!r} ** int(time)",
-    }
-    lines = ['"""What the learning rate is multiplied by in the step that begins after `time` epochs of `steps`."""']
-    rise = ""
-    if warmup > 0:
-        lines.append(f"rise = min(1.0, (time + 1 / steps) / {warmup!r})  # warm-up")
-        rise = "rise * "
-    named = isinstance(schedule, str)
-    if named and schedule in by_epoch:
-        keys = {name: read(config, name) for name in ("gamma", "step_size") if is_read(name, config)}
-        lines.append(f"return {rise}{by_epoch[schedule].format(**keys)}")
-    else:
-        lines.append("step, last = round(time * steps), round(MAX_T * steps)")
-        lines += _ONE_CYCLE if schedule == "one_cycle" else []
-        factors = {"linear": "max(0.0, 1 - step / last)", "one_cycle": "factor"}
-        lines.append(f"return {rise}{factors[schedule] if named else 'schedule(step, last)'}")
-    takes = "time, steps" if named else "time, steps, schedule"
-    return ["\n".join([f"def lr_factor({takes}):", *_indented(lines)])]
-
-
-_ONE_CYCLE = [
-    "top, low, end = 0.3 * last - 1, 1 / 25, 1 / 25e4",
-    "if step <= top:",
-    "    factor = 1.0 + (low - 1.0) * (1 + math.cos(math.pi * step / top)) / 2",
-    "else:",
-    "    share = min(1.0, (step - top) / (last - 1 - top))",
-    "    factor = end + (1.0 - end) * (1 + math.cos(math.pi * share)) / 2",
-]
 
 
 def _step(recipe: Recipe) -> list[str]:
@@ -322,13 +207,13 @@ def _step(recipe: Recipe) -> list[str]:
         loss = [f"inputs, target = {batch}", f"loss = loss_fn(model(inputs), target{told})"]
     if precision in ("bf16", "fp16"):
         dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
-        loss = [f"with torch.autocast(device.type, {dtype}):", *_indented(loss), "loss = loss.float()"]
+        loss = [f"with torch.autocast(device.type, {dtype}):", *indented(loss), "loss = loss.float()"]
     summand = "loss * share" if parts else "loss"
     scaled = precision == "fp16"
     backward = f"scaler.scale({summand}).backward()" if scaled else f"{f'({summand})' if parts else 'loss'}.backward()"
     lines = [*loss, backward]
     if parts:
-        lines = [f"for part, share in parts_of(batch, {read(config, 'accumulate')}):", *_indented(lines)]
+        lines = [f"for part, share in parts_of(batch, {read(config, 'accumulate')}):", *indented(lines)]
     max_norm = read(config, "grad_clip")
     if max_norm is not None:
         lines += ["scaler.unscale_(optimizer)"] if scaled else []
@@ -357,8 +242,4 @@ def _average(recipe: Recipe) -> list[str]:
         "    mean.lerp_(tensor.detach().to(mean.dtype), weight)",
     ]
     # The sweep, which trained the epochs before, averages nothing.
-    return [f"if epoch >= {begun}:", *_indented(lines)] if begun else lines
-
-
-def _indented(lines: Iterable[str], by: int = 1) -> list[str]:
-    return [f"{'    ' * by}{line}" if line else line for line in lines]
+    return [f"if epoch >= {begun}:", *indented(lines)] if begun else lines

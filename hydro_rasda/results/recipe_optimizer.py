@@ -1,0 +1,130 @@
+"""A recipe's optimizer and its learning rate over time, as lines of a plain torch loop."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
+from fusion.optim import Hyperparameters
+from hydro_rasda.secret_masking import HIDDEN
+
+
+def literal(value: Any) -> str | None:
+    """A value as Python writes it; None where it cannot, as of a function.
+
+    >>> literal({"a": [1, 0.5, "x"]}), literal(float("inf")), literal(len), literal("(hidden)")
+    ("{'a': [1, 0.5, 'x']}", None, None, None)
+    """
+    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a number of NumPy's
+        value = value.item()
+    if isinstance(value, type) and value in _CLASSES.values():
+        return f"torch.optim.{value.__name__}"
+    text = repr(value)
+    try:
+        holds = ast.literal_eval(text) == value and HIDDEN not in text
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return text if holds else None
+
+
+def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> list[str]:
+    """Make the optimizer, as lines; `arguments` are names for values that cannot be written down."""
+    lr = read(config, "lr")
+    parts = {key.partition(".")[2]: literal(config[key]) for key in config if is_group(key)}
+    if parts:
+        rates = ", ".join(f"{part!r}: {rate}" for part, rate in parts.items())
+        lines = [
+            f"rates = {{{rates}}}  # of parts of the model, by the longest of their names",
+            "def rate(name):",
+            '    own = [part for part in rates if f"{name}.".startswith(f"{part}.")]',
+            f"    return rates[max(own, key=len)] if own else {lr!r}",
+            "named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]",
+            'groups = [{"params": [p], "lr": rate(name)} for name, p in named]',
+        ]
+    else:
+        lines = [f'groups = [{{"params": [p for p in model.parameters() if p.requires_grad], "lr": {lr!r}}}]']
+    kind, options = optimizer_name(config), _options(config)
+    if options.pop("independent_weight_decay", False):
+        lines += ["for group in groups:", f'    group["weight_decay"] = {options.pop("weight_decay")!r} / group["lr"]']
+    if kind == OWN:
+        called, told = arguments["optimizer"], [f"{name}=config[{name!r}]" for name in own_arguments(config)]
+    else:
+        called, told = (
+            f"torch.optim.{_CLASSES[kind].__name__}",
+            [f"{name}={value!r}" for name, value in options.items()],
+        )
+    if kind in ("adam", "adamw"):
+        told.append('fused=device.type in ("cpu", "cuda")')
+    lines += [f"optimizer = {called}(", *indented(f"{argument}," for argument in ("groups", f"lr={lr!r}", *told)), ")"]
+    return [*lines, *(['base = [group["lr"] for group in optimizer.param_groups]'] if rate_moves(config) else [])]
+
+
+_CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What an optimizer of torch's is made with besides the rate, by torch's names: all that the configuration's keys
+    say, defaults too, so that the text does not depend on torch's own."""
+    kind = optimizer_name(config)
+    if kind == OWN:
+        return {}
+    if kind not in VECTORIZED:
+        return dict(Hyperparameters.from_config(config).options)
+    names = [name for name, key in KEYS.items() if key.under == "optimizer" and is_read(name, config)]
+    values = {name: read(config, name) for name in names}
+    if "beta1" in values:
+        values["betas"] = values.pop("beta1"), values.pop("beta2")
+    return values
+
+
+def rate_moves(config: Mapping[str, Any]) -> bool:
+    """Whether the learning rate changes."""
+    return bool(read(config, "schedule") != "constant" or read(config, "warmup_epochs") > 0)
+
+
+def schedule_function(config: Mapping[str, Any]) -> list[str]:
+    """The function of the time by which the learning rate moves; none where it stays."""
+    if not rate_moves(config):
+        return []
+    schedule, warmup = read(config, "schedule"), read(config, "warmup_epochs")
+    by_epoch = {
+        "constant": "1.0",
+        "cosine": "(1.0 + math.cos(math.pi * int(time) / MAX_T)) / 2.0",
+        "step": "{gamma!r} ** (int(time) // {step_size})",
+        "exponential": "{gamma!r} ** int(time)",
+    }
+    lines = ['"""What the learning rate is multiplied by in the step that begins after `time` epochs of `steps`."""']
+    rise = ""
+    if warmup > 0:
+        lines.append(f"rise = min(1.0, (time + 1 / steps) / {warmup!r})  # warm-up")
+        rise = "rise * "
+    named = isinstance(schedule, str)
+    if named and schedule in by_epoch:
+        keys = {name: read(config, name) for name in ("gamma", "step_size") if is_read(name, config)}
+        lines.append(f"return {rise}{by_epoch[schedule].format(**keys)}")
+    else:
+        lines.append("step, last = round(time * steps), round(MAX_T * steps)")
+        lines += _ONE_CYCLE if schedule == "one_cycle" else []
+        factors = {"linear": "max(0.0, 1 - step / last)", "one_cycle": "factor"}
+        lines.append(f"return {rise}{factors[schedule] if named else 'schedule(step, last)'}")
+    takes = "time, steps" if named else "time, steps, schedule"
+    return ["\n".join([f"def lr_factor({takes}):", *indented(lines)])]
+
+
+_ONE_CYCLE = [
+    "top, low, end = 0.3 * last - 1, 1 / 25, 1 / 25e4",
+    "if step <= top:",
+    "    factor = 1.0 + (low - 1.0) * (1 + math.cos(math.pi * step / top)) / 2",
+    "else:",
+    "    share = min(1.0, (step - top) / (last - 1 - top))",
+    "    factor = end + (1.0 - end) * (1 + math.cos(math.pi * share)) / 2",
+]
+
+
+def indented(lines: Iterable[str], by: int = 1) -> list[str]:
+    """Move lines of code to the right, by so many levels."""
+    return [f"{'    ' * by}{line}" if line else line for line in lines]
