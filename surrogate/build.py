@@ -56,11 +56,9 @@ def make_surrogate(
     """Build a narrow model that ranks hyperparameters like the wide one.
 
     The wide one, the target, is `model_fn(config, 1.0)`. It is built without memory for its parameters where its
-    constructor allows that (see `surrogate.laws`).
+    constructor allows that (see `surrogate.laws`). Random numbers come from torch's global generator.
 
     Train the result with `lr_multipliers` and `weight_decay_multipliers`; train the target as usual.
-
-    Random numbers come from torch's global generator: seed it, and the same seed gives the same surrogate.
 
     Args:
         model_fn: Called as `model_fn(config, width_ratio)`. Widths may change with the ratio; depth, parameter names

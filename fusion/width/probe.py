@@ -82,16 +82,8 @@ def plan_fusion(
     check_each("configs", configs, Mapping, len(modules))
     check_function("objective", objective, 2)
     check_flag("graph", graph)
-    for name, bound in (("memory", memory), ("max_width", max_width)):
-        if bound is not None:
-            check_int(name, bound, at_least=1)
-    require(is_number(seconds) and seconds > 0, "seconds", seconds, "a finite number > 0")
-    if multipliers is not None:
-        check_mapping("multipliers", multipliers)
-    for k, config in enumerate(configs):
-        member(k, config)
-    known = ("lr_multipliers", "weight_decay_multipliers")
-    require(not {*(multipliers or {})} - {*known}, "multipliers", multipliers, f"a mapping with keys among {known}")
+    _check_bounds(memory, max_width, seconds)
+    _check_members(configs, multipliers)
     batch = copied(batch)
     device = next(modules[0].parameters()).device
     if memory is None:
@@ -104,6 +96,22 @@ def plan_fusion(
             rate = 1 / _seconds(alone, device)
             return FusionPlan(1, 1, peak_1, 0, {1: rate}, parts)
         return _grow(trials, min(len(modules), max_width or len(modules)), memory, seconds, alone, peak_1)
+
+
+def _check_bounds(memory: int | None, max_width: int | None, seconds: float) -> None:
+    for name, bound in (("memory", memory), ("max_width", max_width)):
+        if bound is not None:
+            check_int(name, bound, at_least=1)
+    require(is_number(seconds) and seconds > 0, "seconds", seconds, "a finite number > 0")
+
+
+def _check_members(configs: Sequence[Mapping[str, Any]], multipliers: Mapping[str, Any] | None) -> None:
+    if multipliers is not None:
+        check_mapping("multipliers", multipliers)
+    for k, config in enumerate(configs):
+        member(k, config)
+    known = ("lr_multipliers", "weight_decay_multipliers")
+    require(not {*(multipliers or {})} - {*known}, "multipliers", multipliers, f"a mapping with keys among {known}")
 
 
 class Compiled(NamedTuple):

@@ -26,6 +26,8 @@ from hydro_rasda.run.spec import SPEC
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 EXTRA = "pip install 'hydro-rasda[dashboard]'"
 LOCAL = ("127.0.0.1", "localhost")
@@ -181,13 +183,13 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
         from plotly.offline import get_plotlyjs
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
+        from starlette.middleware.base import BaseHTTPMiddleware
         from starlette.middleware.trustedhost import TrustedHostMiddleware
-        from starlette.requests import Request
-        from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+        from starlette.responses import HTMLResponse, Response, StreamingResponse
         from starlette.routing import Route
     except ImportError as error:
         raise ImportError(f"the dashboard needs {error.name}, which is not there: {EXTRA}") from error
-    runs, name_of_cookie = Runs(folder), f"hydro_rasda_{port}"
+    runs = Runs(folder)
     script = cache(lambda: get_plotlyjs().encode())
 
     # Those that read files are no coroutines: Starlette has threads for them.
@@ -208,23 +210,7 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
             return Response("no such run", 404)
         return StreamingResponse(_changes(request, runs, name), media_type="text/event-stream")
 
-    async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        given = request.query_params.get("token", "")
-        if given and hmac.compare_digest(given.encode(), token.encode()):
-            response: Response = RedirectResponse(request.url.remove_query_params("token"))
-            response.set_cookie(name_of_cookie, token, httponly=True, samesite="strict")
-            return response
-        held = request.cookies.get(name_of_cookie, "")
-        if not hmac.compare_digest(held.encode(), token.encode()):
-            return Response("the address that the dashboard printed holds a token", 403)
-        response = await call_next(request)
-        response.headers.update({"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff"})
-        response.headers.setdefault("Cache-Control", "no-store")
-        return response
-
-    from starlette.middleware.base import BaseHTTPMiddleware
-
-    middleware = [Middleware(BaseHTTPMiddleware, dispatch=guarded)]
+    middleware = [Middleware(BaseHTTPMiddleware, dispatch=partial(_guarded, token, f"hydro_rasda_{port}"))]
     if host in LOCAL:
         middleware.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL]))
     routes = [
@@ -235,6 +221,26 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
         Route("/run/{name}/events", events),
     ]
     return Starlette(routes=routes, middleware=middleware)
+
+
+async def _guarded(
+    token: str, cookie: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]
+) -> Response:
+    """Answer only those who bring the token, in the address or in the cookie that then keeps it."""
+    from starlette.responses import RedirectResponse, Response
+
+    given = request.query_params.get("token", "")
+    if given and hmac.compare_digest(given.encode(), token.encode()):
+        response: Response = RedirectResponse(request.url.remove_query_params("token"))
+        response.set_cookie(cookie, token, httponly=True, samesite="strict")
+        return response
+    held = request.cookies.get(cookie, "")
+    if not hmac.compare_digest(held.encode(), token.encode()):
+        return Response("the address that the dashboard printed holds a token", 403)
+    response = await call_next(request)
+    response.headers.update({"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff"})
+    response.headers.setdefault("Cache-Control", "no-store")
+    return response
 
 
 async def _changes(request: Any, runs: Runs, name: str | None) -> AsyncIterator[str]:

@@ -71,14 +71,8 @@ def pack(
         check_function("policy", policy, 2, rule="None, or a function of (jobs, rooms), such as worst_fit_decreasing")
     tasks = tasks_of(jobs)
     listed = _lister(devices)
-    require(isinstance(mps, bool) or (isinstance(mps, str) and mps == "auto"), "mps", mps, "True, False or 'auto'")
-    require(
-        mps is not True or available(), "mps", mps, f"False or 'auto' where {CONTROL} is not found, or one is set up"
-    )
-    there = listed()
-    check_is("devices", there, Device, several=True)
-    names = [device.name for device in there]
-    require(len({*names}) == len(names), "devices", names, "devices of different names")
+    _check_mps(mps)
+    _check_listed(listed())
     with Store.open(folder / name, {"packing": 1}, "auto") as store:
         grid = Grid(store, tasks, retry_failed)
         with (
@@ -88,6 +82,18 @@ def pack(
             while packer.step():
                 progress.show(packer.running.values(), packer.devices.values(), store.seconds)
         return PackResult(list(grid.records.values()), store.path, store.seconds)
+
+
+def _check_mps(mps: object) -> None:
+    require(isinstance(mps, bool) or (isinstance(mps, str) and mps == "auto"), "mps", mps, "True, False or 'auto'")
+    rule = f"False or 'auto' where {CONTROL} is not found, or one is set up"
+    require(mps is not True or available(), "mps", mps, rule)
+
+
+def _check_listed(devices: Sequence[Device]) -> None:
+    check_is("devices", devices, Device, several=True)
+    names = [device.name for device in devices]
+    require(len({*names}) == len(names), "devices", names, "devices of different names")
 
 
 def _lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:

@@ -119,24 +119,27 @@ def imap_forked(
                     pace.took(now - heard[connection])
                     heard[connection] = now
                     notify(*content)
-                    continue
-                if kind == "warned":
+                elif kind == "warned":
                     for warning in content:
                         warnings.warn_explicit(**warning, registry=warned)
-                    continue
-                if kind == "took":
+                elif kind == "took":
                     if crowd is not None:
                         crowd.took(i, content)
-                    continue
-                del running[connection]
-                connection.close()
-                _, status = os.waitpid(pid, 0)
-                if kind == "damage":
-                    raise DamagedCheckpoint(content)
-                yield i, content if kind == "done" else Died(content or ending(status))
+                else:
+                    del running[connection]
+                    yield i, _answer(connection, pid, kind, content)
     finally:
         for connection, (_, pid) in running.items():
             _end(connection, pid)
+
+
+def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
+    """What a child returned with its last message, once it has ended."""
+    connection.close()
+    _, status = os.waitpid(pid, 0)
+    if kind == "damage":
+        raise DamagedCheckpoint(content)
+    return content if kind == "done" else Died(content or ending(status))
 
 
 def _end(connection: Connection, pid: int) -> None:

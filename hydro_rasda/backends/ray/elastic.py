@@ -87,9 +87,7 @@ def elastic(
     known = scheduler is None or isinstance(scheduler, TrialScheduler)
     require(known, "scheduler", scheduler, "one of Ray Tune's, such as a RASDAScheduler, or None")
     check_int("checkpoint_every", checkpoint_every, at_least=1, optional=True)
-    most = _LONGEST.total_seconds()
-    short = is_number(timeout_s) and 0 < timeout_s <= most
-    require(short, "timeout_s", timeout_s, f"a number of seconds > 0, at most {most:.0f} (a year)")
+    _check_timeout(timeout_s)
     if backend is not None:
         check_choice("backend", backend, ("gloo", "nccl"))
     rule = scheduler.rule if isinstance(scheduler, RASDAScheduler) else None
@@ -101,7 +99,10 @@ def elastic(
         "timeout_s": timeout_s,
         "backend": backend,
     }
+    return _trainable(train, data, options)
 
+
+def _trainable(train: Callable[[Worker], None], data: Any, options: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
     pickle_config_modules()
     pickled = cloudpickle.dumps((train, data))
     payload = np.frombuffer(pickled, dtype=np.uint8)  # which Ray's actors read where it lies in memory
@@ -113,6 +114,12 @@ def elastic(
 
     trainable.__name__ = getattr(train, "__name__", type(train).__name__)
     return tune.with_parameters(trainable, payload=payload)  # type: ignore[no-any-return]
+
+
+def _check_timeout(timeout_s: float) -> None:
+    most = _LONGEST.total_seconds()
+    short = is_number(timeout_s) and 0 < timeout_s <= most
+    require(short, "timeout_s", timeout_s, f"a number of seconds > 0, at most {most:.0f} (a year)")
 
 
 def _time_attr(scheduler: TrialScheduler | None) -> str:

@@ -98,15 +98,39 @@ def tune_module(
     given = [name for name in DECIDED if name in options]
     require(not given, given[0] if given else "", "given", "left out: trainer, module and loaders decide it")
     if datamodule is not None:
-        both = train_dataloaders is None and val_dataloaders is None
-        require(both, "datamodule", type(datamodule).__name__, "the only data: leave the loaders out")
-        train_dataloaders, val_dataloaders = _loaders_of(datamodule)
+        train_dataloaders, val_dataloaders = _loaders_of(datamodule, train_dataloaders, val_dataloaders)
+    made = with_defaults(space, _constants(trainer, train_dataloaders))
+    asked = _asked(module_fn, made, trainer, train_dataloaders, val_dataloaders, sweep)
+    tuned = tune(
+        module_fn,
+        made,
+        metric=f"val_{metric_name(monitor, 'val')}",
+        race=unaveraged(race),
+        **asked,
+        **options,
+    )
+    own = reachable(space)
+    return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
+
+
+def _asked(
+    module_fn: Callable[..., LightningModule],
+    space: Mapping[str, Any],
+    trainer: Trainer,
+    train_dataloaders: Any,
+    val_dataloaders: Any,
+    sweep: SweepConfig,
+) -> dict[str, Any]:
+    """Turn a trainer, loaders and a module's steps into arguments of `tune`.
+
+    Raises:
+        ValueError: for all that cannot be followed.
+    """
     refused = [*unfollowed_loader("train_dataloaders", train_dataloaders)]
     refused += unfollowed_loader("val_dataloaders", val_dataloaders)
     refused += unfollowed_by(trainer)
-    made = with_defaults(space, _constants(trainer, train_dataloaders))
     with preserved_generators():
-        config = sample(made, 1, 0)[0]
+        config = sample(space, 1, 0)[0]
         form = width_form(module_fn)
         check_width_argument("module_fn", module_fn, sweep.surrogate)
         module = _first(module_fn, form, config)
@@ -123,24 +147,13 @@ def tune_module(
         if form is None:
             batch = next(iter(validation(1)))
             sweep = narrow_or_full(sweep, module, lambda: _called_with(module, objective, batch))
-    tuned = tune(
-        module_fn,
-        made,
-        train_data=train,
-        val_data=validation,
-        objective=objective,
-        metric=f"val_{metric_name(monitor, 'val')}",
-        max_t=trainer.max_epochs or 1,
-        sweep=sweep,
-        race=unaveraged(race),
-        precision=PRECISIONS[str(trainer.precision)],
-        **options,
-    )
-    own = reachable(space)
-    return LightningResult(**vars(tuned), config={k: v for k, v in tuned.best_config.items() if k in own})
+    told = {"max_t": trainer.max_epochs or 1, "precision": PRECISIONS[str(trainer.precision)], "sweep": sweep}
+    return {"train_data": train, "val_data": validation, "objective": objective, **told}
 
 
-def _loaders_of(datamodule: LightningDataModule) -> tuple[Any, Any]:
+def _loaders_of(datamodule: LightningDataModule, *loaders: Any) -> tuple[Any, Any]:
+    left_out = all(loader is None for loader in loaders)
+    require(left_out, "datamodule", type(datamodule).__name__, "the only data: leave the loaders out")
     datamodule.prepare_data()
     datamodule.setup("fit")
     return datamodule.train_dataloader(), datamodule.val_dataloader()

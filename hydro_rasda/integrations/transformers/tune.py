@@ -107,18 +107,11 @@ def tune_trainer(
     check_parts(sweep, race)
     check_space(space)
     made, wrong = to_space(space, args)
-    refused, idle = unfollowed(args)
     metric, mode = metric_of(args)
     whole = None if compute_metrics is None or args.prediction_loss_only else TrainerMetrics(compute_metrics)
-    if metric != "val_loss" and whole is None:
-        told = "give compute_metrics=, which computes it"
-        refused.append(f"metric_for_best_model={args.metric_for_best_model!r}: {told}")
-    refused += metrics_refused(args) if whole is not None else []
-    refused += wrong + _refused(args, race, options, {"train_dataset": train_dataset, "eval_dataset": eval_dataset})
-    if refused:
-        raise ValueError("tune_trainer() cannot follow:\n- " + "\n- ".join(refused))
-    if idle:
-        warn(f"these training arguments have no effect here: {', '.join(idle)}")
+    wrong += _wrong_metric(args, metric, whole)
+    wrong += _refused(args, race, options, {"train_dataset": train_dataset, "eval_dataset": eval_dataset})
+    _check_followed(args, wrong)
     model_fn = model_function(model, model_class, own_names(space), args.use_cache)
     with preserved_generators():
         first = _first_model(model_fn, made, args.seed)
@@ -152,6 +145,21 @@ def tune_trainer(
         "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
     }
     return make_trainer_result(tuned, args, given, getattr(model, "trimmed", None))
+
+
+def _wrong_metric(args: TrainingArguments, metric: str, whole: TrainerMetrics | None) -> list[str]:
+    if whole is not None:
+        return metrics_refused(args)
+    told = f"metric_for_best_model={args.metric_for_best_model!r}: give compute_metrics=, which computes it"
+    return [] if metric == "val_loss" else [told]
+
+
+def _check_followed(args: TrainingArguments, wrong: list[str]) -> None:
+    refused, idle = unfollowed(args)
+    if refused or wrong:
+        raise ValueError("tune_trainer() cannot follow:\n- " + "\n- ".join([*refused, *wrong]))
+    if idle:
+        warn(f"these training arguments have no effect here: {', '.join(idle)}")
 
 
 _DECIDED = "the training arguments and data sets decide it"
