@@ -109,9 +109,8 @@ def tune_trainer(
     made, wrong = to_space(space, args)
     metric, mode = metric_of(args)
     whole = None if compute_metrics is None or args.prediction_loss_only else TrainerMetrics(compute_metrics)
-    wrong += _wrong_metric(args, metric, whole)
-    wrong += _refused(args, race, options, {"train_dataset": train_dataset, "eval_dataset": eval_dataset})
-    _check_followed(args, wrong)
+    data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+    _check_followed(args, _wrong_metric(args, metric, whole) + wrong + _refused(args, race, options, data))
     model_fn = model_function(model, model_class, own_names(space), args.use_cache)
     with preserved_generators():
         first = _first_model(model_fn, made, args.seed)
