@@ -28,7 +28,7 @@ from hydro_rasda.contracts import Span
 from hydro_rasda.data import ALONE, Shard, make_batches
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.loop import train_epochs_on_ranks
+from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.trial import Trial
 
 MILESTONES = (2, 4, 8)
@@ -127,7 +127,7 @@ def segment(cell: Cell, span: Span, growth: int, state: Row | None, shard: Shard
     before = None if state is None else state["rescaled"]
     rescaled = RescaledLR(learner.optimizer, growth, cell.rule, cell.warmup * steps, before)
     losses = [] if state is None else list(state["losses"])
-    for _, metrics in train_epochs_on_ranks(learner, asked, span, size, 0):
+    for _, metrics in train_epochs(learner, asked, span, size, [0]):
         losses.append((metrics["train_loss"][0], metrics["val_loss"][0]))
     return {"learner": learner.state(), "rescaled": rescaled.state_dict(), "losses": losses}
 

@@ -67,7 +67,7 @@ def _overhead(shard: Shard, task: str) -> Row:
             dist.barrier()
             began = time.perf_counter()
             for share in shares:
-                learner.step(share.batch, 0.0, len(shares), share.weight)
+                learner.step(share, 0.0, len(shares))
             seconds.append((time.perf_counter() - began) / len(shares))
         alone.append(seconds[0])
         more.append(seconds[1] - seconds[0])

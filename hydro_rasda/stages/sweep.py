@@ -60,7 +60,11 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
         AllTrialsFailed: where no trial has a finite metric.
         ValueError: where the rule decides what cannot be done.
     """
-    return _Sweep(run, search, devices, rule or halving(run)).finalists()
+    under_way = _Sweep(run, search, devices, rule or halving(run))
+    with run.store.sweeping():
+        finalists = under_way.finalists()
+    run.end_stage()
+    return finalists
 
 
 def halving(run: Run) -> SweepRule:
@@ -94,12 +98,6 @@ class _Sweep:
 
     def finalists(self) -> list[int]:
         self._show()
-        with self._run.store.sweeping():
-            found = self._climb()
-        self._run.end_stage()
-        return found
-
-    def _climb(self) -> list[int]:
         while True:
             # Asked in this order after each group, in whichever process it was trained: so all states come again.
             if self._decide() or self._admit():

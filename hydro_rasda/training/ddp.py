@@ -11,7 +11,7 @@ from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.large_batch import Rule
-from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs_on_ranks
+from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs
 from hydro_rasda.training.report_keys import EPOCH_SECONDS
 from hydro_rasda.training.worker import Worker
 from hydro_rasda.trial import Trial
@@ -54,7 +54,7 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     learner.noise = worker.measure(learner.joint, learner.optimizer)
     span = Span(worker.iteration, problem.settings.max_t)
     began = time.perf_counter()
-    for epoch, metrics in train_epochs_on_ranks(learner, problem, span, global_batch_size, trial.number):
+    for epoch, metrics in train_epochs(learner, problem, span, global_batch_size, [trial.number]):
         keep_best(learner, problem, epoch, metrics)
         over = diverged(metrics) or out_of_patience(learner, problem, epoch) or good_enough(problem, metrics)
         worker.report(

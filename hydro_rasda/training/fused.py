@@ -29,7 +29,7 @@ from fusion.streams import seed_generators
 from fusion.warn import warn
 from fusion.width.microbatch import backward, can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
-from hydro_rasda.data import Batch
+from hydro_rasda.data import ALONE, Batch, Share
 from hydro_rasda.objective import scalars
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
@@ -37,7 +37,7 @@ from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
-from hydro_rasda.training.recorded_steps import recorded, records, with_graphs
+from hydro_rasda.training.recorded_steps import recorded, records
 from hydro_rasda.trial import Trial
 
 State = dict[str, Any]
@@ -56,6 +56,8 @@ class FusedLearner:
     Attributes:
         micro_batches: Parts that each batch is split into, one after the other, to take less memory.
     """
+
+    shard = ALONE
 
     def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
         self.fused: FusedModel = fuse(modules)
@@ -95,9 +97,9 @@ class FusedLearner:
         self.train_mode(False)
         yield
 
-    def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
+    def step(self, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
         self._schedule(epoch, steps)
-        return self._update(batch) if self._graph is None else self._graph(batch)
+        return self._update(share.batch) if self._graph is None else self._graph(share.batch)
 
     def _update(self, batch: Batch) -> Mapping[str, Tensor]:
         self.optimizer.zero_grad()
@@ -198,9 +200,9 @@ def train_group(
 
     Members that have not trained together before are first compared, on one batch, with what each computes alone.
 
-    Where memory runs out, the group's halves start again from its checkpoint, one after the other; a single member does
-    with its batches in parts. Where the group raises anything else, its members start again one by one, so that only
-    those that raise by themselves fail.
+    Where memory runs out, the group starts again from its checkpoint, without recorded steps; then its halves, one
+    after the other; then a single member with its batches in parts. Where the group raises anything else, its members
+    start again one by one, so that only those that raise by themselves fail.
 
     Args:
         task: One group, where it starts and where it stops.
@@ -211,15 +213,16 @@ def train_group(
         DamagedCheckpoint: where an earlier task's cannot be read.
     """
 
-    def train(part: GroupTask) -> GroupOutcome:
+    def train(work: tuple[Problem, GroupTask]) -> GroupOutcome:
+        asked, part = work
         (group,) = part.groups
         members = group.members
         try:
-            return with_graphs(lambda asked: _train(asked, trials, part, load, should_stop, on_epoch), problem)
+            return _train(asked, trials, part, load, should_stop, on_epoch)
         except DamagedCheckpoint:
             raise  # whoever goes on from it is not to blame
         except (Exception, SystemExit) as error:  # the latter would end a script, and look like success
-            if is_out_of_memory(error) and can_be_smaller(part):
+            if is_out_of_memory(error) and can_be_smaller(work):
                 raise
             if len(members) == 1:
                 return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
@@ -228,14 +231,23 @@ def train_group(
         singles = (replace(part, groups=(group.of([number]),)) for number in members)
         return joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in singles)
 
-    def can_be_smaller(part: GroupTask) -> bool:
+    def can_be_smaller(work: tuple[Problem, GroupTask]) -> bool:
+        asked, part = work
+        if records(asked):
+            return True
         (group,) = part.groups
         batch_size = trials[group.members[0]].batch_size
         if len(group.members) > 1 or group.micro_batches >= batch_size:
             return len(group.members) > 1
         return can_be_split(next(problem.train_data.epoch(batch_size, part.span.start)))
 
-    return joined(back_off(train, task, can_be_smaller, GroupTask.smaller))
+    def smaller(work: tuple[Problem, GroupTask]) -> list[tuple[Problem, GroupTask]]:
+        asked, part = work
+        if records(asked):  # a recording holds memory beside the steps that run as written
+            return [(asked.with_settings(graph=False), part)]
+        return [(problem, less) for less in part.smaller()]
+
+    return joined(back_off(train, (problem, task), can_be_smaller, smaller))
 
 
 def _train(

@@ -21,7 +21,7 @@ from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
 from hydro_rasda.checks import require
 from hydro_rasda.config import UNSPLIT_BATCHES, Mode
-from hydro_rasda.data import ALONE, Batch, Shard, batch_length
+from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.training.batch_statistics import average_statistics
 from hydro_rasda.training.gradient_noise import GradientNoise
@@ -33,7 +33,13 @@ from hydro_rasda.training.weight_average import Average, trained_tensors
 
 
 class Learner(Protocol):
-    """K models in training."""
+    """K models in training.
+
+    Attributes:
+        shard: Which rank of a model's it is.
+    """
+
+    shard: Shard
 
     def seed(self, seeds: Sequence[int]) -> None:
         """Say which random numbers (dropout) each model draws from now on: K seeds."""
@@ -52,7 +58,7 @@ class Learner(Protocol):
         """A while in which `evaluate` is asked: without dropout, and with averaged weights if asked and there."""
         ...
 
-    def step(self, batch: Batch, epoch: float, steps: float) -> Mapping[str, Tensor]:
+    def step(self, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
         """Forward, backward, update at a time given in epochs, fractions included; metrics [K] before the update.
 
         `steps` is how many an epoch has, 1 where that is not known.
@@ -147,21 +153,14 @@ class SingleLearner:
                 dist.broadcast(whole, 0)
                 buffer.copy_(whole)
 
-    def step(self, batch: Batch, epoch: float, steps: float, weight: float = 1.0) -> Mapping[str, Tensor]:
-        """See `Learner`; on several ranks, of this rank's share.
-
-        Args:
-            batch: What to learn from.
-            steps: How many an epoch has.
-            weight: Of the share in the ranks' average, see `data.Part`; alone it is always 1.
-        """
+    def step(self, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
         factor = lr_factor(self._config, epoch, self._max_t, steps)
         for group, base in zip(self.optimizer.param_groups, self._base_lrs):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(base * factor)
             else:
                 group["lr"] = base * factor
-        metrics = self._update(batch, weight) if self._graph is None else self._graph(batch)
+        metrics = self._update(share.batch, share.weight) if self._graph is None else self._graph(share.batch)
         if self._average is not None:
             self._average.update(self._ema * steps * self._max_t)
         return metrics

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusion.width.microbatch import Sums
 from hydro_rasda.contracts import EpochMetrics, Span
-from hydro_rasda.data import ALONE, Shard, Share
+from hydro_rasda.data import Share
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
@@ -34,84 +34,42 @@ def train_epochs(
 
     Stops before `span.stop` where no member has a finite loss any more, or where `should_stop()` holds after an epoch.
 
+    On several ranks, each learns and validates its share. Every rank calls it; all yield the same metrics, exact means
+    over all that counts, and stop together. The model learns as in one process with the same batch size, apart from
+    what depends on a rank's share alone: random numbers of the model, and BatchNorm, which normalizes by it and keeps
+    the mean of all ranks' statistics.
+
     Args:
-        learner: K models.
-        problem: Its data.
+        learner: K models, or one and which of its ranks this is.
+        problem: Its data, the same on all ranks.
         span: Which epochs.
-        batch_size: Examples per step.
+        batch_size: Examples per step, over all ranks.
         numbers: Of the K trials. In each epoch, a trial draws the same random numbers (dropout) as any model of that
-            trial, whatever the other members are.
-        should_stop: Asked after each epoch.
+            trial, whatever the other members are. Rank 0 draws them as one process does, the others their own.
+        should_stop: Asked after each epoch; on several ranks, all are told the same.
 
     Yields:
         The number of epochs trained, 1 and up, and the metrics of the last.
     """
-
-    def step(share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
-        return learner.step(share.batch, epoch, steps)
-
-    for epoch, metrics in _epochs(learner, step, problem, span, batch_size, numbers, ALONE):
-        yield epoch, metrics
-        if should_stop():
-            return
-
-
-def train_epochs_on_ranks(
-    learner: SingleLearner, problem: Problem, span: Span, batch_size: int, number: int
-) -> Iterator[tuple[int, EpochMetrics]]:
-    """The same for one model, of which each rank learns and validates its share.
-
-    Every rank calls it; all yield the same metrics, exact means over all that counts, and stop together. The model
-    learns as in one process with the same batch size, apart from what depends on a rank's share alone: random numbers
-    of the model, and BatchNorm, which normalizes by it and keeps the mean of all ranks' statistics. One rank is
-    `train_epochs`.
-
-    Args:
-        learner: The model, and which rank this is.
-        problem: Its data, the same on all ranks.
-        span: Which epochs.
-        batch_size: Examples per step, over all ranks.
-        number: Of the trial. Rank 0 draws random numbers as one process does, the others their own.
-
-    Yields:
-        As `train_epochs`.
-    """
-
-    def step(share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
-        return learner.step(share.batch, epoch, steps, share.weight)
-
-    yield from _epochs(learner, step, problem, span, batch_size, [number], learner.shard)
-
-
-def _epochs(
-    learner: Learner,
-    step: Callable[[Share, float, float], Mapping[str, Tensor]],
-    problem: Problem,
-    span: Span,
-    batch_size: int,
-    numbers: Sequence[int],
-    shard: Shard,
-) -> Iterator[tuple[int, EpochMetrics]]:
-    steps = problem.train_data.steps(batch_size)
+    steps, shard = problem.train_data.steps(batch_size), learner.shard
     own_seed = ("rank", shard.rank) if shard.rank else ()
     for epoch in range(span.start, span.stop):
         learner.seed([derive_seed(problem.settings.seed, "trial", number, epoch, *own_seed) for number in numbers])
         learner.train_mode(True)
+        train = Sums()
         with matrix_products(problem.settings.precision):
-            train = summed(
-                (step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)
-                for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard))
-            )
-        values = _validated(learner, problem, batch_size, shard)
+            for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard)):
+                train.add(learner.step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)
+        values = _validated(learner, problem, batch_size)
         if shard.world > 1:
             add_over_ranks(train)
         values = {**_named("train", train), **values}
         if learner.averages and epoch + 1 in problem.settings.race_milestones:
-            own = _validated(learner, problem, batch_size, shard, averaged=False)
+            own = _validated(learner, problem, batch_size, averaged=False)
             if problem.settings.metric in own:
                 values[problem.settings.unaveraged] = own[problem.settings.metric]
         yield epoch + 1, values
-        if diverged(values):
+        if should_stop() or diverged(values):
             return
 
 
@@ -138,11 +96,10 @@ def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> boo
     return problem.settings.out_of_patience(learner.epochs_since_best(epoch))
 
 
-def _validated(
-    learner: Learner, problem: Problem, batch_size: int, shard: Shard, averaged: bool = True
-) -> EpochMetrics:
+def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bool = True) -> EpochMetrics:
     """Metrics of the validation examples, over all ranks: of averaged weights, or of those that training left."""
-    shares, collected = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard), Collected()
+    shard, collected = learner.shard, Collected()
+    shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
 
     def evaluated(share: Share) -> Mapping[str, Tensor]:
         metrics = learner.evaluate(share.batch)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from hydro_rasda import RunExists, SweepConfig, TuneResult
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, Group, GroupTask, Span
-from hydro_rasda.data import Batch, Shard
+from hydro_rasda.data import Batch, Shard, Share
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.precision import as_given, in_precision, matrix_products
@@ -202,7 +202,7 @@ def two_ranks(rank: int, world: int, problem: Problem) -> Any:
         boost = torch.ones(16)
         boost[0] = 1e38 if (rank, step) == (1, 1) else 1.0
         before = copy.deepcopy(learner.model.state_dict())
-        learner.step((x[rank::world], y[rank::world], boost), 0.0, 1)
+        learner.step(Share((x[rank::world], y[rank::world], boost), 16, 1.0), 0.0, 1)
         taken.append(any(not torch.equal(t, before[name]) for name, t in learner.model.state_dict().items()))
     return taken, learner.state()
 

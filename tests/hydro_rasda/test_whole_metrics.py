@@ -18,7 +18,7 @@ from hydro_rasda.objective import as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
 from hydro_rasda.training.fused import train_group
-from hydro_rasda.training.loop import train_epochs_on_ranks
+from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.trial import Trial
 from hydro_rasda.whole_metrics import Collected, of_members
 from tests.hydro_rasda.ranks import on_ranks
@@ -60,7 +60,7 @@ def test_each_member_of_a_group_has_its_own(scored: Problem, digits: Any) -> Non
 def on_rank(rank: int, world: int, problem: Problem) -> list[dict[str, list[float]]]:
     trial = Trial(0, {"lr": 0.05, "optimizer": "sgd", "batch_size": 11})
     learner = full_size_learner(problem, trial, Shard(rank, world))
-    return [metrics for _, metrics in train_epochs_on_ranks(learner, problem, Span(0, 2), 11, 0)]
+    return [metrics for _, metrics in train_epochs(learner, problem, Span(0, 2), 11, [0])]
 
 
 def in_order(outputs: Tensor, targets: Tensor) -> dict[str, float]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusion.optim import optimizer
 from hydro_rasda.config import TuneConfig
-from hydro_rasda.data import Shard
+from hydro_rasda.data import Shard, Share
 from hydro_rasda.training.batch_statistics import average_statistics
 from hydro_rasda.training.learners import SingleLearner
 from hydro_rasda.training.worker import Worker
@@ -75,7 +75,7 @@ def by_learner(rank: int, world: int, sharded: bool) -> list[Tensor]:
     learner.train_mode(True)
     for batch in examples().split(BATCH * world):
         part = shard.part(len(batch), least=2)
-        learner.step(batch[part.rows], 0.0, 1.0, part.weight)
+        learner.step(Share(batch[part.rows], part.examples, part.weight), 0.0, 1.0)
     return statistics(model)
 
 

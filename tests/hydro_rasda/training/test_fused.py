@@ -15,7 +15,7 @@ from fusion import FusedModel, FusionWarning, fuse, lr_factor
 from fusion.tensors import duplicate, is_batched
 from hydro_rasda import SweepConfig
 from hydro_rasda.contracts import Group, GroupTask, Span
-from hydro_rasda.data import make_batches
+from hydro_rasda.data import Share, make_batches
 from hydro_rasda.objective import OptimizerSettings, as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.store import Store
@@ -304,10 +304,10 @@ def test_out_of_memory_halves_the_group_and_loses_nothing(problem: Problem, monk
     """Memory for two members: six end as twos and ones, with what such groups get that train so from the start."""
     step = FusedLearner.step
 
-    def step_of_two(learner: FusedLearner, batch: Any, epoch: float, steps: float) -> Mapping[str, Tensor]:
+    def step_of_two(learner: FusedLearner, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
         if learner.fused.K > 2 and epoch > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(learner, batch, epoch, steps)
+        return step(learner, share, epoch, steps)
 
     monkeypatch.setattr(FusedLearner, "step", step_of_two)
     outcome = train_group(problem, TRIALS, task(tuple(range(6)), 0, 2), no_sources)

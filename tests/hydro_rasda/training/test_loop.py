@@ -17,7 +17,7 @@ from hydro_rasda.metrics import mean_metrics
 from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.loop import keep_best, train_epochs_on_ranks
+from hydro_rasda.training.loop import keep_best, train_epochs
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.ranks import on_ranks
 
@@ -101,7 +101,7 @@ def train_on_rank(
     config = {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "batch_size": 16}
     trial = Trial(0, {**config, "accumulate": accumulate})
     learner = full_size_learner(problem, trial, Shard(rank, world))
-    epochs = train_epochs_on_ranks(learner, problem, Span(0, 3), trial.batch_size, 0)
+    epochs = train_epochs(learner, problem, Span(0, 3), trial.batch_size, [0])
     history = []
     for epoch, metrics in epochs:
         keep_best(learner, problem, epoch, metrics)

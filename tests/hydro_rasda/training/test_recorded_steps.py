@@ -123,14 +123,14 @@ def test_a_recorded_run_goes_on_as_another_and_the_other_way_round(
 
 def test_a_learner_that_is_let_go_is_gone_with_its_memory(problem: Problem, recorder: Recorder) -> None:
     """Without waiting for the collection of garbage, as the next one needs the memory."""
-    batch = next(problem.train_data.epoch(48, 0))
+    share = next(problem.train_data.shares(48, 0, ALONE))
     fused = FusedLearner([problem.surrogate(t) for t in TRIALS.values()], [t.config for t in TRIALS.values()], problem)
     single = full_size_learner(problem, TRIALS[0])
     gc.disable()
     try:
         for step in range(6):
-            fused.step(batch, step / 6, 6)
-            single.step(batch, step / 6, 6)
+            fused.step(share, step / 6, 6)
+            single.step(share, step / 6, 6)
         assert recorder.recordings == 2
         weights = weakref.ref(fused.fused.template), weakref.ref(single.model)
         del fused, single
