@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusion.checks import require
 
-VECTORIZED = ("sgd", "adam", "adamw")
+ONE_PASS = ("sgd", "adam", "adamw")
+"""Optimizers for which torch has kernels that pass over memory once."""
+
+VECTORIZED = (*ONE_PASS, "muon")
 """Optimizers whose members are updated together."""
 
 OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop")
@@ -22,7 +25,15 @@ OWN = "own"
 KINDS = (*OPTIMIZERS, OWN)
 """What `optimizer_name` gives."""
 
-_UNFIT = ("lbfgs", "muon", "rprop", "sparseadam")
+MUON_ORIGINAL = "muon.original"
+"""Stands for muon with `adjust_lr_fn="original"`, whose learning rates change otherwise with the width."""
+
+RULES = (*KINDS, MUON_ORIGINAL)
+"""Names under which multipliers of learning rates and weight decays are given."""
+
+ADJUSTMENTS = ("match_rms_adamw", "original")
+
+_UNFIT = ("lbfgs", "rprop", "sparseadam")
 """Optimizers of torch that cannot train here."""
 
 SCHEDULES = ("constant", "cosine", "step", "exponential", "linear", "one_cycle")
@@ -109,13 +120,14 @@ def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **default
     return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
 
 
-_ADAMS = ("adam", "adamw", "adamax", "nadam", "radam")
+_ADAMS = ("adam", "adamw", "adamax", "nadam", "radam", "muon")
 
 
 _finite = _number(lambda value: 0 <= value < math.inf)
 _positive = _number(lambda value: 0 < value < math.inf)
 _fraction = _number(lambda value: 0 <= value < 1)
 _GROUP = "lr."
+_BESIDE_MUON = "lr.adamw"
 _EPOCHS = "a finite number of epochs >= 0"
 
 KEYS: Mapping[str, Key] = {
@@ -123,16 +135,19 @@ KEYS: Mapping[str, Key] = {
         _name_of,
         _optimizer,
         f"one of {', '.join(OPTIMIZERS)}, or a function of (params, lr) that makes a torch optimizer; lbfgs needs a "
-        "closure, muon 2-D parameters, sparseadam sparse gradients, and rprop follows no learning rate",
+        "closure, sparseadam sparse gradients, and rprop follows no learning rate",
         "optimizer",
         "adamw",
     ),
     "lr": Key(float, _positive, "a finite number > 0", "optimizer"),
-    "momentum": _of_optimizer(float, _fraction, "in [0, 1)", sgd=0.0, rmsprop=0.0),
-    "nesterov": _of_optimizer(bool, _flag, "True or False", sgd=False),
+    "momentum": _of_optimizer(float, _fraction, "in [0, 1)", sgd=0.0, rmsprop=0.0, muon=0.95),
+    "nesterov": _of_optimizer(bool, _flag, "True or False", sgd=False, muon=True),
     "dampening": _of_optimizer(float, _number(lambda value: 0 <= value <= 1), "in [0, 1]", sgd=0.0),
     "weight_decay": _of_optimizer(
-        float, _finite, "a finite number >= 0", **{**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01}
+        float, _finite, "a finite number >= 0", **{**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "muon": 0.1}
+    ),
+    "adjust_lr_fn": _of_optimizer(
+        str, lambda value: value in ADJUSTMENTS, f"one of {', '.join(ADJUSTMENTS)}", muon="match_rms_adamw"
     ),
     "independent_weight_decay": _of_optimizer(bool, _flag, "True or False", adamw=False),
     "beta1": _of_optimizer(float, _fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.9)),
@@ -167,7 +182,11 @@ KEYS: Mapping[str, Key] = {
     "warmup_epochs": Key(float, _finite, _EPOCHS, "schedule", 0.0),
     "rescale_warmup_epochs": Key(float, _finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
 }
-"""All of them; the defaults of optimizers and of the step schedule are those of torch."""
+"""All of them; the defaults of optimizers and of the step schedule are those of torch, but for `adjust_lr_fn`.
+
+With `match_rms_adamw`, Muon's updates are as large as AdamW's, so that one `lr` serves both (Liu et al. 2025,
+arXiv:2502.16982).
+"""
 
 
 def is_read(name: str, config: Mapping[str, Any]) -> bool:
@@ -239,15 +258,16 @@ def is_group(name: str) -> bool:
     return name.startswith(_GROUP)
 
 
-def lr_factors(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:
     """What `lr` is multiplied by for parameters that have a learning rate of their own.
 
     The key `lr.PREFIX` is the learning rate of all parameters below that part of the model; of several, the longest
-    prefix counts.
+    prefix counts. With the optimizer muon, `lr.adamw` is that of all others which AdamW updates.
 
     Args:
         config: A configuration.
         names: Of the model's parameters.
+        matrices: Names of those that Muon updates.
 
     Raises:
         ValueError: where no parameter has a prefix, or a learning rate breaks its rule.
@@ -256,10 +276,12 @@ def lr_factors(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, flo
     {'head.weight': 2.0}
     """
     rates = _group_rates(config)
+    beside = {_BESIDE_MUON} & rates.keys() if optimizer_name(config) == "muon" else set[str]()
     found: dict[str, str] = {}
     for name in names if rates else ():
         parts = name.split(".")
-        prefixes = (_GROUP + ".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        prefixes = [_GROUP + ".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        prefixes += [key for key in beside if name not in matrices]
         if (own := next((prefix for prefix in prefixes if prefix in rates), None)) is not None:
             found[name] = own
     for name, rate in rates.items():
@@ -285,7 +307,7 @@ def check(config: Mapping[str, Any]) -> None:
         if name in config and is_read(name, config):
             read(config, name)
     _group_rates(config)
-    if is_read("nesterov", config) and read(config, "nesterov"):
+    if is_read("dampening", config) and read(config, "nesterov"):
         momentum, dampening = read(config, "momentum"), read(config, "dampening")
         rule = f"False unless `momentum` is > 0 and `dampening` 0: they are {momentum} and {dampening}"
         require(momentum > 0 and dampening == 0, "nesterov", True, rule)

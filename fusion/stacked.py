@@ -56,6 +56,11 @@ class StackedTensors(nn.Module):
         """The number of members."""
         return len(self._members)
 
+    @property
+    def marks(self) -> Mapping[str, Mapping[str, Any]]:
+        """Attributes that were set on the tensors of the first member, by name."""
+        return self._members[0].marks
+
     def __len__(self) -> int:
         return len(self._members)
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from fusion.compare import check_copy
 from fusion.hyperparameters import OWN, lr_factors, optimizer_name
 from fusion.optim import optimizer
+from fusion.optim.muon import hidden_matrices
 from fusion.tensors import duplicate
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
@@ -117,7 +118,8 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     other = problem.with_settings(seed=next_seed(problem.settings.seed)).target(trial)
     learning = [name for name, p in target.named_parameters() if p.requires_grad]
     try:
-        lr_factors(trial.config, learning)
+        matrices = hidden_matrices(target) if optimizer_name(trial.config) == "muon" else ()
+        lr_factors(trial.config, learning, matrices)
     except ValueError as error:
         raise misfit(str(error), error) from error
     if optimizer_name(trial.config) == OWN:

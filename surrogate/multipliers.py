@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -24,11 +26,29 @@ def _adam(infshape: InfShape) -> float:
     return 1.0 / float(infshape.width_mult()) if infshape.ninf() == 2 else 1.0
 
 
+def _muon(infshape: InfShape, *, original: bool) -> float:
+    """Keep a matrix's update as large as on the target in spectral norm, for its shape (Yang et al. 2023, eq. 4).
+
+    An orthogonalized update has norm 1, times what Muon's `adjust_lr_fn` makes of the shape; muP needs the root of rows
+    over columns.
+    """
+    if len(infshape) != 2:
+        return _adam(infshape)
+    rows, columns = (side.dim for side in infshape)
+    target_rows, target_columns = (side.dim if side.base_dim is None else side.base_dim for side in infshape)
+    wanted = math.sqrt(rows / columns * target_columns / target_rows)
+    if original:
+        return wanted * math.sqrt(max(1.0, target_rows / target_columns) / max(1.0, rows / columns))
+    return wanted * math.sqrt(max(target_rows, target_columns) / max(rows, columns))
+
+
 _ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "nadam", "radam", "rmsprop")
 
 _RULES: dict[str, Callable[[InfShape], float]] = {
     **dict.fromkeys(("sgd", "asgd"), _sgd),
     **dict.fromkeys(_ADAPTIVE, _adam),
+    "muon": partial(_muon, original=False),
+    "muon.original": partial(_muon, original=True),
 }
 
 
@@ -47,9 +67,12 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     Adaptive ones divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop, and, while
     `eps` is far below the squared gradients, Adadelta, whose default of 1e-6 often is not.
 
+    Muon's hold for the 2-D parameters that it updates: with `adjust_lr_fn="match_rms_adamw"` ("muon") 1 / sqrt(m) of a
+    hidden one, with "original" ("muon.original") 1. All other parameters are updated by AdamW, by whose table they go.
+
     Args:
         surrogate: A module from `make_surrogate` or `shrink`, or a deep copy of one.
-        optimizer: Name of a class of `torch.optim` in that table, in small letters.
+        optimizer: Name of a class of `torch.optim` in that table, in small letters; "muon" or "muon.original".
 
     Returns:
         Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio 1.

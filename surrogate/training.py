@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surrogate.checks import require
 from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
 
 Objective = Callable[[nn.Module, Any], Tensor]
@@ -39,6 +40,8 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
         raise ValueError(f"`config` has no 'lr', only {sorted(config)}; a configuration must state its learning rate")
     _refuse(config, "independent_weight_decay")
     kind = config.get("optimizer", "adamw")
+    rule = "one that updates every parameter: muon takes matrices alone"
+    require(not str(kind).startswith("muon"), "config['optimizer']", kind, rule)
     rates = lr_multipliers(surrogate, kind)
     decays = weight_decay_multipliers(surrogate, kind)
     names, parameters = zip(*surrogate.named_parameters())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 
 from fusion.bounded_cache import kept
 from fusion.members import member_indices
-from fusion.optim import native
+from fusion.optim import muon, native
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
@@ -33,8 +33,9 @@ class FusedOptimizer(OptimizerState):
 
     Members whose neighbours use the same rule are updated together, all parameters of one type at once: K members of
     any depth take as few operators as one of one layer if those of one optimizer stand side by side. For that,
-    parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster. Members
-    with other optimizers than sgd, adam and adamw are updated by torch's own, one after another.
+    parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster. Muon's
+    matrices are updated together with all of their shape. Members with other optimizers than sgd, adam, adamw and muon
+    are updated by torch's own, one after another.
 
     Args:
         fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
@@ -54,7 +55,7 @@ class FusedOptimizer(OptimizerState):
     @property
     def can_be_recorded(self) -> bool:
         """Whether `step` never waits for the host: where torch updates a member, it does."""
-        return all(hp.is_vectorized for hp in self.members)
+        return all(hp.is_vectorized and hp.kind != "muon" for hp in self.members)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -81,6 +82,7 @@ class FusedOptimizer(OptimizerState):
         self._count(present, takes)
         with self._left_alone(stacked, takes):
             self._step_apart(stacked, present, takes)
+            self._step_matrices(stacked, present, takes)
             if self._runs and native.can_update(self.fused, [stacked[name] for name in self.names]):
                 self._step_members(stacked, present, takes)
             elif self._runs:
@@ -100,14 +102,14 @@ class FusedOptimizer(OptimizerState):
         hp = self.members[k]
         lr, decay = self._multipliers_of(k)
         parameters, steps = dict(module.named_parameters()), self.steps_KP[k].tolist()
-        optimizer = torch_optimizer(parameters, hp, lr, decay)
+        optimizer = torch_optimizer(parameters, hp, lr, decay, self._matrices)
         if not hp.is_vectorized:
             go_on(optimizer, parameters, self._apart_of(k).state_dict())
             return optimizer
         for name, step in zip(self.names, steps):
             if step:
                 moments = {key: rows.parts[name][k].clone() for key, rows in self._moments.items()}
-                optimizer.state[parameters[name]] = _torch_state(hp, step, moments)
+                optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
         # Through torch's own checks, which also put each tensor where this kind of optimizer wants it.
         optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
@@ -146,7 +148,7 @@ class FusedOptimizer(OptimizerState):
         decay_KP, steps_KP = self._decay_KP.tolist(), self.steps_KP.tolist()
         for run in self._runs:
             slots: list[list[native.Slot]] = [[] for _ in run.members]
-            for name in present:
+            for name in self._in_rows(run, present):
                 i = self._index[name]
                 tensors = self._tensors(run, name, stacked)
                 for r, (p, g, *own) in enumerate(zip(*(t[run.start : run.stop].unbind() for t in tensors))):
@@ -169,6 +171,20 @@ class FusedOptimizer(OptimizerState):
                 self._apart_of(k).update({name: stacked[name][k] for name in self.names}, gradients, factors[k])
         for name in present:
             increment_version(stacked[name])
+
+    def _step_matrices(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
+        """Update what Muon updates."""
+        names = [name for name in present if name in self._matrices]
+        if not names:
+            return
+        device = self.lr_factor_K.device
+        lr_KP, decay_KP = self._lr_KP.to(device) * self.lr_factor_K[:, None], self._decay_KP.to(device)
+        for run in self._runs:
+            if run.is_muon:
+                own = slice(run.start, run.stop)
+                stored = [[t[own] for t in self._tensors(run, name, stacked)[:3]] for name in names]
+                rates, decays = ([t[own, self._index[n]] for n in names] for t in (lr_KP, decay_KP))
+                muon.update(stored, run.members, rates, decays, None if takes is None else takes[own])
 
     def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """A parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
@@ -199,14 +215,23 @@ class FusedOptimizer(OptimizerState):
         steps = {name: self._history[self._index[name]] for name in present}
         both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
         multipliers = dict(zip(self.names, numbered(map(str, both_PK.tolist()))))
-        for segment in segments(layout, steps, multipliers, self.K, device):
-            columns = [self._index[name] for name in segment.names]
-            for run in self._runs:
-                lr_RP, decay_RP = (t[run.start : run.stop, columns] for t in (self._lr_KP, self._decay_KP))
-                yield Tile(run, segment, lr_RP, decay_RP, device)
+        for _, runs in groupby(self._runs, key=lambda run: run.is_muon):
+            alike = list(runs)
+            own = {name: steps[name] for name in self._in_rows(alike[0], present)}
+            for segment in segments(layout, own, multipliers, self.K, device):
+                columns = [self._index[name] for name in segment.names]
+                for run in alike:
+                    lr_RP, decay_RP = (t[run.start : run.stop, columns] for t in (self._lr_KP, self._decay_KP))
+                    yield Tile(run, segment, lr_RP, decay_RP, device)
+
+    def _in_rows(self, run: Run, present: Sequence[str]) -> Sequence[str]:
+        """Those parameters that a run's rule updates element by element."""
+        return [name for name in present if name not in self._matrices] if run.is_muon else present
 
 
-def _torch_state(hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if hp.kind == "sgd":
+def _torch_state(rule: str, hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if rule.startswith("muon"):
+        return {"momentum_buffer": moments["first"]}
+    if rule == "sgd":
         return {"momentum_buffer": moments["first"]} if hp.momentum else {}
     return {"step": torch.tensor(step), "exp_avg": moments["first"], "exp_avg_sq": moments["second"]}

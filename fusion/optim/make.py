@@ -14,6 +14,7 @@ from fusion.model import FusedModel, check_fused
 from fusion.optim.fused import FusedOptimizer
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.single import Multipliers
+from fusion.optim.state import matrices_of
 
 PerMember = float | Sequence[float] | Tensor
 """One number for all members, or one for each: [K]."""
@@ -39,10 +40,12 @@ def fused_optimizer(
     """
     check_fused(fused)
     check_each("configs", configs, Mapping, fused.K)
+    members = [member(k, config) for k, config in enumerate(configs)]
+    learning, matrices = [name for name, p in fused.stacked.items() if p.requires_grad], matrices_of(fused, members)
     return FusedOptimizer(
         fused,
-        [member(k, config) for k, config in enumerate(configs)],
-        [lr_factors(config, [name for name, p in fused.stacked.items() if p.requires_grad]) for config in configs],
+        members,
+        [lr_factors(config, learning, matrices) for config in configs],
         lr_multipliers=lr_multipliers,
         weight_decay_multipliers=weight_decay_multipliers,
     )

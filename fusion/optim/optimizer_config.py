@@ -10,7 +10,18 @@ from typing import Any
 import torch
 
 from fusion.checks import check_mapping, require
-from fusion.hyperparameters import KEYS, OPTIMIZERS, OWN, VECTORIZED, check, default, is_read, own_arguments, read
+from fusion.hyperparameters import (
+    KEYS,
+    MUON_ORIGINAL,
+    OPTIMIZERS,
+    OWN,
+    VECTORIZED,
+    check,
+    default,
+    is_read,
+    own_arguments,
+    read,
+)
 
 __all__ = ["OPTIMIZERS", "Hyperparameters"]
 
@@ -22,18 +33,19 @@ class Hyperparameters:
     Attributes:
         kind: Name of the optimizer; of one that `make` makes, that of the class it is of or is derived from, or "own".
         lr: Learning rate.
-        momentum: SGD's momentum.
+        momentum: That of SGD and Muon.
         dampening: SGD's: the gradient enters the momentum times `1 - dampening`.
-        nesterov: SGD's; needs momentum > 0 and dampening 0.
-        weight_decay: Added to the gradient by sgd and adam (coupled), taken off the weights by adamw. None
-            stands for the optimizer's default.
-        beta1: Decay rate of Adam's first moment.
+        nesterov: Likewise; SGD's needs momentum > 0 and dampening 0.
+        weight_decay: Added to the gradient by sgd and adam (coupled), taken off the weights by adamw and muon.
+            None stands for the optimizer's default.
+        beta1: Decay rate of the first moment of Adam, and of the AdamW beside Muon.
         beta2: Decay rate of its second moment.
         eps: Added to the root of the second moment.
         independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, not
             times the learning rate, so that the two can be tuned apart (Wortsman et al. 2023,
             arXiv:2309.14322).
-        options: Of an optimizer that is none of these three, its keyword arguments besides `lr`, torch's defaults left
+        adjust_lr_fn: How Muon's learning rate depends on a matrix's shape, as in `torch.optim.Muon`.
+        options: Of an optimizer that is not vectorized, its keyword arguments besides `lr`, torch's defaults left
             out; the fields above stay as they are.
         make: What makes the optimizer from parameter groups, `lr` and the options; torch's class of that name if None.
     """
@@ -48,6 +60,7 @@ class Hyperparameters:
     beta2: float = KEYS["beta2"].defaults["adamw"]
     eps: float = KEYS["eps"].defaults["adamw"]
     independent_weight_decay: bool = KEYS["independent_weight_decay"].defaults["adamw"]
+    adjust_lr_fn: str = KEYS["adjust_lr_fn"].defaults["muon"]
     options: tuple[tuple[str, Any], ...] = ()
     make: Callable[..., torch.optim.Optimizer] | None = None
 
@@ -68,6 +81,18 @@ class Hyperparameters:
     def is_vectorized(self) -> bool:
         """Whether such members are updated together, by rules of this package; else torch updates each by itself."""
         return self.make is None and self.kind in VECTORIZED
+
+    def rule(self, matrix: bool) -> str:
+        """Name of the rule that updates a parameter, by which multipliers are looked up.
+
+        Args:
+            matrix: Whether the parameter is one of those that Muon updates, if this is Muon.
+        """
+        if self.kind != "muon":
+            return self.kind
+        if not matrix:
+            return "adamw"
+        return MUON_ORIGINAL if self.adjust_lr_fn == "original" else "muon"
 
     @property
     def decay(self) -> float:
@@ -108,9 +133,9 @@ class Hyperparameters:
             known = _known_class(cls(OWN, lr, options=options, make=kind))
             return cls(known, lr, options=options, make=kind)
         named = [name for name, key in KEYS.items() if key.reader == "optimizer" and name != "optimizer"]
-        given = {name: read(config, name) for name in named if name in config and is_read(name, config)}
         if kind in VECTORIZED:
-            return cls(kind, **given)
+            return cls(kind, **{name: read(config, name) for name in named if is_read(name, config)})
+        given = {name: read(config, name) for name in named if name in config and is_read(name, config)}
         lr = given.pop("lr")
         if "beta1" in given or "beta2" in given:
             given["betas"] = tuple(given.pop(name, default(name, config)) for name in ("beta1", "beta2"))

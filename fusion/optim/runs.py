@@ -37,8 +37,13 @@ class Run:
         return self.start + len(self.members)
 
     @property
+    def is_muon(self) -> bool:
+        """Whether Muon updates matrices, and AdamW the rest."""
+        return self.members[0].kind == "muon"
+
+    @property
     def adaptive(self) -> bool:
-        """Whether the rule is Adam's, with two moments."""
+        """Whether the rule, of Muon that beside matrices, is Adam's, with two moments."""
         return self.members[0].kind != "sgd"
 
     @property
@@ -100,7 +105,17 @@ class Run:
         }
 
     def _decays(self, kind: str) -> bool:
-        return any(hp.kind == kind and hp.decay for hp in self.members)
+        return any(_adam_of(hp) == kind and hp.decay for hp in self.members)
+
+
+def _adam_of(hp: Hyperparameters) -> str:
+    """The rule of the rows: beside Muon it is AdamW's."""
+    return "adamw" if hp.kind == "muon" else hp.kind
+
+
+def _rule(hp: Hyperparameters) -> str:
+    """What members must share to be updated together."""
+    return {"adam": "adaptive", "adamw": "adaptive"}.get(hp.kind, hp.kind) if hp.is_vectorized else ""
 
 
 def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
@@ -111,15 +126,15 @@ def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
     [(0, 2), (2, 3), (3, 4)]
     """
     start = 0
-    for (vectorized, _), group in groupby(members, key=lambda hp: (hp.is_vectorized, hp.kind == "sgd")):
+    for rule, group in groupby(members, key=_rule):
         run = list(group)
-        if not vectorized:
+        if not rule:
             start += len(run)
             continue
         names = ("momentum", "dampening", "nesterov") if run[0].kind == "sgd" else ("beta1", "beta2", "eps")
         columns = {name: [float(getattr(hp, name)) for hp in run] for name in names}
         for kind in ("adam", "adamw"):
-            columns[kind] = [float(hp.kind == kind) for hp in run]
+            columns[kind] = [float(_adam_of(hp) == kind) for hp in run]
         columns["independent"] = [float(hp.independent_weight_decay) for hp in run]
         vectors = {name: torch.tensor(column, dtype=torch.float64)[:, None] for name, column in columns.items()}
         yield Run(start, run, vectors)

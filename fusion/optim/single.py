@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusion.checks import check_mapping, is_number, require
-from fusion.hyperparameters import KINDS, lr_factors
+from fusion.hyperparameters import RULES, lr_factors
+from fusion.optim.muon import MARK, MuonWithAdamW, hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.structure import check_module
 
@@ -43,10 +44,14 @@ def optimizer(
     both = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
     for name, multipliers in both.items():
         check_multipliers(name, multipliers, dict(module.named_parameters()))
-    lr, decay = ((multipliers or {}).get(hp.kind, {}) for multipliers in both.values())
-    own = lr_factors(config, (name for name, p in module.named_parameters() if p.requires_grad))
-    factors = {**lr, **{name: factor * lr.get(name, 1.0) for name, factor in own.items()}}
-    return torch_optimizer(dict(module.named_parameters()), hp, factors, decay)
+    matrices = hidden_matrices(module) if hp.kind == "muon" else frozenset[str]()
+    named = dict(module.named_parameters())
+    lr, decay = (
+        {name: (given or {}).get(hp.rule(name in matrices), {}).get(name, 1.0) for name in named}
+        for given in both.values()
+    )
+    own = lr_factors(config, (name for name, p in named.items() if p.requires_grad), matrices)
+    return torch_optimizer(named, hp, {name: lr[name] * own.get(name, 1.0) for name in named}, decay, matrices)
 
 
 def made_recordable(optimizer: torch.optim.Optimizer) -> None:
@@ -102,15 +107,25 @@ def step_if(takes: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def torch_optimizer(
-    named: Mapping[str, nn.Parameter], hp: Hyperparameters, lr: Mapping[str, float], decay: Mapping[str, float]
+    named: Mapping[str, nn.Parameter],
+    hp: Hyperparameters,
+    lr: Mapping[str, float],
+    decay: Mapping[str, float],
+    matrices: Container[str] = (),
 ) -> torch.optim.Optimizer:
-    """The same from parameters by name, hyperparameters, and this optimizer's multipliers, likewise."""
+    """The same from parameters by name, hyperparameters, their multipliers, and the names of Muon's parameters."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    by_muon: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         if parameter.requires_grad:
-            groups.setdefault((lr.get(name, 1.0), decay.get(name, 1.0)), []).append(parameter)
-    if not groups:
+            of = by_muon if hp.kind == "muon" and name in matrices else groups
+            of.setdefault((lr.get(name, 1.0), decay.get(name, 1.0)), []).append(parameter)
+    if not groups and not by_muon:
         raise ValueError("`module` has no parameter that needs gradients")
+    if hp.kind == "muon":
+        both = ((True, by_muon), (False, groups))
+        own = [{**_group(hp, *factors, ps), MARK: mark} for mark, of in both for factors, ps in of.items()]
+        return MuonWithAdamW(own, hp)
     if hp.is_vectorized:
         return _torch_optimizer(hp, [_group(hp, *factors, params) for factors, params in groups.items()])
     made = hp.made([{"params": params, "lr": hp.lr * factor} for (factor, _), params in groups.items()])
@@ -141,8 +156,8 @@ def check_multipliers(name: str, multipliers: object, known: Collection[str]) ->
     check_mapping(name, multipliers)
     assert isinstance(multipliers, Mapping)
     for kind, factors in multipliers.items():
-        rule = f"of an optimizer, one of {', '.join(KINDS)}"
-        require(kind in KINDS, f"{name}[{kind!r}]", factors, rule)
+        rule = f"of an optimizer, one of {', '.join(RULES)}"
+        require(kind in RULES, f"{name}[{kind!r}]", factors, rule)
         check_mapping(f"{name}[{kind!r}]", factors)
         for parameter, factor in factors.items():
             where = f"{name}[{kind!r}][{parameter!r}]"

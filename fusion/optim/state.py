@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fusion.checks import check_each, check_mapping, refusal, require
-from fusion.hyperparameters import KINDS
+from fusion.hyperparameters import RULES
 from fusion.members import member_indices, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
+from fusion.optim.muon import hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import runs_of
 from fusion.optim.segments import numbered
@@ -193,13 +194,15 @@ class OptimizerState:
         """Multipliers as [K, P], each member's taken from those of its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
         check_multipliers(name, multipliers, known)
-        columns = {kind: (multipliers or {}).get(kind, {}) for kind in KINDS}
-        rows = [[columns[hp.kind].get(name, 1.0) for name in self.names] for hp in self.members]
+        self._matrices = matrices_of(self.fused, self.members)
+        columns = {rule: (multipliers or {}).get(rule, {}) for rule in RULES}
+        rows = [[columns[hp.rule(name in self._matrices)].get(name, 1.0) for name in self.names] for hp in self.members]
         return torch.tensor(rows, dtype=torch.float64)
 
     def _tabulate(self) -> None:
         """Work out what stays as it is from step to step."""
         self._runs = list(runs_of(self.members))
+        self._matrices = matrices_of(self.fused, self.members)
         decay_K = torch.tensor([hp.decay for hp in self.members], dtype=torch.float64)
         lr_K = torch.tensor([hp.lr for hp in self.members], dtype=torch.float64)
         self._lr_KP = lr_K[:, None] * self._lr_multipliers_KP.cpu()
@@ -250,6 +253,17 @@ class OptimizerState:
 
     def _moments_of(self, name: str) -> list[Tensor]:
         return [rows.parts[name] for rows in self._moments.values()]
+
+
+def matrices_of(fused: FusedModel, members: Sequence[Hyperparameters]) -> frozenset[str]:
+    """The names of the parameters that Muon updates; none if it is no member's optimizer.
+
+    Raises:
+        ValueError: as of `hidden_matrices`.
+    """
+    if all(hp.kind != "muon" for hp in members):
+        return frozenset()
+    return hidden_matrices(fused.template, fused.marks)
 
 
 def _hyperparameters(saved: Mapping[str, Any], make: Any) -> Hyperparameters:

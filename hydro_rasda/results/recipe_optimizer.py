@@ -33,6 +33,8 @@ def literal(value: Any) -> str | None:
 
 def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> list[str]:
     """Make the optimizer, as lines; `arguments` are names for values that cannot be written down."""
+    if optimizer_name(config) == "muon":
+        return _muon_lines(config)
     lr = read(config, "lr")
     parts = {key.partition(".")[2]: literal(config[key]) for key in config if is_group(key)}
     if parts:
@@ -60,7 +62,64 @@ def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> 
     if kind in ("adam", "adamw"):
         told.append('fused=device.type in ("cpu", "cuda")')
     lines += [f"optimizer = {called}(", *indented(f"{argument}," for argument in ("groups", f"lr={lr!r}", *told)), ")"]
-    return [*lines, *(['base = [group["lr"] for group in optimizer.param_groups]'] if rate_moves(config) else [])]
+    return [*lines, *_base_rates(config)]
+
+
+def _base_rates(config: Mapping[str, Any]) -> list[str]:
+    return ['base = [group["lr"] for group in optimizer.param_groups]'] if rate_moves(config) else []
+
+
+def _muon_lines(config: Mapping[str, Any]) -> list[str]:
+    own = {"lr": read(config, "lr"), **{key: config[key] for key in config if is_group(key)}, **_options(config)}
+    settings = indented(f"{name!r}: {value!r}," for name, value in own.items())
+    return ["optimizer = MuonWithAdamW(model, **{", *settings, "})", *_base_rates(config)]
+
+
+MUON = '''
+class MuonWithAdamW:
+    """torch's Muon for hidden matrices, its AdamW for the other parameters, as one optimizer."""
+
+    def __init__(self, model, lr, momentum, nesterov, weight_decay, adjust_lr_fn, betas, eps, **rates):
+        matrices = hidden_matrices(model)
+        self.parts = []
+        for by_muon in (True, False):
+            groups = []
+            for name, p in model.named_parameters():
+                if p.requires_grad and (name in matrices) == by_muon:
+                    path = f"lr.{name}"
+                    own = [part for part in rates if f"{path}.".startswith(f"{part}.")]
+                    rate = lr if by_muon else rates.get("lr.adamw", lr)
+                    groups.append({"params": [p], "lr": rates[max(own, key=len)] if own else rate})
+            if groups and by_muon:
+                settings = {"momentum": momentum, "nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn}
+                self.parts.append(torch.optim.Muon(groups, lr, weight_decay, **settings))
+            elif groups:
+                self.parts.append(torch.optim.AdamW(groups, lr, betas, eps, weight_decay))
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def zero_grad(self):
+        for part in self.parts:
+            part.zero_grad()
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+
+def hidden_matrices(model):
+    """Names of real 2-D parameters, but for those of embeddings and of the last module that has one."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    fits = {n for n, p in model.named_parameters() if p.dim() == 2 and p.is_floating_point() and p.requires_grad}
+    found, apart, last = set(), set(), set()
+    for part in model.modules():
+        own = {names[id(p)] for p in part.parameters(recurse=False)} & fits
+        if isinstance(part, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            apart |= own
+        elif own:
+            found, last = found | own, own
+    asked = {n: p.use_muon for n, p in model.named_parameters() if hasattr(p, "use_muon")}
+    return {n for n in found | set(asked) if asked.get(n, n not in apart | last)}
+'''
 
 
 _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}

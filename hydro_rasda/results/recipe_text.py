@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fusion.hyperparameters import read
+from fusion.hyperparameters import optimizer_name, read
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
 from hydro_rasda.problem import WidthForm
-from hydro_rasda.results.recipe_optimizer import indented, literal, optimizer_lines, rate_moves, schedule_function
+from hydro_rasda.results.recipe_optimizer import MUON, indented, literal, optimizer_lines, rate_moves, schedule_function
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
 
 
@@ -61,6 +61,7 @@ def written(recipe: Recipe) -> str:
         _constants(recipe, arguments),
         _train(recipe, arguments),
         *schedule_function(recipe.config),
+        *([MUON] if optimizer_name(recipe.config) == "muon" else []),
         *(PARTS if read(recipe.config, "accumulate") > 1 else []),
         DATA[recipe.data],
         *(ROWS if recipe.data != "loaders" else []),

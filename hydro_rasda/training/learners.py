@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fusion import GraphedStep, LossScale, lr_factor
-from fusion.hyperparameters import VECTORIZED, optimizer_name, read
+from fusion.hyperparameters import ONE_PASS, optimizer_name, read
 from fusion.optim import optimizer
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
@@ -119,7 +119,7 @@ class SingleLearner:
         if self._joint is not None:
             average_statistics(self._joint, lambda: self._weight)
         self.optimizer = optimizer(model, settings.config, **multipliers(settings, model, 1))
-        of_ours = optimizer_name(settings.config) in VECTORIZED
+        of_ours = optimizer_name(settings.config) in ONE_PASS
         if scale is not None and of_ours:
             let_skip(self.optimizer)
         self._base_lrs = [group["lr"] for group in self.optimizer.param_groups]

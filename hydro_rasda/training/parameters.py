@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fusion.hyperparameters import KINDS, OWN, optimizer_name
+from fusion.hyperparameters import MUON_ORIGINAL, OWN, RULES, optimizer_name
 from fusion.optim import OPTIMIZERS, Hyperparameters
 from hydro_rasda.checks import require
 from hydro_rasda.objective import Objective, OptimizerSettings
@@ -36,10 +36,11 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
     """
     own = {"lr_multipliers": settings.lr_factors, "weight_decay_multipliers": settings.weight_decay_factors}
     if surrogate == 1:
-        return {name: dict.fromkeys(KINDS, factors) for name, factors in own.items() if factors}
+        return {name: dict.fromkeys(RULES, factors) for name, factors in own.items() if factors}
     check_rule(settings.config)
     of_mup = {"lr_multipliers": lr_multipliers, "weight_decay_multipliers": weight_decay_multipliers}
-    return {name: {o: _product(rule(module, o), own[name]) for o in OPTIMIZERS} for name, rule in of_mup.items()}
+    known = (*OPTIMIZERS, MUON_ORIGINAL)
+    return {name: {o: _product(rule(module, o), own[name]) for o in known} for name, rule in of_mup.items()}
 
 
 def check_rule(config: Mapping[str, Any]) -> None:

@@ -20,6 +20,8 @@ TORCH = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isin
 def test_defaults_are_those_of_torchs_optimizers(kind: str) -> None:
     theirs: dict[str, Any] = {name: p.default for name, p in inspect.signature(TORCH[kind]).parameters.items()}
     theirs |= dict(zip(("beta1", "beta2"), theirs.pop("betas", ())))
+    if kind == "muon":  # beside AdamW, whose updates it matches in size
+        theirs |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "adjust_lr_fn": "match_rms_adamw"}
     ours = {name for name, key in KEYS.items() if key.reader == "optimizer" and is_read(name, {"optimizer": kind})}
     assert ours - theirs.keys() == {"optimizer"} | ({"independent_weight_decay"} if kind == "adamw" else set())
     for name in ours & theirs.keys() - {"lr"}:

@@ -16,6 +16,7 @@ OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
     "momentum": [{"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": k % 2 == 0} for k in range(4)],
     "adam": [{"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}] * 4,
     "adamw": [{"optimizer": "adamw", "lr": 0.01}] * 4,
+    "muon": [{"optimizer": "muon", "lr": 0.01, "nesterov": k % 2 == 0} for k in range(4)],
     "mixed": [
         {"optimizer": "adam", "lr": 0.01},
         {"optimizer": "adamw", "lr": 0.01},
@@ -70,7 +71,7 @@ def assert_only_the_sick_member_changed(
 @pytest.mark.parametrize("poison", [float("nan"), 1e30], ids=["nan", "overflow"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_in_every_optimizer(kind: str, poison: float, autocast: bool) -> None:
-    case = next(case for case in CASES if case.name == "batch-norm")
+    case = next(case for case in CASES if case.name == ("transformer" if kind == "muon" else "batch-norm"))
     healthy = train(case, OPTIMIZERS[kind], None, autocast)
     assert_only_the_sick_member_changed(train(case, OPTIMIZERS[kind], poison, autocast), healthy)
 

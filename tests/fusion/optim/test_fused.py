@@ -52,6 +52,9 @@ MIXED: list[dict[str, Any]] = [
     {"optimizer": "nadam", "lr": 0.01, "beta2": 0.99},
     {"optimizer": "radam", "lr": 0.02, "eps": 1e-4},
     {"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.5, "alpha": 0.9, "eps": 1e-4},
+    {"optimizer": "muon", "lr": 0.02, "weight_decay": 0.2, "lr.adamw": 0.01, "lr.second": 0.03},
+    {"optimizer": "muon", "lr": 0.05, "adjust_lr_fn": "original", "momentum": 0.8, "beta2": 0.9},
+    {"optimizer": "muon", "lr": 0.02, "nesterov": False, "weight_decay": 0.0},
     {"optimizer": noisy, "lr": 0.01, "alpha": 0.9},
     {"optimizer": Counting, "lr": 0.02},
 ]
@@ -151,7 +154,11 @@ class Sparse(nn.Module):
         return logits
 
 
-DENSE = [{name: value for name, value in config.items() if "." not in name} for config in MIXED]
+DENSE = [
+    {name: value for name, value in config.items() if "." not in name}
+    for config in MIXED
+    if config.get("optimizer") != "muon"  # which needs a hidden real matrix
+]
 PLAIN = [{"optimizer": "sgd", "lr": 0.3, "momentum": 0.9}, {"optimizer": "sgd", "lr": 0.1}]
 
 

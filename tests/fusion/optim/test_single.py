@@ -44,9 +44,9 @@ def one_group(params: Any, lr: float) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("own", "rule"),
     [
-        ("lbfgs", "one of sgd, .* lbfgs needs a closure, muon 2-D parameters"),
+        ("lbfgs", "one of sgd, .* lbfgs needs a closure"),
         (torch.optim.LBFGS, "one of sgd, .* lbfgs needs a closure"),
-        (torch.optim.Muon if hasattr(torch.optim, "Muon") else "muon", "one of sgd, .* muon 2-D parameters"),
+        (torch.optim.Muon, "another one for a model without hidden 2-D parameters"),
         (lambda params: None, "a function of \\(params, lr\\)"),
         (3, "a function of"),
         (lambda params, lr: torch.optim.LBFGS([p for g in params for p in g["params"]]), "needs no closure"),

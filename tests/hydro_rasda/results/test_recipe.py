@@ -101,6 +101,7 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {**ADAMW, "lr.head": 0.001, "lr.head.bias": 0.02, "shape": {"bias": True}, "optimizer": "rmsprop"},
         {"race": RaceConfig(ema=0)},
     ),
+    "muon": (mlp, {**ADAMW, "optimizer": "muon", "lr.adamw": 0.003, "schedule": "cosine", "beta2": 0.95}, {}),
     "independent decay": (mlp, {**ADAMW, "independent_weight_decay": True, "weight_decay": 1e-4}, {}),
     "bfloat16": (mlp, {**ADAMW, "schedule": "one_cycle"}, {"precision": "bf16"}),
     "float16": (mlp, {**SGD, "momentum": 0.9, "grad_clip": 1.0}, {"precision": "fp16"}),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fusion.optim import optimizer
 from hydro_rasda import RaceConfig, SweepConfig
 from hydro_rasda.contracts import Group, GroupTask, Span
 from hydro_rasda.objective import OptimizerSettings, supervised
@@ -20,6 +21,11 @@ from hydro_rasda.training.fused import state_of, train_group
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers
 from hydro_rasda.trial import Trial
+from surrogate import coordinate_check, lr_multipliers, make_surrogate
+from surrogate.coordinates import CoordinateCheck
+from tests.surrogate.models import ModelFn, transformer
+from tests.surrogate.test_coordinates import WIDTHS, deep, random_batches, tied
+from tests.surrogate.test_coordinates import objective as next_token
 
 TRIALS = {n: Trial(n, {"rate": rate, "batch_size": 64}) for n, rate in enumerate([1e-2, 3e-3])}
 DECAY, SLOWER = 0.5, 0.1
@@ -50,12 +56,12 @@ def by_the_book(problem: Problem, trial: Trial, epochs: int) -> dict[str, Tensor
         }
         for name, p in model.named_parameters()
     ]
-    optimizer = torch.optim.AdamW(groups)
+    book = torch.optim.AdamW(groups)
     for epoch in range(epochs):
         for x, y in problem.train_data.epoch(64, epoch):
-            optimizer.zero_grad()
+            book.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+            book.step()
     return dict(model.named_parameters())
 
 
@@ -84,3 +90,37 @@ def test_its_factors_multiply_mups(problem: Problem) -> None:
     assert own["lr_multipliers"]["adamw"]["2.weight"] == 3 * plain["lr_multipliers"]["adamw"]["2.weight"] == 6
     assert own["weight_decay_multipliers"]["adamw"]["2.weight"] == 0
     assert own["lr_multipliers"]["sgd"]["0.weight"] == plain["lr_multipliers"]["sgd"]["0.weight"]
+
+
+def _under_muon(monkeypatch: pytest.MonkeyPatch, model_fn: ModelFn, adjust: str, *, muls: bool) -> CoordinateCheck:
+    """A coordinate check of a model that Muon and AdamW train, with muP's multipliers or without."""
+    config = {"optimizer": "muon", "lr": 0.02, "lr.adamw": 0.005, "adjust_lr_fn": adjust, "weight_decay": 0.0}
+
+    def make(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
+        return optimizer(model, config, **(multipliers(OptimizerSettings(config), model, 1 / 2) if muls else {}))
+
+    monkeypatch.setattr("surrogate.recording.make_plain_optimizer", make)
+    batches = random_batches(model_fn)[:1] * 5
+    return coordinate_check(model_fn, config, WIDTHS, batches, next_token, seeds=2)
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("model_fn", [deep, transformer, tied])
+def test_muons_multipliers_keep_coordinates(model_fn: ModelFn, adjust: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _under_muon(monkeypatch, model_fn, adjust, muls=True)
+    assert found.passed, found.table()
+
+
+def test_without_them_hidden_layers_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _under_muon(monkeypatch, deep, "match_rms_adamw", muls=False)
+    assert {"2", "4"} <= {*found.growing}, found.table()
+
+
+def test_muon_by_the_table() -> None:
+    """Of a hidden matrix, 1 by the original adjustment and the root of the width by the other."""
+    surrogate = make_surrogate(deep, {}, 1 / 4)
+    original, matched = lr_multipliers(surrogate, "muon.original"), lr_multipliers(surrogate, "muon")
+    assert (original["2.weight"], matched["2.weight"]) == (1.0, 2.0)
+    # [128, 64] for [512, 64]: the root of rows over columns is in the original adjustment, and in the shape.
+    assert (original["0.weight"], matched["0.weight"]) == (1.0, 1.0)
+    assert original["2.bias"] == lr_multipliers(surrogate, "adamw")["2.bias"]

@@ -1,0 +1,173 @@
+"""Muon for hidden matrices, AdamW for the other parameters (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+
+Shape suffixes: R members of a run; [m, n] one matrix. Matrices of one shape, of all layers and members, are
+orthogonalized at once, as one batch of products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusion.checks import require
+from fusion.optim.optimizer_config import Hyperparameters
+
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
+_EPS = 1e-7
+"""The polynomial, the number of iterations and the least norm of torch.optim.Muon."""
+
+MARK = "use_muon"
+"""Name of the attribute by which a parameter says, True or False, whether Muon updates it."""
+
+
+def hidden_matrices(module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | None = None) -> frozenset[str]:
+    """Name the parameters that Muon updates.
+
+    These are the real 2-D parameters that learn, without those of embeddings and of the last module that has one, which
+    is taken to be the readout. A parameter with an attribute `use_muon`, True or False, decides for itself.
+
+    Args:
+        module: A model; only shapes count.
+        marks: Attributes of parameters by the parameters' names; None reads those that the parameters have.
+
+    Raises:
+        ValueError: if Muon would update no parameter, or `use_muon` is set on a parameter that is no real matrix.
+    """
+    named = {id(p): name for name, p in module.named_parameters()}
+    marks = {name: vars(p) for name, p in module.named_parameters()} if marks is None else marks
+    fits = {name for name, p in module.named_parameters() if p.dim() == 2 and p.is_floating_point() and p.requires_grad}
+    found, readout = set[str](), set[str]()
+    for part in module.modules():
+        own = {named[id(p)] for p in part.parameters(recurse=False)} & fits
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            readout |= own
+        elif own:
+            found, last = found | own, own
+    if found:
+        readout |= last
+    asked = {name: of[MARK] for name, of in marks.items() if MARK in of}
+    for name, mark in asked.items():
+        rule = "True or False, and True on real 2-D parameters that learn alone"
+        require(isinstance(mark, bool) and (not mark or name in fits), f"{name}.{MARK}", mark, rule)
+    chosen = frozenset(name for name in found | set(asked) if asked.get(name, name not in readout))
+    rule = f"another one for a model without hidden 2-D parameters; `{MARK} = True` on a parameter makes it one"
+    require(bool(chosen), "optimizer", "muon", rule)
+    return chosen
+
+
+def update(
+    stored: Sequence[Sequence[Tensor]],
+    members: Sequence[Hyperparameters],
+    rates: Sequence[Tensor],
+    decays: Sequence[Tensor],
+    takes_R: Tensor | None = None,
+) -> None:
+    """Update the matrices of R members, in place, as `torch.optim.Muon` does one by one.
+
+    Args:
+        stored: For each parameter, its values, its gradients and its momenta, [R, m, n] each.
+        members: The R hyperparameters.
+        rates: For each parameter, the learning rates [R], multipliers and the schedule's factor included.
+        decays: Likewise, the weight decays.
+        takes_R: The members that take the step; all if None. Of the others nothing changes.
+    """
+    device = stored[0][0].device
+    momentum_R, nesterov_R = (
+        torch.tensor(values, dtype=torch.float64, device=device)
+        for values in ([hp.momentum for hp in members], [float(hp.nesterov) for hp in members])
+    )
+    alike: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+    for i, (values, _, _) in enumerate(stored):
+        alike.setdefault((values.shape[1:], values.dtype), []).append(i)
+    for (shape, _), places in alike.items():
+        scale_R = torch.tensor([_scale(hp, shape) for hp in members], dtype=torch.float64, device=device)
+        directions = [_direction(stored[i][1], stored[i][2], momentum_R, nesterov_R, takes_R) for i in places]
+        steps = orthogonalized(torch.stack(directions))
+        for i, step in zip(places, steps):
+            values = stored[i][0]
+            shrunk = values * _wide(1 - rates[i] * decays[i], values)
+            moved = torch.addcmul(shrunk, step.to(values), _wide(-rates[i] * scale_R, values))
+            values.copy_(moved if takes_R is None else torch.where(takes_R[:, None, None], moved, values))
+
+
+def orthogonalized(directions: Tensor) -> Tensor:
+    """Bring the singular values of matrices near 1 by Newton and Schulz's iteration, in bfloat16.
+
+    Args:
+        directions: [..., m, n].
+
+    Returns:
+        [..., m, n], bfloat16: U S V^T of U D V^T with S between about .7 and 1.2, as `torch.optim.Muon` has it.
+    """
+    tall = directions.shape[-2] > directions.shape[-1]
+    x = directions.to(torch.bfloat16).flatten(0, -3)
+    x = x.mT if tall else x
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=_EPS)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        gram = torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C)
+        x = torch.baddbmm(x, gram, x, beta=_A)
+    return (x.mT if tall else x).reshape(directions.shape)
+
+
+def _direction(
+    gradient: Tensor, momentum: Tensor, momentum_R: Tensor, nesterov_R: Tensor, takes_R: Tensor | None
+) -> Tensor:
+    """Move momenta on, in place, and look ahead where members do; [R, m, n]."""
+    keep = _wide(momentum_R, gradient)
+    moved = momentum.lerp(gradient, _wide(1 - momentum_R, gradient))
+    momentum.copy_(moved if takes_R is None else torch.where(takes_R[:, None, None], moved, momentum))
+    ahead = gradient.lerp(moved, keep)
+    return torch.where(_wide(nesterov_R, gradient) > 0, ahead, moved)
+
+
+def _wide(values_R: Tensor, like: Tensor) -> Tensor:
+    return values_R.to(like)[:, None, None]
+
+
+def _scale(hp: Hyperparameters, shape: Sequence[int]) -> float:
+    """What the learning rate of a matrix is multiplied by for its shape, as in `torch.optim.Muon`."""
+    rows, columns = shape
+    if hp.adjust_lr_fn == "original":
+        return math.sqrt(max(1.0, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns))
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch's Muon for the groups with `use_muon`, its AdamW for the others, as one optimizer.
+
+    Args:
+        groups: Of parameters, with `lr`, `weight_decay` and `use_muon`.
+        hp: The other settings.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], hp: Hyperparameters) -> None:
+        super().__init__(groups, {"lr": hp.lr})
+        by_muon = [group for group in groups if group[MARK]]
+        self._muon = torch.optim.Muon(
+            by_muon, hp.lr, momentum=hp.momentum, nesterov=hp.nesterov, adjust_lr_fn=hp.adjust_lr_fn
+        )
+        others = [group for group in groups if not group[MARK]]
+        self._adamw = torch.optim.AdamW(others, hp.lr, (hp.beta1, hp.beta2), hp.eps) if others else None
+        parts = [part for part in (self._muon, self._adamw) if part is not None]
+        self.param_groups = [group for part in parts for group in part.param_groups]
+        self._share()
+
+    def _share(self) -> None:
+        """Have both update from this optimizer's groups and state."""
+        for part, by_muon in ((self._muon, True), (self._adamw, False)):
+            if part is not None:
+                part.state, part.param_groups = self.state, [g for g in self.param_groups if g[MARK] == by_muon]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        self._share()
+        self._muon.step()
+        if self._adamw is not None:
+            self._adamw.step()
