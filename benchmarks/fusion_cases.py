@@ -143,6 +143,7 @@ def tokens(samples: int, length: int) -> Callable[[torch.Generator], Tensor]:
 
 SGD = {"optimizer": "sgd", "lr": 1e-2, "momentum": 0.9}
 ADAMW = {"optimizer": "adamw", "lr": 1e-4}
+MUON = {"optimizer": "muon", "lr": 1e-3}
 CASES = [
     Case("mlp", "MLP 784-32-32-10 (64)", mlp, images(64, 784), classify, ADAMW, 5.0),
     Case(
@@ -153,6 +154,16 @@ CASES = [
         next_token,
         ADAMW,
         2.5,
+    ),
+    Case("mlp_muon", "MLP 784-32-32-10 under Muon (64)", mlp, images(64, 784), classify, MUON, 3.0),
+    Case(
+        "transformer_muon",
+        "2-layer transformer, width 32, under Muon (8 x 32 tokens)",
+        Transformer,
+        tokens(8, 32),
+        next_token,
+        MUON,
+        3.0,
     ),
     Case("conv", "conv 8-16 with BatchNorm, 28 x 28 (64)", conv, images(64, 1, 28, 28), classify, SGD, 1.3),
     Case("resnet18", "ResNet-18 of width 1/8, CIFAR (64)", resnet18, images(64, 3, 32, 32), classify, SGD, 1.2),
