@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 
-.PHONY: demo test test-rest test-all bench bench-gpu check docs versions format clean
+.PHONY: demo test test-rest test-all bench bench-gpu check docs pictures versions format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
@@ -35,11 +35,17 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m docs.sentences
 
 # Strictly: a link that leads nowhere, or a name that is gone, is an error. The site is
 # build/site/index.html; to search it, serve it: python -m http.server -d build/site.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Every picture of the repository, drawn anew: of what is measured, from the result files. Those of the report need a
+# Chromium, and are left as they are without one.
+pictures: $(VENV)/.test
+	$(BIN)/python -m docs.pictures
 
 # The suite under the oldest versions that pyproject.toml requires (other packages as new as these allow), and under the
 # newest that there are.

@@ -1,4 +1,4 @@
-"""All benchmarks on one page: each claim with what was to be reached, what was measured, and the file that says so.
+"""All benchmarks on one page: a summary, then the claims of each subject with their targets and sources.
 
     python -m benchmarks.results_page
 
@@ -8,7 +8,8 @@ The page, `RESULTS.md`, is drawn from the result files alone: the full ones, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,80 +21,125 @@ from benchmarks.rasda_report import RESULTS
 PAGE = Path(__file__).parent / "RESULTS.md"
 QUICK = "quick.json"
 
-PARTS = (
-    tune.against_asha,
-    tune.replayed,
-    fusion.throughput,
-    fusion.between_versions,
-    fusion.compiled,
-    fusion.on_a_gpu,
-    fusion.ranking,
-    rasda.as_published,
-    rasda.beyond_the_paper,
-    rasda.growing_batches,
-    rasda.really_run,
-    rasda.on_ray,
-    tune.own_cost,
-    shared_devices.packed,
-    shared_devices.in_bubbles,
-)
-"""What the page shows, from the top."""
+SUBJECTS: dict[str, tuple[Callable[[Path], list[Claim]], ...]] = {
+    "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.replayed),
+    "Fusion": (fusion.throughput, fusion.between_versions, fusion.compiled, fusion.on_a_gpu),
+    "Surrogates": (fusion.ranking,),
+    "RASDA in virtual time": (rasda.as_published, rasda.beyond_the_paper),
+    "Larger batches": (rasda.growing_batches,),
+    "RASDA and Ray, really run": (rasda.really_run, rasda.on_ray),
+    "Cost of the library itself": (tune.own_cost,),
+    "Packing": (shared_devices.packed,),
+    "Bubbles of a pipeline": (shared_devices.in_bubbles,),
+}
+"""The subjects of the page, from the top, and the results of each."""
+
+Subjects = Mapping[str, Sequence[Claim]]
 
 
 def claims(folder: Path) -> list[Claim]:
-    """What the result files of a folder say; a benchmark without a file says nothing."""
-    return [claim for part in PARTS for claim in part(folder)]
+    """Return all claims of a folder of results; a benchmark without a file has none."""
+    return [claim for found in by_subject(folder).values() for claim in found]
+
+
+def by_subject(folder: Path) -> dict[str, list[Claim]]:
+    """Return the claims of a folder of results by subject."""
+    return {subject: [claim for part in parts for claim in part(folder)] for subject, parts in SUBJECTS.items()}
 
 
 PICTURES = {rasda_beyond.PICTURE: "RASDA and its neighbours in virtual time: GPUs held, run times, GPU hours"}
 """Figures of the folder of results that the page shows."""
 
 
-def page(full: Sequence[Claim], quick: dict[str, Any] | None, pictures: Sequence[str] = ()) -> str:
-    """The page.
+def page(full: Subjects, quick: dict[str, Any] | None, pictures: Sequence[str] = ()) -> str:
+    """Return the page.
 
     Args:
-        full: What the full benchmarks measured.
-        quick: What `benchmarks.bench` wrote; None where it never ran.
-        pictures: Those of `PICTURES` that there are.
+        full: Claims of the full benchmarks, by subject.
+        quick: The file that `benchmarks.bench` wrote; None if it never ran.
+        pictures: Those of `PICTURES` that exist.
     """
-    misses = [claim for claim in full if claim.met is False]
-    parts = [
-        _HEAD,
-        _table(full, "results"),
-        f"Missed: {len(misses)} of {sum(c.met is not None for c in full)} targets.",
-        *(f"![{PICTURES[name]}](results/{name})" for name in pictures),
-    ]
+    parts = [_HEAD, _summary(full, quick)]
+    for subject, found in full.items():
+        if found:
+            parts += [f"## {subject}", _sources(found, "results"), _table(found, subject)]
+    parts += [f"![{PICTURES[name]}](results/{name})" for name in pictures]
     if quick is not None:
         left_out = "".join(f" Left out: {reason}." for reason in quick["left_out"])
+        found = [Claim(*claim) for claim in quick["claims"]]
         parts += [
             "## Quick run",
-            f"`make bench`, {quick['date']}, {quick['minutes']:.1f} minutes, load at its start {quick['load']:.1f}: "
-            "fewer seeds and shorter measurements; tasks marked as reduced have fewer examples, trials and epochs. It "
-            f"shows that everything runs; its numbers are rougher than those above.{left_out}",
-            _table([Claim(*claim) for claim in quick["claims"]], None),
+            f"`make bench`, {quick['date']}, {quick['minutes']:.1f} minutes, load at its start {quick['load']:.1f}. It "
+            "has fewer seeds and shorter measurements. Tasks marked as reduced have fewer examples, trials and epochs. "
+            f"It shows that everything runs; its numbers are rougher than those above.{left_out}",
+            _sources(found, None),
+            _table(found),
         ]
     return "\n\n".join(parts) + "\n"
 
 
 _HEAD = """# Results
 
-Drawn by `python -m benchmarks.results_page` from the files in the last column, which say more: settings, seeds,
-versions, and the command that measures each again. Medians, quartiles in brackets."""
+`python -m benchmarks.results_page` draws this page from the source files of each subject. They have the settings, seeds
+and versions, and the command that measures each number again. Numbers are medians, with quartiles in brackets. An empty
+cell for the machine says that it is the machine of the line above."""
+
+_SIGNS = {True: "met", False: "**missed**", None: ""}
 
 
-def _table(found: Sequence[Claim], folder: str | None) -> str:
-    lines = ["| what | measured | to reach | | machine, date | source |", "|---|---|---|---|---|---|"]
+def _summary(full: Subjects, quick: dict[str, Any] | None) -> str:
+    """Count met and missed targets by subject."""
+    lines = ["| subject | met | missed | not run | |", "|---|---|---|---|---|"]
+    sums = [0, 0, 0]
+    for subject, found in full.items():
+        counts = [
+            sum(claim.met is True for claim in found),
+            sum(claim.met is False for claim in found),
+            sum(claim.measured == "not run" for claim in found),
+        ]
+        sums = [a + b for a, b in zip(sums, counts, strict=True)]
+        bar = "■" * counts[0] + "□" * counts[1]
+        lines.append(f"| [{subject}](#{_anchor(subject)}) | {' | '.join(map(str, counts))} | {bar} |" if found else "")
+    lines.append(f"| **all** | {' | '.join(map(str, sums))} | |")
+    told = f"Missed: {sums[1]} of {sums[0] + sums[1]} targets. ■ met, □ missed."
+    rows = "\n".join(line for line in lines if line)
+    return f"{rows}\n\n{told}" + (" The [quick run](#quick-run) is rougher." if quick is not None else "")
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _sources(found: Sequence[Claim], folder: str | None) -> str:
+    """Say each source once, with the machines and dates that its claims have in common."""
+    machines: dict[str, dict[str, None]] = {}
     for claim in found:
-        met = {True: "met", False: "**missed**", None: ""}[claim.met]
-        source = f"[{claim.source}]({folder}/{claim.source})" if folder else claim.source
-        lines.append(f"| {claim.what} | {claim.measured} | {claim.target} | {met} | {claim.where} | {source} |")
+        machines.setdefault(claim.source, {}).setdefault(claim.where)
+    lines = []
+    for source, where in machines.items():
+        link = f"[{source}]({folder}/{source})" if folder else source
+        lines.append(f"- {link}" + (f": {next(iter(where))}" if len(where) == 1 and next(iter(where)) else ""))
+    return "\n".join(lines)
+
+
+def _table(found: Sequence[Claim], subject: str = "") -> str:
+    """Draw the claims, without the subject; the machine is a column only if a source has several."""
+    several = len({(claim.source, claim.where) for claim in found}) > len({claim.source for claim in found})
+    lines = ["| | measured | to reach | |" + " machine, date |" * several, "|---|---|---|---|" + "---|" * several]
+    said = ""
+    for claim in found:
+        where = "" if claim.where == said else claim.where
+        said = claim.where
+        row = f"| {claim.what.removeprefix(f'{subject}: ')} | {claim.measured} | {claim.target} | {_SIGNS[claim.met]} |"
+        lines.append(row + f" {where} |" * several)
     return "\n".join(lines)
 
 
 def render(results: Path) -> str:
     """The page of a folder of results."""
-    return page(claims(results), read_file(results / QUICK), [name for name in PICTURES if (results / name).exists()])
+    return page(
+        by_subject(results), read_file(results / QUICK), [name for name in PICTURES if (results / name).exists()]
+    )
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.bench import STEPS, Step, run
 from benchmarks.claims.claim import Claim
 from benchmarks.rasda_report import RESULTS
-from benchmarks.results_page import PAGE, claims, page, render
+from benchmarks.results_page import PAGE, by_subject, claims, page, render
 
 
 def test_the_published_page_is_drawn_from_the_published_files() -> None:
@@ -16,9 +16,8 @@ def test_the_published_page_is_drawn_from_the_published_files() -> None:
 
 
 def test_every_source_is_there() -> None:
-    found = claims(RESULTS)
-    assert found
-    for claim in found:
+    assert all(by_subject(RESULTS).values())
+    for claim in claims(RESULTS):
         assert (RESULTS / claim.source).exists(), claim.source
 
 
@@ -28,11 +27,10 @@ def test_a_miss_is_a_miss(tmp_path: Path) -> None:
     row = next(row for row in result["rows"] if row["case"] == "mlp" and row["trials"] == 32)
     row["speedup"] = 4.99
     (tmp_path / "fusion_throughput.json").write_text(json.dumps(result))
-    found = claims(tmp_path)
-    slowed = next(claim for claim in found if "MLP" in claim.what)
+    slowed = next(claim for claim in by_subject(tmp_path)["Fusion"] if "MLP" in claim.what)
     assert (slowed.measured[:5], slowed.target, slowed.met) == ("4.99x", "5x", False)
-    assert "| 5x | **missed** |" in page([slowed], None)
-    assert "Missed: 1 of 1 targets." in page([slowed], None)
+    assert "| 5x | **missed** |" in page({"Fusion": [slowed]}, None)
+    assert "Missed: 1 of 1 targets." in page({"Fusion": [slowed]}, None)
 
 
 def test_a_quick_run_has_a_section_of_its_own() -> None:
@@ -44,12 +42,31 @@ def test_a_quick_run_has_a_section_of_its_own() -> None:
         "left_out": ["`vs_asha`, x is missing"],
         "claims": [claim],
     }
-    full, short = page([], json.loads(json.dumps(quick))).split("## Quick run")
+    full, short = page({}, json.loads(json.dumps(quick))).split("## Quick run")
     assert "speed" not in full
-    assert "| speed | 2x |  |  | here | vs_asha.md |" in short
+    assert "| speed | 2x |  |  |" in short
+    assert "- vs_asha.md: here" in short
     assert "9.5 minutes" in short
     assert "Left out: `vs_asha`, x is missing." in short
-    assert "## Quick run" not in page([claim], None)
+    assert "## Quick run" not in page({"speed": [claim]}, None)
+
+
+def test_the_summary_counts_each_subject() -> None:
+    met, missed, waiting = (Claim("it", text, "2x", met, "here", "a.md") for text, met in _OUTCOMES)
+    shown = page({"First: one": [met, missed, met], "Second": [waiting]}, None)
+    assert "| [First: one](#first-one) | 2 | 1 | 0 | ■■□ |" in shown
+    assert "| [Second](#second) | 0 | 0 | 1 |  |" in shown
+    assert "| **all** | 2 | 1 | 1 | |" in shown
+
+
+_OUTCOMES = (("2x", True), ("1x", False), ("not run", None))
+
+
+def test_a_machine_is_said_once_for_a_source_that_has_one() -> None:
+    one = [Claim("a", "1", "", None, "here, today", "a.md"), Claim("b", "2", "", None, "here, today", "a.md")]
+    assert page({"S": one}, None).count("here, today") == 1
+    two = [*one, Claim("c", "3", "", None, "there", "a.md")]
+    assert "| a | 1 |  |  | here, today |\n| b | 2 |  |  |  |\n| c | 3 |  |  | there |" in page({"S": two}, None)
 
 
 def test_steps_without_their_data_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,13 @@ ALL_DRAWN = f"return {_COUNT.format('script[data-for]')} === {_COUNT.format('.js
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    driver = start(str(tmp_path_factory.mktemp("chromium")))
+    yield driver
+    driver.quit()
+
+
+def start(folder: str) -> Any:
+    """Start Chromium, which leaves its temporary folders in `folder`."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -28,11 +35,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "enable-unsafe-swiftshader"):
         options.add_argument(f"--{option}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    # It leaves folders behind.
-    environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("chromium"))}
-    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER), env=environment))
-    yield driver
-    driver.quit()
+    return webdriver.Chrome(options=options, service=Service(str(DRIVER), env={**os.environ, "TMPDIR": folder}))
 
 
 def wait(browser: Any, script: str) -> None:

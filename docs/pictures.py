@@ -1,0 +1,155 @@
+"""Every picture of the repository, drawn again by one command.
+
+    python -m docs.pictures           all; `make pictures` does the same
+    python -m docs.pictures NAME ...  these, such as docs/report-light.png
+
+Pictures of measurements are drawn from the result files. Those of the report are photographs by Chromium of a run of
+`examples/digits.py` (a minute); without chromium and chromedriver they stay as they are, and the command says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from docs import idea
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE_WIDTH = 1000
+
+REPORT = {
+    "docs/report-light.png": ("light", ("Best score over time", "Learning curves")),
+    "docs/report-dark.png": ("dark", ("The two most important", "Parallel coordinates", "Timeline")),
+}
+"""Colour scheme and sections of the pictures of the report."""
+
+
+def rasda_paper(path: Path) -> None:
+    """Draw RASDA's experiments in virtual time."""
+    from benchmarks import rasda_paper, rasda_report
+
+    results = json.loads(path.with_suffix(".json").read_text())
+    assumptions = rasda_paper.Assumptions(**results["assumptions"])
+    rasda_report.plot(results, rasda_paper.timeline(assumptions), path)
+
+
+def rasda_beyond(path: Path) -> None:
+    """Draw RASDA and its neighbours."""
+    from benchmarks import rasda_beyond
+
+    rasda_beyond.plot(json.loads(path.with_suffix(".json").read_text()), path)
+
+
+def replay(path: Path) -> None:
+    """Draw regret over cost on the recorded trainings."""
+    from benchmarks.replay import anytime
+    from benchmarks.replay.table import recorded
+
+    anytime.page(recorded(path.with_suffix("")), path)
+
+
+def transfer(path: Path) -> None:
+    """Draw the scores at several widths against those at full width."""
+    from benchmarks.transfer_quality import plot
+
+    plot(json.loads(path.with_suffix(".json").read_text()), path)
+
+
+def vs_asha(path: Path) -> None:
+    """Draw the test score over seconds of `tune` and of ASHA."""
+    from benchmarks.vs_asha.figure import plot
+    from benchmarks.vs_asha.report import METHOD_NAMES, read
+
+    plot(read(path.with_suffix("")), METHOD_NAMES, path)
+
+
+def idea_picture(path: Path) -> None:
+    """Draw the idea in one colour scheme."""
+    idea.main([path.stem.removeprefix("idea-")])
+
+
+PICTURES: dict[str, Callable[[Path], None]] = {
+    **{f"docs/idea-{name}.svg": idea_picture for name in idea.SCHEMES},
+    "benchmarks/results/rasda_paper.png": rasda_paper,
+    "benchmarks/results/rasda_beyond.png": rasda_beyond,
+    "benchmarks/results/replay.png": replay,
+    **{f"benchmarks/results/transfer_{task}.png": transfer for task in ("cifar10", "digits", "shakespeare")},
+    "benchmarks/results/vs_asha.png": vs_asha,
+}
+"""All pictures but those of the report, with what draws each."""
+
+
+def draw_report(names: Sequence[str]) -> None:
+    """Tune `examples/digits.py` once, and photograph its report."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        program = [sys.executable, str(ROOT / "examples" / "digits.py"), "--name", "digits"]
+        subprocess.run(program, cwd=folder, env=environment, check=True)
+        from hydro_rasda import load
+
+        page = Path(folder) / "page.html"
+        load(Path(folder) / "runs" / "digits").report(page)
+        with _chromium(folder) as browser:
+            for name in names:
+                scheme, titles = REPORT[name]
+                (ROOT / name).write_bytes(photograph(browser, page.as_uri(), scheme, titles))
+
+
+def photograph(browser: Any, url: str, scheme: str, titles: Sequence[str]) -> bytes:
+    """Return a PNG of the sections of a page from the first of `titles` to the last."""
+    from tests.hydro_rasda.browser import ALL_DRAWN, open_page, wait
+
+    open_page(browser, url, PAGE_WIDTH, scheme=scheme)
+    wait(browser, ALL_DRAWN)
+    places = {}
+    for section in browser.find_elements("css selector", "section"):
+        places[section.find_element("tag name", "h2").text] = section.rect
+    first, last = places[titles[0]], places[titles[-1]]
+    clip = {"x": 0, "y": first["y"], "width": PAGE_WIDTH, "height": last["y"] + last["height"] - first["y"], "scale": 1}
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
+    return base64.b64decode(shot["data"])
+
+
+@contextmanager
+def _chromium(folder: str) -> Iterator[Any]:
+    from tests.hydro_rasda.browser import start
+
+    browser = start(folder)
+    try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of pictures; all, if none is named")
+    names = parser.parse_args(arguments).names or [*PICTURES, *REPORT]
+    if unknown := [name for name in names if name not in PICTURES and name not in REPORT]:
+        parser.error(f"no picture {unknown[0]!r}: choose from {', '.join([*PICTURES, *REPORT])}")
+    for name in names:
+        if name in PICTURES:
+            PICTURES[name](ROOT / name)
+            print(f"drew {name}", flush=True)
+    photographs = [name for name in names if name in REPORT]
+    if photographs and not (shutil.which("chromium") and shutil.which("chromedriver")):
+        print(f"left as they are, for want of chromium and chromedriver: {', '.join(photographs)}")
+    elif photographs:
+        draw_report(photographs)
+        print(f"drew {', '.join(photographs)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""A check of English: no sentence begins with a headless clause, and none has more than 30 words.
+
+    python -m docs.sentences            every page and room but those of sentences.txt; exit status 1 if one is found
+    python -m docs.sentences PATH ...   these files or folders, also if sentences.txt has them
+
+A headless clause begins with What, Who, Where, Which or Whether and stands for a noun, as in "What fails is tried
+again". Questions are allowed, and so are headings. Pages are parsed as Markdown. Of code, docstrings are read, and so
+are texts that are raised, warned of or printed.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("*.md", "docs/**/*.md", "fusion/*.md", "surrogate/*.md", "benchmarks/**/*.md")
+PACKAGES = ("fusion", "surrogate", "hydro_rasda")
+MOST_WORDS = 30
+
+LEFT = frozenset(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split())
+"""Pages, modules and rooms that are not rewritten yet. This list only shrinks."""
+
+SPOKEN = {"warn", "warn_explicit", "say", "notify", "tell", "log", "print", "warning", "info", "error"}
+"""Functions whose texts people read."""
+
+SECTIONS = {"Args", "Arguments", "Attributes", "Returns", "Yields", "Raises", "Example", "Examples", "Note", "Notes"}
+"""Sections of Google's docstrings."""
+
+_HEADLESS = re.compile(r"\W*(what|who|where|which|whether|whatever|whoever|wherever)\b", re.IGNORECASE)
+_END = re.compile(r"[.!?][\"'”’)\]]*(\s+)(?=[\"'“(\[]?[A-Z`0-9])")
+_ENTRY = re.compile(r"\*{0,2}\w+(?: \([^)]*\))?: ")
+_ABBREVIATED = ("e.g.", "i.e.", "et al.", "vs.", "etc.", "cf.", "Fig.", "eq.", "No.")
+
+
+class Finding(NamedTuple):
+    """A sentence that breaks a rule."""
+
+    place: str
+    line: int
+    rule: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.line}: {self.rule}: {self.sentence}"
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Split a paragraph where a sentence ends.
+
+    >>> list(sentences("It halves, e.g. Ray's. `tune` does (too.) 3 of 4 go on."))
+    ["It halves, e.g. Ray's.", '`tune` does (too.)', '3 of 4 go on.']
+    """
+    text, start = " ".join(text.split()), 0
+    for end in _END.finditer(text):
+        if not text[: end.start(1)].endswith(_ABBREVIATED):
+            yield text[start : end.start(1)]
+            start = end.end()
+    if start < len(text):
+        yield text[start:]
+
+
+def broken_rule(sentence: str) -> str | None:
+    """Name the rule that a sentence breaks; None if it breaks none.
+
+    >>> broken_rule("What fails is tried again.")
+    'headless clause'
+    >>> broken_rule("Which trial wins?")
+    >>> broken_rule("one " * 31)
+    '31 words'
+    """
+    if _HEADLESS.match(sentence) and not sentence.rstrip("*_\"')").endswith("?"):
+        return "headless clause"
+    words = [word for word in sentence.split() if any(map(str.isalnum, word))]
+    return f"{len(words)} words" if len(words) > MOST_WORDS else None
+
+
+def paragraphs(markdown: str) -> Iterator[tuple[int, str]]:
+    """Yield the first line and the text of each paragraph and table cell; code stands as one word in backticks."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
+    line, kinds = 0, [""]
+    for token in tokens:
+        line = token.map[0] if token.map else line
+        if token.nesting == 1:
+            kinds.append(token.type)
+        elif token.nesting == -1:
+            kinds.pop()
+        elif token.type == "inline" and kinds[-1] not in ("heading_open", "th_open"):
+            text = "".join(map(_shown, token.children or []))
+            if not text.startswith(":::"):  # mkdocstrings puts a name's documentation there
+                yield line + 1, text
+
+
+def _shown(token: Token) -> str:
+    if token.type == "code_inline":
+        return f"`{token.content.replace(' ', '_')}`"
+    return " " if token.type in ("softbreak", "hardbreak") else token.content if token.type == "text" else ""
+
+
+def of_page(path: Path, place: str) -> Iterator[Finding]:
+    """Find what a page has."""
+    for line, text in paragraphs(path.read_text(encoding="utf-8")):
+        yield from _of_text(place, line, text)
+
+
+def of_code(path: Path, place: str) -> Iterator[Finding]:
+    """Find what docstrings and messages of a module have."""
+    for line, text in prose(ast.parse(path.read_text(encoding="utf-8"))):
+        yield from _of_text(place, line, text)
+
+
+def _of_text(place: str, line: int, text: str) -> Iterator[Finding]:
+    for sentence in sentences(text):
+        rule = broken_rule(sentence)
+        if rule is not None:
+            yield Finding(place, line, rule, sentence)
+
+
+def prose(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the lines and texts of docstrings, those of attributes included, and of messages."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for text in of_docstring(node.value.value):
+                yield node.lineno, text
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            yield from _messages(node.exc)
+        elif isinstance(node, ast.Call) and _name(node.func).lstrip("_") in SPOKEN:
+            yield from _messages(node)
+
+
+def _messages(call: ast.Call) -> Iterator[tuple[int, str]]:
+    for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+        text = literal(argument)
+        if " " in text:
+            yield argument.lineno, text
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def literal(node: ast.expr) -> str:
+    """Return the text of a string expression, with `X` for each part that only a running program knows.
+
+    >>> literal(ast.parse('f"{n} of " + "all" * many', mode="eval").body)
+    'X of all'
+    """
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else "X"
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(literal, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        return literal(node.left) + (literal(node.right) if isinstance(node.op, ast.Add) else "")
+    if isinstance(node, ast.IfExp):
+        return max(literal(node.body), literal(node.orelse), key=len)
+    return "X"
+
+
+def of_docstring(docstring: str) -> Iterator[str]:
+    """Yield the paragraphs of a docstring without doctests; entries of a section count without their names."""
+    told = "".join(part for part in doctest.DocTestParser().parse(docstring) if isinstance(part, str))
+    section: list[str] | None = None
+    outside: list[str] = []
+    lines = told.strip().splitlines()
+    margin = min((len(each) - len(each.lstrip()) for each in lines[1:] if each.strip()), default=0)
+    for line in [*lines[:1], *(each[margin:] for each in lines[1:])]:
+        if line.rstrip().removesuffix(":") in SECTIONS and line.rstrip().endswith(":"):
+            section = []
+        elif section is not None and line.startswith("    "):
+            entry = line[4:]
+            named = _ENTRY.match(entry)
+            outside += ["", entry[named.end() :]] if named else [entry.lstrip()]
+        else:
+            section = None if line.strip() else section
+            outside.append(line)
+    yield from (text for _, text in paragraphs("\n".join(outside)))
+
+
+def room(place: str) -> Sequence[str]:
+    """Return the names by which `LEFT` may hold a file: its own, and those of its folders."""
+    parts = place.split("/")
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def files(root: Path) -> list[Path]:
+    """Return the pages and modules of a checkout; of links, none."""
+    pages = {path for pattern in PAGES for path in root.glob(pattern)}
+    modules = {path for package in PACKAGES for path in (root / package).rglob("*.py")}
+    own = (path for path in pages | modules if not any(each.is_symlink() for each in (path, *path.parents)))
+    return sorted(own)
+
+
+def findings(paths: Iterable[Path], root: Path = ROOT) -> list[Finding]:
+    """Find all sentences that break a rule."""
+    found: list[Finding] = []
+    for path in paths:
+        place = path.relative_to(root).as_posix()
+        found += of_page(path, place) if path.suffix == ".md" else of_code(path, place)
+    return found
+
+
+def complaints(paths: Sequence[Path], left: frozenset[str] = LEFT, root: Path = ROOT) -> list[str]:
+    """Return a line for each sentence outside of `left`, and for each entry of `left` that has none any more."""
+    found = findings(paths, root)
+    unfinished = {name for each in found for name in room(each.place)}
+    lines = [str(each) for each in found if left.isdisjoint(room(each.place))]
+    return lines + [
+        f"docs/sentences.py: nothing is left in {name!r}: delete it from LEFT" for name in left - unfinished
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the complaints; return the exit status."""
+    asked = [Path(each).resolve() for each in arguments]
+    chosen = (
+        [path for path in files(ROOT) if any(path.is_relative_to(each) for each in asked)] if asked else files(ROOT)
+    )
+    lines = complaints(chosen, frozenset() if arguments else LEFT)
+    print("\n".join([*sorted(lines), f"{len(lines)} sentences to rewrite, in {len(chosen)} files"]))
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""The check of English, on texts whose faults are known."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from docs.sentences import LEFT, ROOT, complaints, files, findings, of_docstring, paragraphs, prose, room
+
+
+def _page(folder: Path, text: str) -> list[str]:
+    path = folder / "page.md"
+    path.write_text(text, encoding="utf-8")
+    return [f"{each.line} {each.rule}" for each in findings([path], folder)]
+
+
+def _code(text: str) -> list[str]:
+    return [text for _, text in prose(ast.parse(text))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What reports nothing for an hour is taken to hang.\n",
+        "It ends. **Whether it fits** is measured.\n",
+        "- Which trial wins is decided at the end.\n",
+        "| a | b |\n|---|---|\n| x | where runs are kept |\n",
+    ],
+)
+def test_a_headless_clause_on_a_page_is_found(tmp_path: Path, text: str) -> None:
+    (found,) = _page(tmp_path, text)
+    assert found.endswith("headless clause")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Where results are kept\n",
+        "Which trial wins? The best one.\n",
+        "```py\nWhat = 'is code'\n```\n",
+        "| what | where |\n|---|---|\n| x | y |\n",
+        "Whatsoever is another word.\n",
+        "<!-- What is hidden -->\n",
+    ],
+)
+def test_headings_questions_and_code_are_allowed(tmp_path: Path, text: str) -> None:
+    assert _page(tmp_path, text) == []
+
+
+def test_words_are_counted_to_the_end_of_a_sentence(tmp_path: Path) -> None:
+    assert _page(tmp_path, f"# A\n\nShort one. W{'ord w' * 30}ord.\n") == ["3 31 words"]
+    assert _page(tmp_path, f"Ten {'word ' * 20}here. Then {'word ' * 20}again.\n") == []
+    assert _page(tmp_path, f"{'word ' * 29}`a call(of, several)`\n") == []
+
+
+def test_code_stands_as_one_word() -> None:
+    assert [text for _, text in paragraphs("Call `f(a, b)` [here](there.md).")] == ["Call `f(a,_b)` here."]
+
+
+def test_a_section_of_a_docstring_counts_by_its_entries() -> None:
+    docstring = """Train.
+
+    >>> What is this
+    3
+
+    Args:
+        name: Where the run is kept.
+            It goes on here.
+        other (int): The second.
+
+    Raises:
+        ValueError: if it fails.
+    """
+    assert list(of_docstring(docstring)) == [
+        "Train.",
+        "Where the run is kept. It goes on here.",
+        "The second.",
+        "if it fails.",
+    ]
+
+
+def test_docstrings_and_messages_are_read_and_other_texts_are_not() -> None:
+    code = '''
+"""The module."""
+x = "what is no message"
+"""The attribute."""
+def f(n):
+    """The function."""
+    warn(f"{n} runs " + "are left", UserWarning)
+    self._say("it ends")
+    raise ValueError("one" " text" if n else "the longer text")
+'''
+    assert set(_code(code)) == {
+        "The module.",
+        "The attribute.",
+        "The function.",
+        "X runs are left",
+        "it ends",
+        "the longer text",
+    }
+
+
+def test_a_room_that_is_left_is_not_held_to_it_until_it_has_none(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("What fails is tried again.\n", encoding="utf-8")
+    assert len(complaints([page], frozenset(), tmp_path)) == 1
+    assert complaints([page], frozenset({"page.md"}), tmp_path) == []
+    page.write_text("It is tried again.\n", encoding="utf-8")
+    (line,) = complaints([page], frozenset({"page.md"}), tmp_path)
+    assert "delete it" in line
+
+
+def test_all_that_is_left_is_there_once() -> None:
+    for name in LEFT:
+        assert (ROOT / name).exists(), name
+        assert LEFT.isdisjoint(room(name)[:-1]), name
+
+
+def test_pages_that_are_links_are_read_once() -> None:
+    names = [path.relative_to(ROOT).as_posix() for path in files(ROOT)]
+    assert {"README.md", "docs/how.md", "fusion/README.md", "hydro_rasda/tuner.py"} <= {*names}
+    assert "docs/fusion/README.md" not in names
