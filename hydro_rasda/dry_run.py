@@ -56,6 +56,8 @@ class DryRun:
             that it keeps, which training one trial would change for all others.
         peak: Bytes that training the full-size model takes, reckoned from a batch of it.
         epoch_seconds: Seconds that an epoch of it takes, reckoned likewise; infinite where the data have no length.
+        steady_epoch_seconds: The same from a batch that was run before, on one thread of a CPU: as training goes, with
+            a model on each core.
     """
 
     parameters: dict[str, str]
@@ -66,6 +68,7 @@ class DryRun:
     whole_names: tuple[str, ...] = ()
     peak: float = 0.0
     epoch_seconds: float = math.inf
+    steady_epoch_seconds: float = math.inf
 
 
 _BESIDE_A_STEP = 4
@@ -165,7 +168,19 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         _try_surrogate(tried, trial)
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
-    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds)
+    steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
+    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds, steady)
+
+
+def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
+    """Seconds of a training step's forward and backward pass, run once more; on a CPU, on one thread."""
+    threads, began = torch.get_num_threads(), time.perf_counter()
+    torch.set_num_threads(1)
+    try:
+        run_batch(problem, target.train(), batch, "train_data")["loss"].item()
+    finally:
+        torch.set_num_threads(threads)
+    return time.perf_counter() - began
 
 
 def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:

@@ -67,6 +67,7 @@ class Problem:
         copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
         peak: Bytes that training the full-size model takes, as the dry run reckons.
         epoch_seconds: Seconds that an epoch of it takes, as the dry run reckons; infinite where that is not known.
+        steady_epoch_seconds: The same, once nothing is done for the first time.
         plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
             models of other shapes they are not used; a copy with a `model_fn` that draws initial weights of the same
             shapes by other rules needs its own.
@@ -86,6 +87,7 @@ class Problem:
     copied: bool = False
     peak: float = 0.0
     epoch_seconds: float = math.inf
+    steady_epoch_seconds: float = math.inf
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
 
     def first_epoch_seconds(self, stage: str) -> float:

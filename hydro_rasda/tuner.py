@@ -35,6 +35,7 @@ from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.stages.sweep import sweep as run_sweep
+from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 from hydro_rasda.whole_metrics import WholeMetrics
 
 if TYPE_CHECKING:
@@ -166,8 +167,9 @@ def tune(
     request = Request(model_fn, space, train_data, val_data, loss_fn, objective, metrics, settings)
     request.check()
     _check_run(resume, name, progress, callbacks)
-    with _never_ending_well(), preserved_generators():
-        return _run(request, trains_on, folder, name, resume, progress, callbacks)
+    plain = warnings_in_one_line() if progress else contextlib.nullcontext()
+    with plain, HeldBack() as held_back, _never_ending_well(), preserved_generators():
+        return _run(request, trains_on, folder, name, resume, progress, callbacks, held_back)
 
 
 def _backend(backend: str | Backend) -> Backend:
@@ -217,13 +219,15 @@ def _run(
     resume: str,
     progress: bool,
     callbacks: Sequence[Listener],
+    held_back: HeldBack,
 ) -> TuneResult:
     """Begin or resume the run, and train both of its stages."""
     identity, searcher, settings = request.identity(), request.searcher(), request.settings
     problem = request.problem(backend)
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, settings.race.strategy)
     candidates = RandomSearch(*sampled)
-    ready = get_ready(problem, request.space, candidates.trials, None if name is None else folder / name)
+    with held_back.catching():
+        ready = get_ready(problem, request.space, candidates.trials, None if name is None else folder / name)
     batch_size = candidates.trials[0].batch_size
     spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
     with Store.open(_folder(folder, name), spec, resume) as store, contextlib.ExitStack() as stack:
@@ -231,10 +235,11 @@ def _run(
         listeners = Callbacks([*([] if shown is None else [shown]), *callbacks])
         run = Run(ready.problem, store, listeners, space=request.space, hidden=secrets_of(request.space))
         _announce(run, ready)
+        held_back.give()
         search = SearcherSearch(searcher, request.space, run) if searcher else candidates
         result = _train(run, search, settings.sweep, backend)
         if shown is not None:
-            shown.console.print(result)
+            shown.conclude(result.shown())
     return result
 
 

@@ -111,7 +111,8 @@ def trials(
     """List a run's trials.
 
     Columns: trial, status, surrogate_metric, surrogate_epochs, metric, epochs, chance, kept_epoch, and the names of the
-    hyperparameters.
+    hyperparameters. The table leaves out chance and kept_epoch; the hyperparameters that are the same in all trials are
+    below it. --csv prints all columns.
     """
     from hydro_rasda.cli.trials import list_trials
 
@@ -208,15 +209,20 @@ def clean(
 def watch(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a run, which may be yet to begin.")],
     json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each change.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for an interrupted run, or one that another machine works on.")
+    ] = False,
 ) -> None:
     """Follow a run until it is over, from another terminal.
 
     It may start before the run, during it or after it, and only reads. Where there is no terminal, it prints a line
-    where there is something new, at most one in a minute.
+    where there is something new, at most one in a minute. It ends with status 1 where a run was interrupted: nobody on
+    this machine works on it, and nothing was written for 30 seconds.
     """
     from hydro_rasda.cli.watch import watch_run
 
-    watch_run(path, json)
+    if not watch_run(path, json, wait=wait):
+        raise typer.Exit(NOTHING)
 
 
 Rules = Annotated[

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hydro_rasda.checks import require
 from hydro_rasda.cli.output import age, print_json, print_table, say, trial_values
-from hydro_rasda.console import duration, make_console
+from hydro_rasda.console import duration, make_console, show
 from hydro_rasda.results.reading import Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import render, state_of
+from hydro_rasda.results.report import best_score, explained, failure_lines, render, state_of
 
 _BAD = "not readable"
 
 SAID = 8
 """So many of a run's messages are shown, the last ones."""
+
+FAILED = 8
+"""Errors that are shown, each with how many trials raised it."""
 
 
 def written(record: RunRecord) -> float:
@@ -35,20 +39,25 @@ def list_runs(folder: str, json: bool) -> None:
     elif not rows:
         say(f"no run in {folder}")
     else:
-        columns = {name: name for name in ("name", "state", "trials", "metric", "best")}
+        columns = {name: name for name in ("name", "state", "trials", "failed", "metric", "best")}
         columns |= {"seconds": "took", "written": "written"}
         columns |= {"error": "why"} if any("error" in row for row in rows) else {}
-        print_table([*columns.values()], [[_told(name, row.get(name)) for name in columns] for row in rows])
+        print_table([*columns.values()], [[_told(name, row) for name in columns] for row in rows])
+        if any(row["state"] == "interrupted" for row in rows):
+            say(explained("interrupted"))
 
 
 def row_of(record: RunRecord) -> dict[str, Any]:
     """A run in a few plain values."""
+    score, stage = best_score(record)
     return {
         "name": record.path.name,
         "state": state_of(record),
         "trials": len(record.trials),
+        "failed": sum(trial.status == "failed" for trial in record.trials),
         "metric": f"{record.metric} ({record.mode})",
-        "best": record.best_metric,
+        "best": score,
+        "best_stage": stage,
         "best_trial": record.best_trial if record.trials else None,
         "seconds": record.cost.seconds,
         "written": written(record),
@@ -63,7 +72,10 @@ def _row_or_why(path: Path) -> dict[str, Any]:
     )
 
 
-def _told(name: str, value: Any) -> Any:
+def _told(name: str, row: Mapping[str, Any]) -> Any:
+    value = row.get(name)
+    if name == "best" and row.get("best_stage") == "surrogate":
+        return f"{show(value, 4)} (surrogate)"
     if name == "seconds" and value is not None:
         return duration(value)
     if name == "written":
@@ -86,7 +98,12 @@ def show_run(path: str, json: bool) -> None:
         return
     console = make_console()
     console.print(render(record) if record.trials else "no trial has begun")
+    lines = failure_lines(record)
+    for line in lines[:FAILED]:
+        console.print(line, markup=False)
+    if len(lines) > FAILED:
+        console.print(f"{len(lines) - FAILED} other errors: hydro-rasda trials {path} -w status=failed --json")
     for message in record.messages[-SAID:]:
         console.print(f"{duration(message.seconds)}: {message.text}", markup=False, highlight=False)
     if not record.finished:
-        console.print(f"{state_of(record)}: this is what there is so far")
+        console.print(f"{explained(state_of(record))}; this is what there is so far", markup=False)

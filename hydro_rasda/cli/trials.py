@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import print_json, print_table, trial_values
-from hydro_rasda.console import one_line
+from hydro_rasda.cli.output import print_json, print_table, say, trial_values
+from hydro_rasda.console import one_line, show
 from hydro_rasda.results.reading import read_record
-from hydro_rasda.results.records import COLUMNS, row
+from hydro_rasda.results.records import COLUMNS, TrialRecord, row
 from hydro_rasda.results.report import best_first
 from hydro_rasda.run.journal import jsonable
 
@@ -58,7 +58,7 @@ def list_trials(
             told = [["" if value is None else one_line(value) for value in each] for each in told]
         csv.writer(sys.stdout, lineterminator="\n").writerows(told)
     else:
-        _print(rows, columns)
+        _print(rows, columns, ordered)
 
 
 def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) -> list[Row]:
@@ -74,6 +74,9 @@ def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) 
             rule = f"a column, one of {' '.join(_SIGNS)}, and a value"
             raise ValueError(f"`--where` is {condition!r}, but must be {rule}")
         name, holds, value = column("--where", found["name"], columns), _SIGNS[found["sign"]], _value(found["value"])
+        rule = f"a column, {found['sign']}, and a number"
+        ordered = found["sign"] in ("=", "==", "!=") or isinstance(value, (int, float))
+        require(ordered, "--where", condition, rule)
         kept = [each for each in kept if _meets(each.get(name), holds, value)]
     return kept
 
@@ -112,9 +115,14 @@ def column(option: str, name: str, columns: Sequence[str]) -> str:
     return found
 
 
-def _print(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """The numbers of trials, and the hyperparameters in which some of them differ."""
-    varied = [name for name in columns if name.startswith(_PREFIX) and len({repr(each.get(name)) for each in rows}) > 1]
+def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRecord]) -> None:
+    """The numbers of trials, and the hyperparameters in which trials of the run differ; below, the other ones.
+
+    A cell is empty where nothing reads the hyperparameter in that trial.
+    """
+    used = {trial.trial: trial.used for trial in trials}
+    names = [name.removeprefix(_PREFIX) for name in columns if name.startswith(_PREFIX)]
+    varied = [name for name in names if len({repr(values.get(name)) for values in used.values()}) > 1]
     headings = {
         "trial": "trial",
         "status": "status",
@@ -122,8 +130,14 @@ def _print(rows: Sequence[Row], columns: Sequence[str]) -> None:
         "surrogate_epochs": "epochs",
         "metric": "full size",
         "epochs": "epochs",
-        **{name: name.removeprefix(_PREFIX) for name in varied},
     }
     # No epochs are none, rather than 0.
     shown = [{name: value for name, value in each.items() if value != 0 or "epochs" not in name} for each in rows]
-    print_table([*headings.values()], [[each.get(name) for name in headings] for each in shown])
+    cells = [
+        [*(each.get(name) for name in headings), *(used[each["trial"]].get(name) for name in varied)] for each in shown
+    ]
+    print_table([*headings.values(), *varied], cells)
+    if alike := [name for name in names if name not in varied]:
+        first = trials[0].used
+        told = ", ".join(f"{name}={show(first[name], 4)}" if name in first else f"{name} (not read)" for name in alike)
+        say(f"in all trials: {told}")

@@ -21,8 +21,17 @@ from hydro_rasda.cli.runs import row_of, written
 from hydro_rasda.console import LINE_SECONDS, make_console
 from hydro_rasda.results.reading import Stamp, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import best_line, render, rung_lines, rungs, state_of
+from hydro_rasda.results.report import (
+    best_line,
+    explained,
+    failed_and_diverged,
+    render,
+    rung_lines,
+    rungs,
+    state_of,
+)
 from hydro_rasda.run.journal import jsonable
+from hydro_rasda.run.run_lock import shows_locks
 from hydro_rasda.run.spec import SPEC
 
 LOOK_SECONDS = 1.0
@@ -30,22 +39,30 @@ LOOK_SECONDS = 1.0
 
 _SHARE = 10
 
+IDLE_SECONDS = 30.0
+"""A run that nobody works on, and that was not written to for so long, was interrupted: then `watch` ends."""
+
 
 @dataclass(frozen=True)
 class Clock:
     """What tells the time, and waits."""
 
     now: Callable[[], float] = time.monotonic
+    today: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
 
 
-def watch_run(path: str, as_json: bool, clock: Clock | None = None) -> None:
+def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool = False) -> bool:
     """Show a run until nothing trains any more: on a terminal as a table that changes, else in lines.
 
     Args:
         path: Its folder, which need not be there yet.
         as_json: Whether to print a line of JSON for each change instead.
         clock: Tells the time.
+        wait: Whether to wait for an interrupted run to be resumed, or for one that another machine works on.
+
+    Returns:
+        Whether the run came to its end; False where it was interrupted.
 
     Raises:
         ValueError: where the folder is one of several runs, or of something else.
@@ -54,17 +71,23 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None) -> None:
     several = not (folder / SPEC).exists() and any(runs_in(folder))
     require(not several, "path", path, "the folder of one run: it holds several")
     console = make_console()
-    looks = _looks(folder, clock)
+    seen: list[RunRecord] = []
+    looks = _looks(folder, clock, wait, seen)
     if as_json:
         _print_json(looks)
     elif console.is_terminal:
         _show_live(looks, folder, console)
     else:
         _print_lines(looks, folder, console, clock)
+    if (ended := bool(seen and seen[-1].ended)) or as_json:
+        return ended
+    how = "to wait all the same: hydro-rasda watch --wait"
+    console.print(f"{explained('interrupted')} ({how})", markup=False, soft_wrap=True)
+    return False
 
 
-def _looks(folder: Path, clock: Clock) -> Iterator[RunRecord | None]:
-    """The run again and again, until it is over; None where there is none yet."""
+def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Iterator[RunRecord | None]:
+    """The run again and again, until it is over; None where there is none yet. The last of them is kept, too."""
     record: RunRecord | None = None
     seen = None
     while record is None or not record.ended:
@@ -72,9 +95,18 @@ def _looks(folder: Path, clock: Clock) -> Iterator[RunRecord | None]:
         if (stamp := _stamp(folder)) != seen:
             record, seen = read_record(folder), stamp
         took = clock.now() - began
+        last[:] = [] if record is None else [record]
         yield record
+        if record is not None and not wait and _is_abandoned(record, clock):
+            return
         if record is None or not record.ended:
             clock.sleep(max(LOOK_SECONDS, _SHARE * took))
+
+
+def _is_abandoned(record: RunRecord, clock: Clock) -> bool:
+    """Whether nobody on this machine works on a run, as far as the system tells, and none has for a while."""
+    idle = clock.today() - written(record)
+    return shows_locks() and state_of(record) == "interrupted" and idle >= IDLE_SECONDS
 
 
 def _stamp(folder: Path) -> Stamp | None:
@@ -105,7 +137,7 @@ def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Conso
 def _line(record: RunRecord | None, folder: Path) -> str:
     if record is None:
         return f"waiting for a run in {folder}"
-    parts = (state_of(record), *rung_lines(record), best_line(record))
+    parts = (state_of(record), *rung_lines(record), best_line(record), failed_and_diverged(record))
     return "; ".join(part for part in parts if part)
 
 
@@ -123,8 +155,8 @@ def _screen(record: RunRecord | None, folder: Path) -> RenderableType:
     lines = [Text(f"{record.path.name}: {state}", style="bold")]
     if not record.ended:
         lines[0].append(f", last written {age(written(record))}", style="not bold")
-    if state == "not finished":
-        lines.append(Text("no process of this machine works on it; waiting for it to go on (Ctrl-C ends)"))
+    if state == "interrupted":
+        lines.append(Text(explained(state)))
     trained = rung_lines(record)
     lines += map(Text, (*trained, *filter(None, [best_line(record)])))
     return Group(*lines, *([render(record)] if trained else []))

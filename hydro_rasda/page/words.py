@@ -10,7 +10,7 @@ from typing import Any
 from hydro_rasda.console import duration, show
 from hydro_rasda.plots.look import score_of
 from hydro_rasda.results.records import RunRecord, flat
-from hydro_rasda.results.report import agreement_line, doubt_line, kept_weights, state_of
+from hydro_rasda.results.report import agreement_line, best_score, doubt_line, explained, kept_weights, state_of
 from hydro_rasda.run.journal import jsonable
 
 Facts = dict[str, str]
@@ -56,15 +56,18 @@ def configuration(record: RunRecord) -> Facts:
 
 def row(record: RunRecord) -> list[str]:
     """A run in the list of all: its state, trials, metric, best score, and time."""
-    best = show(record.best_metric, 4) if math.isfinite(record.best_metric) else ""
-    metric = f"{record.metric} ({record.mode})"
-    return [state_of(record), str(len(record.trials)), metric, best, duration(record.cost.seconds)]
+    score, stage = best_score(record)
+    best = "" if stage is None else f"{show(score, 4)}{' (surrogate)' * (stage == 'surrogate')}"
+    metric, failed = f"{record.metric} ({record.mode})", sum(trial.status == "failed" for trial in record.trials)
+    return [state_of(record), str(len(record.trials)), str(failed), metric, best, duration(record.cost.seconds)]
 
 
 def counts(record: RunRecord) -> str:
     """How many trials came to which end."""
     found = Counter(trial.status for trial in record.trials)
-    return ", ".join(f"{count} {status}" for status, count in found.items())
+    counted = ", ".join(f"{count} {status}" for status, count in found.items())
+    state = state_of(record)
+    return f"{counted}: {explained(state)}" if state == "interrupted" else counted
 
 
 def cost_facts(record: RunRecord, max_t: int | None) -> Facts:

@@ -18,7 +18,7 @@ from hydro_rasda.plots.importance import importance_bars, importance_of, varied
 from hydro_rasda.plots.look import EXTRA, graph_objects, is_empty, nothing
 from hydro_rasda.results.reading import Unreadable, or_why
 from hydro_rasda.results.records import RunRecord, row
-from hydro_rasda.results.report import best_first, state_of
+from hydro_rasda.results.report import best_first, explained, state_of
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.files import write_atomically
 from hydro_rasda.run.spec import read_asked
@@ -99,9 +99,10 @@ def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder:
     rows = []
     for name, record, when in runs:
         found = record if isinstance(record, Unreadable) else or_why(partial(words.row, record))
-        state, *cells = ["not readable", *[""] * 3, found] if isinstance(found, Unreadable) else found
+        state, *cells = ["not readable", *[""] * 4, found] if isinstance(found, Unreadable) else found
         rows.append((name, state, cells, datetime.fromtimestamp(when).isoformat(timespec="minutes")))
-    html: str = _template("runs.html").render(runs=rows, folder=folder, style=_own("style.css"))
+    notes = [explained("interrupted")] if any(state == "interrupted" for _, state, *_ in rows) else []
+    html: str = _template("runs.html").render(runs=rows, folder=folder, style=_own("style.css"), notes=notes)
     return html
 
 

@@ -1,24 +1,33 @@
-"""What a user sees while a run goes on: a line for each decision, and a bar on a terminal, else a line a minute."""
+"""The screen of a run: its folder, each decision, and one bar on a terminal, else a line a minute."""
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import sys
+import time
+from pathlib import Path
 from types import TracebackType
 
 import rich.progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console, show
-from hydro_rasda.run.events import EpochEnded, EpochsTrained, Event, MessageSaid, RunBegan, StageBegan, StageEnded
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import closing_lines
+from hydro_rasda.run.events import (
+    EpochEnded,
+    EpochsTrained,
+    Event,
+    MessageSaid,
+    RunBegan,
+    RungDecided,
+    StageBegan,
+    StageEnded,
+)
 
 
 class _Unread(PrintableConsole):
@@ -32,11 +41,25 @@ class _Unread(PrintableConsole):
         os.close(nowhere)
 
 
+class _TimeLeft(ProgressColumn):
+    """Counts down between two estimates."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        left, at = task.fields["left"]
+        if left is None:
+            return Text("-:--:-- left", style="progress.remaining")
+        seconds = max(0, math.ceil(left - (task.get_time() - at)))
+        return Text(f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left", style="progress.remaining")
+
+
 class Progress:
     """The callback that shows a run on a console.
 
-    On a terminal there is a bar. Elsewhere, as in the logs of batch systems, a line says how far the run is where none
-    has been printed for a minute.
+    On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems, a line says how far
+    the run is where none has been printed for a minute. Of the trials that may still train, the one leads that is best
+    after its latest epoch; at full size, the one that came first at the last decision.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -46,20 +69,22 @@ class Progress:
         self._bars = rich.progress.Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=8 if self._narrow else 30),
-            MofNCompleteColumn(),
-            *([] if self._narrow else [TextColumn("epochs")]),
-            TimeElapsedColumn(),
-            TextColumn("[dim]left"),
-            TimeRemainingColumn(),
+            TaskProgressColumn(),
+            *([] if self._narrow else [TimeElapsedColumn()]),
+            _TimeLeft(),
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._task: TaskID | None = None
+        self._task = self._bars.add_task("", total=None, note="", left=(None, 0.0), visible=False)
         self._said: float | None = None
         self._asked: RunBegan | None = None
-        self._best: dict[str, tuple[float, int]] = {}
+        self._stage: StageBegan | None = None
+        self._trained = 0
+        self._left: float | None = None
+        self._scores: dict[str, dict[int, float]] = {"surrogate": {}, "target": {}}
+        self._first: int | None = None
 
     def on_event(self, event: Event) -> None:
         """Show what is for a person to follow: stages, epochs and messages."""
@@ -69,60 +94,85 @@ class Progress:
             self._advance(event)
         elif isinstance(event, EpochEnded):
             self._compare(event)
+        elif isinstance(event, RungDecided):
+            for number in {*event.candidates} - {*event.kept}:
+                self._scores[event.stage].pop(number, None)
+            if event.stage == "target":
+                self._first = next(iter(event.kept), None)
+            self._show()
         elif isinstance(event, RunBegan):
             self._asked = event
+            path = typed(event.path)
+            self._say(f"Run folder: {event.path}", event.seconds)
+            self._say(f"Follow it from another terminal: hydro-rasda watch {path}", event.seconds)
         elif isinstance(event, StageBegan):
-            self._end()
-            self._task = self._bars.add_task(event.title, total=event.epochs, note=self._note())
+            self._stage, self._trained = event, 0
+            self._show()
         elif isinstance(event, StageEnded):
-            self._end()
+            self._stage = None
+
+    def conclude(self, result: RunRecord) -> None:
+        """Show what was found and what it cost, and what to type next."""
+        self._bars.stop()
+        max_t = self._asked.settings["max_t"] if self._asked else 1
+        for line in closing_lines(result, typed(result.path), max_t):
+            self._say(line, math.inf)
 
     def _advance(self, event: EpochsTrained) -> None:
-        if self._task is None:
+        if self._stage is None:
             return
-        best = self._best_so_far() or event.note
-        self._bars.update(self._task, advance=event.epochs, note=self._note() or event.note)
+        self._trained += event.epochs
+        self._left = event.seconds_left
+        if self._left is not None:
+            whole = event.seconds + self._left
+            before = next(task for task in self._bars.tasks if task.id == self._task).completed
+            share = event.seconds / whole if whole > 0 else 0.0
+            self._bars.update(self._task, total=1.0, completed=max(before, share), left=(self._left, time.monotonic()))
+        self._show(event.note)
         if self._said is None:
             self._said = event.seconds
         if not self.console.is_terminal and event.seconds - self._said >= LINE_SECONDS:
-            (task,) = (task for task in self._bars.tasks if task.id == self._task)
+            done = f"{self._trained} of {self._stage.epochs} epochs after {duration(event.seconds)}"
+            left = "" if self._left is None else f", about {duration(round(self._left))} left"
+            best = self._leader() or event.note
             note = f", {best}" if best else ""
-            done = f"{task.completed:.0f} of {task.total:.0f} epochs after {duration(event.seconds)}"
-            self._say(f"{task.description}: {done}{note}", event.seconds)
+            self._say(f"{self._stage.title}: {done}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
         """Take in a trial's score after an epoch; where its training loss is not finite, it has none."""
-        if self._asked is None or event.metrics.get("train_loss") is None:
+        if self._asked is None:
             return
-        value = event.metrics.get(self._asked.metric)
-        before = self._best.get(event.stage)
-        sign = 1 if self._asked.mode == "min" else -1
-        if value is not None and (before is None or sign * value < sign * before[0]):
-            self._best[event.stage] = value, event.trial
-            if self._task is not None:
-                self._bars.update(self._task, note=self._note())
+        value, scores = event.metrics.get(self._asked.metric), self._scores[event.stage]
+        if value is None or event.metrics.get("train_loss") is None:
+            scores.pop(event.trial, None)
+        else:
+            scores[event.trial] = value
+        self._show()
 
-    def _note(self) -> str:
-        """The best so far, as short as a bar's line has room for."""
-        best = self._best_so_far()
-        return best.partition(" (")[0] if self._narrow else best
+    def _show(self, note: str = "") -> None:
+        """Bring the bar's words up to date."""
+        if self._stage is None:
+            return
+        title = f"{self._stage.title} {self._trained}/{self._stage.epochs}"
+        words = title if self._narrow else f"{title} epochs"
+        self._bars.update(self._task, description=words, note=self._leader() or note, visible=True)
 
-    def _best_so_far(self) -> str:
-        """At full size, or on surrogates where nothing has trained there."""
-        best = self._best.get("target") or self._best.get("surrogate")
-        if self._asked is None or best is None:
+    def _leader(self) -> str:
+        """The trial that leads, and its latest score; at full size, once one has a score there."""
+        scores = self._scores["target"] or self._scores["surrogate"]
+        if self._asked is None or not scores:
             return ""
-        return f"best {self._asked.metric} {show(best[0], 4)} (trial {best[1]})"
+        sign = 1 if self._asked.mode == "min" else -1
+        best = min(scores, key=lambda number: sign * scores[number])
+        best = self._first if self._first is not None and self._first in scores else best
+        # As short as a bar's line has room for.
+        what = ": " if self._narrow and self.console.is_terminal else f" with {self._asked.metric} "
+        return f"trial {best} leads{what}{show(scores[best], 4)}"
 
     def _say(self, text: str, seconds: float) -> None:
         """A line that stays, as it is: paths are not broken, brackets no markup."""
         self.console.print(text, markup=False, soft_wrap=True)
         self._said = seconds
-
-    def _end(self) -> None:
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-            self._task = None
 
     def __enter__(self) -> Progress:
         self._bars.start()
@@ -132,3 +182,8 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+
+def typed(path: Path) -> str:
+    """A run's folder as a user would type it here: relative to the working directory where it lies below."""
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))

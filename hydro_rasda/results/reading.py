@@ -49,6 +49,8 @@ def read_record(path: str | Path) -> RunRecord:
     problem: Any = _Asked(settings_of(asked), asked.get("digests", {}).get("full_size"))
     run = Run(problem, Store.read(folder), hidden=described_secrets(asked.get("space", {})))
     dropped = _take_in_sweep(run)
+    if problem.full_size is not None or "sample_from(" in repr(asked.get("space")):  # others may read any key
+        run.unread.clear()
     run.transfer = recalled_transfer(run)
     take_in_targets(run)
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
@@ -117,6 +119,7 @@ def _take_in_sweep(run: Run) -> set[int]:
                 dropped = dropped | {number} if isinstance(move, Stop) else dropped - {number}
                 if isinstance(move, Continue) and move.copy_of is not None:
                     run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
+                    run.unread[number] = run.unread.get(move.copy_of, frozenset())
     return dropped
 
 

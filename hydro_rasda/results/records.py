@@ -46,6 +46,8 @@ class TrialRecord(Portable):
             where `keep="best"`.
         history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
         error: Traceback of a failed trial.
+        unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; `a.b` where they are
+            nested. Empty where a function of the user's own may read any key.
     """
 
     trial: int
@@ -59,6 +61,12 @@ class TrialRecord(Portable):
     kept_epoch: int
     history: tuple[Mapping[str, Any], ...] = field(repr=False)
     error: str | None = field(repr=False)
+    unread: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The part of the configuration that something reads: values by name, `a/b` where they are nested."""
+        return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in self.unread}
 
     def __eq__(self, other: object) -> bool:
         # A dataclass compares field by field from Python 3.13 on, and NaN equals nothing: no record would equal itself.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import html
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from rich.box import SIMPLE
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hydro_rasda.console import show
+from hydro_rasda.console import duration, show
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.run.run_lock import held
 
@@ -28,16 +31,17 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     """
     records = best_first(result)[:shown]
     title = f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"
-    table = Table(title=Text(title, style="table.title"), box=SIMPLE)
+    table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE)
     for heading in ("trial", "surrogate\n(epochs)", "full size\n(epochs)"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("configuration", overflow="fold")
     names = _varied(result)
     for record in records:
-        settings = " ".join(f"{name}={show(record.config[name])}" for name in names if name in record.config)
+        settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
         table.add_row(*_row(record), Text(settings))
     lines = [cost_line(result), *chosen_line(result), *doubt_line(result), *agreement_line(result)]
+    lines += [bad] if (bad := failed_and_diverged(result)) else []
     return Group(table, *map(Text, lines))
 
 
@@ -46,8 +50,10 @@ def as_html(result: RunRecord, shown: int = SHOWN) -> str:
     result = result.shown()
     names, records = _varied(result), best_first(result)[:shown]
     heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
-    rows = [[*_row(record), *(show(record.config.get(name)) for name in names)] for record in records]
-    best = ", ".join(f"{name}={show(value)}" for name, value in result.best_config.items())
+    rows = [[*_row(record), *(show(record.used.get(name)) for name in names)] for record in records]
+    winner = next((each for each in records if each.trial == result.best_trial), None)
+    used = winner.used if winner is not None and result.best_config else {}
+    best = ", ".join(f"{name}={show(value)}" for name, value in used.items())
     lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
     lines += [f"best configuration (trial {result.best_trial}): {best}"] if best else []
     lines += [cost_line(result), *chosen_line(result), *doubt_line(result), *agreement_line(result)]
@@ -62,8 +68,9 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
 
 def _varied(result: RunRecord) -> list[str]:
     """Names whose values differ between trials: the others do not tell why one beat another."""
-    names = dict.fromkeys(name for record in result.trials for name in record.config)
-    return [n for n in names if len({repr(record.config.get(n)) for record in result.trials}) > 1]
+    used = [record.used for record in result.trials]
+    names = dict.fromkeys(name for values in used for name in values)
+    return [n for n in names if len({repr(values.get(n)) for values in used}) > 1]
 
 
 def best_first(result: RunRecord) -> list[TrialRecord]:
@@ -115,19 +122,20 @@ def chosen_line(result: RunRecord) -> list[str]:
 
 
 def doubt_line(result: RunRecord) -> list[str]:
-    """How sure the choice among the finalists is, and who or what might be better; nothing where only one trained."""
+    """How sure the choice among the finalists is, and what to do about it; nothing where only one trained."""
     trained = {record.trial: record for record in result.trials if not math.isnan(record.chance)}
     winner = trained.get(result.best_trial)
     if winner is None or len(trained) < 2:
         return []
-    line = f"trial {winner.trial} is the best of {len(trained)} at full size with probability {winner.chance:.2f}"
+    line = f"trial {winner.trial} won among {len(trained)} at full size (confidence {winner.chance:.0%})"
     if math.isfinite(result.expected_gain):
-        line += f"; training one more would be expected to gain at most {show(result.expected_gain)} in {result.metric}"
+        change = "lower" if result.mode == "min" else "raise"
+        line += f"; one more full training should {change} {result.metric} by at most {show(result.expected_gain)}"
     other = max(trained.values(), key=lambda record: record.chance)
     if other.status != "stopped" or round(other.chance, 2) <= round(winner.chance, 2):
         return [line]
-    doubt = f"trial {other.trial}, stopped after epoch {other.epochs}, may have become better ({other.chance:.2f})"
-    return [line, f"{doubt}: a larger `full_trainings` would show"]
+    doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
+    return [line, f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"]
 
 
 def agreement_line(result: RunRecord) -> list[str]:
@@ -144,10 +152,72 @@ def agreement_line(result: RunRecord) -> list[str]:
 
 
 def state_of(record: RunRecord) -> str:
-    """A word for where a run stands; "not finished" is one that was interrupted, or that goes on on another machine."""
+    """A word for where a run stands; one that goes on on another machine looks interrupted."""
     if record.ended:
         return "finished" if record.finished else "out of time"
-    return "running" if held(record.path) else "not finished"
+    return "running" if held(record.path) else "interrupted"
+
+
+def explained(state: str) -> str:
+    """A state of a run with what to do about it."""
+    if state == "interrupted":
+        return "interrupted, or running elsewhere; repeat the call to resume"
+    return "out of time; repeat the call with a larger `time_budget_s` to go on" if state == "out of time" else state
+
+
+def failed_and_diverged(record: RunRecord) -> str:
+    """How many trials raised, and how many have no finite score; empty where all went well."""
+    found = Counter(trial.status for trial in record.trials)
+    counts = [f"{found[status]} {status}" for status in ("failed", "diverged") if found[status]]
+    return f"of {len(record.trials)} trials, {' and '.join(counts)}" if counts else ""
+
+
+def failure_lines(record: RunRecord) -> list[str]:
+    """The last line of each sort of traceback, and how many trials raised one; last, who diverged."""
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for trial in record.trials:
+        if trial.error:
+            line = trial.error.strip().rpartition("\n")[2]
+            # Errors name the configuration, which differs.
+            alike.setdefault(re.sub(r"\{.*\}", "", line), []).append((trial.trial, line))
+    found = [(*trials[0], len(trials) - 1) for trials in alike.values()]
+    lines = [f"failed: trial {first}{f' and {more} more' if more else ''}: {line}" for first, line, more in found]
+    if diverged := [trial.trial for trial in record.trials if trial.status == "diverged"]:
+        first, more = diverged[0], len(diverged) - 1
+        told = f"its training loss or {record.metric} was no longer finite; a lower `lr` may help"
+        lines.append(f"diverged: trial {first}{f' and {more} more' if more else ''}: {told}")
+    return lines
+
+
+def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
+    """The last lines of a run: what it found, what that cost, what failed, and what to type next.
+
+    Args:
+        result: What the run found.
+        path: Its folder, as a user would type it.
+        max_t: Epochs of a full training.
+    """
+    winner = result.trials[result.best_trial]
+    settings = " ".join(f"{name}={show(value)}" for name, value in winner.used.items())
+    lines = [f"Best configuration (trial {result.best_trial}): {settings}"]
+    data = "training" if result.metric.startswith("train_") else "validation"
+    if math.isfinite(result.best_metric):
+        kept = f"after epoch {winner.kept_epoch} of {winner.epochs}"
+        lines.append(f"Its {result.metric} on the {data} data is {show(result.best_metric, 4)}, at full size {kept}.")
+    else:
+        score = f"Its {result.metric} on the {data} data is {show(winner.surrogate_metric, 4)}, on its surrogate"
+        lines.append(f"{score}: no full-size model has a score yet.")
+    cost = result.cost
+    swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
+    trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"
+    each = cost.target_epoch_seconds * max_t
+    whole = f" ({cost.target_epochs / max_t + cost.surrogate_seconds / each:.2g} full trainings)" if each > 0 else ""
+    lines.append(f"Cost: {duration(cost.seconds)}{whole}; {swept}, {trained}.")
+    if bad := failed_and_diverged(result):
+        lines.append(f"{bad[0].upper()}{bad[1:]}; to see why: hydro-rasda show {path}")
+    if not result.finished:
+        lines.append(f"The run is {explained(state_of(result))}.")
+    return [*lines, f"For figures and all trials: hydro-rasda report {path}"]
 
 
 def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
@@ -170,11 +240,18 @@ def rung_lines(result: RunRecord) -> list[str]:
 
 def best_line(result: RunRecord) -> str:
     """The best so far in a few words; empty where no trial has a score."""
+    score, stage = best_score(result)
+    where = {"full size": "at full size", "surrogate": "on a surrogate", None: ""}[stage]
+    return f"best {result.metric} {show(score, 4)} {where} (trial {result.best_trial})" if stage else ""
+
+
+def best_score(result: RunRecord) -> tuple[float, Literal["full size", "surrogate"] | None]:
+    """The best score and which of a trial's models has it: a surrogate before a full-size model has one."""
     if math.isfinite(result.best_metric):
-        return f"best {result.metric} {show(result.best_metric, 4)} at full size (trial {result.best_trial})"
+        return result.best_metric, "full size"
     if result.best_config and math.isfinite(score := result.trials[result.best_trial].surrogate_metric):
-        return f"best {result.metric} {show(score, 4)} on a surrogate (trial {result.best_trial})"
-    return ""
+        return score, "surrogate"
+    return math.nan, None
 
 
 def _row(record: TrialRecord) -> tuple[str, ...]:

@@ -152,6 +152,7 @@ def _record(run: Run, number: int, at_end: Collection[int], undecided: Collectio
             if line["stage"] == stage
         ),
         error=run.failures.get(number),
+        unread=tuple(sorted(run.unread.get(number, ()))),
     )
 
 

@@ -85,10 +85,13 @@ class EpochsTrained(Event):
     Attributes:
         epochs: How many, over the trials that train together.
         note: The best metric among those trials, in words; may be empty.
+        seconds_left: How long the run still takes, estimated from planned epochs and measured times; None before that
+            is known.
     """
 
     epochs: int
     note: str = ""
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

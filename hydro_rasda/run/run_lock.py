@@ -45,6 +45,11 @@ def hold(folder: Path) -> FileLock:
     return lock
 
 
+def shows_locks() -> bool:
+    """Whether this system lets processes see each other's locks (Linux): elsewhere no run looks held."""
+    return _LOCKS.exists()
+
+
 def held(folder: Path) -> bool:
     """Whether a process of this machine that the kernel lets us see works on a run (Linux); nothing is locked for it.
 

@@ -25,6 +25,7 @@ from hydro_rasda.run.events import (
 from hydro_rasda.run.events import Stage as Stage
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.store import Store
+from hydro_rasda.run.time_left import TimeLeft
 from hydro_rasda.secret_masking import Place, hide, scrubbed
 from hydro_rasda.trial import Trial
 
@@ -52,6 +53,7 @@ class Run:
         trials: All configurations so far, by number.
         metrics: Of each stage and trial, the journal's lines, one an epoch.
         failures: Of each trial that raised, the traceback.
+        unread: Of each trial, the keys of its configuration that nothing reads (`a.b` where they are nested).
         sources: Of each trial that the sweep may go on with, the name of the checkpoint that holds it; once the sweep
             is done, of the finalists whose full-size training can begin there (`sweep.surrogate=1`).
         checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
@@ -59,6 +61,7 @@ class Run:
         transfer: How far the surrogates' ranking can be trusted, where that was asked for.
         space: What the trials' configurations are drawn from: domains by name, as `tune` was given them.
         hidden: Where configurations have secrets, which nothing that is kept or told shows.
+        time_left: How long the run still takes: stages say what they plan, and what they have trained.
     """
 
     problem: Problem
@@ -67,12 +70,14 @@ class Run:
     trials: dict[int, Trial] = field(default_factory=dict)
     metrics: dict[tuple[Stage, int], list[JournalLine]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    unread: dict[int, frozenset[str]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
     best: dict[int, tuple[int, float]] = field(default_factory=dict)
     transfer: RankComparison | None = None
     space: Mapping[str, Any] = field(default_factory=dict)
     hidden: Collection[Place] = ()
+    time_left: TimeLeft = field(default_factory=TimeLeft)
     _told: set[str] = field(default_factory=set)
 
     @property
@@ -118,6 +123,8 @@ class Run:
                 while known and known[-1]["epoch"] >= line["epoch"]:
                     known.pop()
                 known.append(line)
+            elif line["event"] == "trial":
+                self.unread[line["trial"]] = frozenset(line.get("unread", ()))
             elif line["event"] == "failed":
                 self.failures[line["trial"]] = line["error"]
         return unit
@@ -179,6 +186,7 @@ class Run:
 
     def begin_stage(self, title: str, epochs: int) -> None:
         """Tell that a part of the run begins, which trains so many epochs, over all of its trials."""
+        self.time_left.begin(title, self.store.seconds)
         self.notify(StageBegan, title=title, epochs=epochs)
 
     def end_stage(self) -> None:
@@ -187,7 +195,10 @@ class Run:
 
     def advance(self, epochs: int, note: str = "") -> None:
         """Tell of epochs that were trained just now, before the journal has them."""
-        self.notify(EpochsTrained, epochs=epochs, note=note)
+        seconds = self.store.seconds
+        self.time_left.advance(epochs, seconds)
+        left = self.time_left.left(seconds)
+        self.notify(EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
 
     def can_load(self, key: str) -> bool:
         """Whether a checkpoint is there, as it was written; one that is not is named once, and what follows is said."""

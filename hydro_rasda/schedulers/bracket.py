@@ -84,8 +84,12 @@ class Bracket(SweepRule):
 
     def epochs(self, sweep: SweepState) -> int:
         """Epochs that all trials together are expected to train."""
-        stops = self._halving.milestones
-        return sum(size * (stop - start) for size, (start, stop) in zip(self._sizes(sweep), pairwise((0, *stops))))
+        return sum(size * epochs for size, epochs in self.rungs(sweep))
+
+    def rungs(self, sweep: SweepState) -> list[tuple[int, int]]:
+        """Of each rung, the trials that are expected on it, and how many epochs each of them trains for it."""
+        spans = pairwise((0, *self._halving.milestones))
+        return [(size, stop - start) for size, (start, stop) in zip(self._sizes(sweep), spans)]
 
     def _waiting_at(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
         return self._own(sweep.waiting_at(stop))

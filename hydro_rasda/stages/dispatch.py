@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -74,6 +76,20 @@ class Dispatcher:
         for number in task.members:
             self.remove(number)
         self._devices.start(device, task)
+
+    def foreseen(self, count: float, lanes: int) -> float:
+        """Wall seconds of an epoch of so many trials, of all kinds alike, on cores that each train a group; NaN where
+        that was not measured."""
+        widths = {kind: of for (_, kind), of in self._widths.items()}
+        if not widths.keys() >= {*self.kinds.values()} or self._run.settings.sweep.fusion != "auto":
+            return math.nan
+        one_of = {kind: number for number, kind in self.kinds.items()}
+        seconds = 0.0
+        for kind, size in Counter(self.kinds.values()).items():
+            members = count * size / len(self.kinds)
+            width = min(widths[kind].most, max(1, math.ceil(members / lanes)))
+            seconds += members * self._steps(one_of[kind]) * widths[kind].seconds(width) / width
+        return seconds / lanes
 
     def _task(self, device: int) -> GroupTask:
         run, devices = self._run, self._devices

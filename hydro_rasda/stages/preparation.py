@@ -86,6 +86,7 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
     problem = replace(problem, peak=found.peak, epoch_seconds=found.epoch_seconds)
+    problem = replace(problem, steady_epoch_seconds=found.steady_epoch_seconds)
     return Ready(problem, settings, found.parameters, messages)
 
 
@@ -131,8 +132,8 @@ def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:
     doubtful = doubtful_hyperparameters(tuned(space), ratio)
     if doubtful:
         warn(
-            f"what is best for {', '.join(doubtful)} may not transfer: it regularizes, and a model of {ratio:g} of the "
-            "width overfits less; a wider surrogate (`sweep.surrogate=1/4`) or `sweep.check_transfer=True` makes sure"
+            f"the best {', '.join(doubtful)} at {ratio:g} of the width may not suit the full model, because narrow "
+            "models overfit less. To make sure, set `sweep.check_transfer=True` or a wider `sweep.surrogate=1/4`"
         )
 
 

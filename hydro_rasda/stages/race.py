@@ -30,6 +30,7 @@ from hydro_rasda.run.full_size_stage import (
 )
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
+from hydro_rasda.stages.run_plan import FULL_SIZE, SURROGATES, race_pieces
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
@@ -50,11 +51,15 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
 
 def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
     settings = run.settings
-    stops = settings.race_milestones
+    stops, reached = settings.race_milestones, 0
+    run.time_left.plan(SURROGATES, [])
     left, raised, stopped = list(finalists), Counter[int](), dict[int, list[int]]()
     for stop in stops:
         while left:
-            run.begin_stage("full size", sum(max(0, stop - run.epochs("target", n)) for n in left))
+            epochs = sum(max(0, stop - run.epochs("target", n)) for n in left)
+            plan = race_pieces(run, len(left), epochs, reached, _epochs_trained(run, finalists, reached))
+            run.time_left.plan(FULL_SIZE, plan)
+            run.begin_stage(FULL_SIZE, epochs)
             _train_to(stop, run, left, devices, raised)
             run.end_stage()
             if found_enough(run):
@@ -72,6 +77,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             left = _bring_back(run, finalists, stopped, stop)
         if not left:
             break
+        reached = stop
         if racing > 1 or stop == stops[-1]:
             kept = f"{len(left)} of {racing} go on" if stop < stops[-1] else "done"
             _, score = run.best.get(left[0], (stop, run.score_at("target", left[0], stop)))

@@ -39,6 +39,7 @@ from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.choose_finalists import finalists_in_time, finalists_of_rule
 from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.fusion_groups import find_kinds
+from hydro_rasda.stages.run_plan import SURROGATES, RunPlan
 from hydro_rasda.stages.transfer_check import check_transfer
 from hydro_rasda.stages.unused_keys import Unread, warn_of_unread
 from hydro_rasda.trial import Trial
@@ -85,6 +86,7 @@ class _Sweep:
         self._state = SweepState(settings.mode, settings.max_t, settings.race.top_k, settings.seed)
         self._state.left = settings.num_samples
         self._dispatcher = Dispatcher(run, devices)
+        self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
         self._candidates: deque[Trial] = deque()
         self._unread: Unread = {}
         self._read: set[str] = set()
@@ -116,7 +118,7 @@ class _Sweep:
                     self._record(finished)
 
     def _show(self) -> None:
-        self._run.begin_stage("surrogates", max(0, self._expected() - self._done))
+        self._run.begin_stage(SURROGATES, max(0, self._expected() - self._done))
 
     def _expected(self) -> int:
         return checked_epochs(self._rule, self._rule.epochs(self._state))
@@ -155,6 +157,8 @@ class _Sweep:
                     self._read |= {*paths(run.trials[line["trial"]].config)} - unread.keys()
         # A training function of the user's own may read any key.
         told = run.problem.full_size is None and not derived(run.space)
+        if not told:
+            run.unread.clear()
         if len(run.trials) >= run.settings.num_samples and told:
             warn_of_unread({key: meant for key, meant in self._unread.items() if key not in self._read})
 
@@ -226,6 +230,7 @@ class _Sweep:
         for number, copied in of.items():
             self._search.close(number, run.epochs("surrogate", number), self._state.trials[number].score)
             run.trials[number] = Trial(number, {**trials[copied].config, **copies[number].changes})
+            run.unread[number] = run.unread.get(copied, frozenset())
             config = hide(run.trials[number].config, run.hidden)
             run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
         before = {number: run.sources[number] for number in of if number in run.sources}
@@ -254,6 +259,7 @@ class _Sweep:
         devices, dispatcher = self._devices, self._dispatcher
         while dispatcher and self._may_begin() and devices.idle():
             dispatcher.start_next()
+            self._plan.tell(self._done)
         nothing_trains = not self._state.training and not devices.busy()
         if dispatcher or not devices.idle() or not (self._may_begin() or nothing_trains):
             return False

@@ -15,7 +15,7 @@ from hydro_rasda import SweepConfig, TuneResult
 from hydro_rasda.bubbles import BubbleBackend
 from hydro_rasda.run.events import EpochsTrained, Event
 from tests.hydro_rasda.bubbles.conftest import waiting_hosts
-from tests.hydro_rasda.bubbles.hosts import Host
+from tests.hydro_rasda.bubbles.hosts import Host, running
 
 Quick = Callable[..., TuneResult]
 
@@ -44,10 +44,8 @@ def test_neither_host_nor_sweep_comes_to_another_result(
     alone = quick(name="alone")
     source = tmp_path / "bubbles"
     host = Host(schedule, 2, 10_000, tmp_path / "with", source)
-    try:
+    with running([host]):
         beside = quick(name="beside", backend=BubbleBackend(source, checkpoint_s=0.5))
-    finally:
-        host.enough()
     assert answer(beside) == answer(alone)
     found, expected = host.told(), Host(schedule, 2, 100, tmp_path / "without").told()
     assert len(expected[1]["losses"]) == 100
@@ -68,15 +66,19 @@ def test_a_host_that_is_killed_and_one_of_another_size_lose_nothing(
             hosts.append(Host("GPipe", 3, 10_000, tmp_path / "resized", source))
 
     hosts.append(Host("1F1B", 2, 10_000, tmp_path / "killed", source))
-    try:
+    with running(hosts):
         beside = quick(name="beside", backend=BubbleBackend(source, checkpoint_s=0.5), callbacks=[come_and_go])
-    finally:
-        for host in hosts:
-            host.enough()
     assert len(hosts) == 2
     assert answer(beside) == answer(alone)
     found, expected = hosts[1].told(), Host("GPipe", 3, 50, tmp_path / "without").told()
     assert found[1]["losses"][:50] == expected[1]["losses"]
+
+
+def test_a_rank_that_fails_ends_the_wait_for_it(quick: Quick, tmp_path: Path) -> None:
+    host = Host("no such schedule", 2, 10_000, tmp_path / "with", tmp_path / "bubbles")
+    with pytest.raises(RuntimeError, match="a rank of a host has ended"), running([host]):
+        quick(name="beside", backend=BubbleBackend(tmp_path / "bubbles"))
+    assert all(rank.poll() for rank in host.ranks)
 
 
 def test_a_guest_that_is_killed_comes_back(two_threads: None, quick: Quick, tmp_path: Path) -> None:

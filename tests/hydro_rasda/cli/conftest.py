@@ -19,14 +19,15 @@ def model_fn(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
 
 
-def search(folder: Path, name: str, **arguments: Any) -> str:
+def search(folder: Path, name: str, build: Callable[..., nn.Module] = model_fn, **arguments: Any) -> str:
     """A search of a second: 12 configurations on random data, 9 epochs."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(256, 8, generator=generator), torch.randint(0, 3, (256,), generator=generator)
-    space = {"lr": loguniform(1e-4, 1), "optimizer": choice(["sgd", "adamw"]), "batch_size": choice([32, 64])}
+    domains = {"lr": loguniform(1e-4, 1), "optimizer": choice(["sgd", "adamw"]), "batch_size": choice([32, 64])}
+    space = arguments.pop("space", domains)
     defaults: dict[str, Any] = {"num_samples": 12, "max_t": 9, "race": RaceConfig(top_k=3), "progress": False}
     tune(
-        model_fn,
+        build,
         space,
         train_data=(x, y),
         val_data=(x, y),

@@ -152,4 +152,4 @@ def test_a_run_that_is_held_says_so(past: str, tmp_path: Path, capsys: pytest.Ca
             assert main(["runs", str(tmp_path), "--json"]) == 0
             states.append(json.loads(capsys.readouterr().out)[0]["state"])
     assert main(["runs", str(tmp_path), "--json"]) == 0
-    assert [*states, json.loads(capsys.readouterr().out)[0]["state"]] == ["running", "running", "not finished"]
+    assert [*states, json.loads(capsys.readouterr().out)[0]["state"]] == ["running", "running", "interrupted"]

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from hydro_rasda import load
 from hydro_rasda.cli import main
+from hydro_rasda.results.report import explained
 from tests.hydro_rasda.cli.conftest import model_fn
 
 
@@ -67,4 +68,4 @@ def test_before_any_trial_has_a_score(part: str, capsys: pytest.CaptureFixture[s
     assert captured.err == f"hydro-rasda: no trial of the run in {part} has a score yet\n"
     assert captured.out == ""
     assert main(["show", part]) == 0
-    assert capsys.readouterr().out == "no trial has begun\nnot finished: this is what there is so far\n"
+    assert capsys.readouterr().out == f"no trial has begun\n{explained('interrupted')}; this is what there is so far\n"

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from torch import nn
 
 from hydro_rasda import load
 from hydro_rasda.cli import main
 from hydro_rasda.cli.output import print_table, size
-from tests.hydro_rasda.cli.conftest import search
+from hydro_rasda.results.reading import read_record
+from tests.hydro_rasda.cli.conftest import model_fn, search
 
 
 def test_a_run_is_shown_as_it_ended(past: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +46,7 @@ def test_what_is_not_finished_is_shown_as_such(part: str, capsys: pytest.Capture
     assert main(["show", part]) == 0
     shown = capsys.readouterr().out
     assert "undecided" in shown
-    assert "not finished: this is what there is so far" in shown
+    assert "interrupted, or running elsewhere; repeat the call to resume; this is what there is so far" in shown
 
 
 def test_runs_are_listed_the_last_written_first(
@@ -57,12 +61,13 @@ def test_runs_are_listed_the_last_written_first(
     assert main(["runs", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == ["whole", "part", "strange"]
-    assert [row["state"] for row in rows] == ["finished", "not finished", "not readable"]
+    assert [row["state"] for row in rows] == ["finished", "interrupted", "not readable"]
     result = load(past)
     assert (rows[0]["best"], rows[0]["trials"], rows[0]["written"]) == (result.best_metric, 12, 2e9)
     assert main(["runs", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, told = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["name", "whole", "part", "strange"]
+    assert told == "interrupted, or running elsewhere; repeat the call to resume"
     assert main(["runs", part]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("part ")
 
@@ -70,7 +75,39 @@ def test_runs_are_listed_the_last_written_first(
 def test_a_run_that_its_time_budget_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = search(tmp_path, "short", time_budget_s=1e-3)
     assert main(["show", path]) == 0
-    assert "out of time: this is what there is so far" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "out of time; repeat the call with a larger `time_budget_s` to go on; this is what there is" in shown
+
+
+def test_before_a_full_size_model_has_a_score_the_best_is_that_of_a_surrogate(
+    part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = read_record(part)
+    best = record.trials[record.best_trial].surrogate_metric
+    assert math.isnan(record.best_metric)
+    assert main(["runs", part, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["best"], row["best_stage"]) == (best, "surrogate")
+    assert main(["runs", part]) == 0
+    assert f"{best:.4g} (surrogate)" in capsys.readouterr().out
+
+
+def test_failures_are_counted_and_their_errors_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails_for_sgd(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+        if config["optimizer"] == "sgd":
+            raise ValueError("no sgd today")
+        return model_fn(config, width_ratio)
+
+    path = search(tmp_path, "failing", build=fails_for_sgd, num_samples=6, max_t=3, seed=1)
+    failed = [trial.trial for trial in read_record(path).trials if trial.status == "failed"]
+    assert 1 < len(failed) < 6
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["failed"] == len(failed)
+    assert main(["show", path]) == 0
+    shown = capsys.readouterr().out
+    assert f"of 6 trials, {len(failed)} failed" in shown
+    assert f"failed: trial {failed[0]} and {len(failed) - 1} more: ValueError: `model_fn` failed at" in shown
+    assert shown.count("no sgd today") == 1
 
 
 def test_a_table_is_aligned_and_has_no_ends_of_blanks(capsys: pytest.CaptureFixture[str]) -> None:

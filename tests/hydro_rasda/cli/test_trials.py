@@ -3,14 +3,17 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from hydro_rasda import load
+from hydro_rasda import choice, load, loguniform, uniform
 from hydro_rasda.cli import main
 from hydro_rasda.cli.trials import filtered, sorted_by
+from hydro_rasda.results.reading import read_record
+from tests.hydro_rasda.cli.conftest import search
 
 
 def numbers(capsys: pytest.CaptureFixture[str], past: str, *options: str) -> list[int]:
@@ -61,7 +64,6 @@ ROWS: list[dict[str, Any]] = [
         ("a != x", [0, 2]),
         ("config/a==1", [0]),
         ("a>0.5", [0]),
-        ("a<x", []),
         ("b=true", [1]),
         ("b=null", [0, 2]),
         ('a="x"', [1]),
@@ -81,6 +83,8 @@ def test_numbers_come_before_words_and_what_is_missing_last() -> None:
     ("options", "message"),
     [
         (["--where", "lr"], "`--where` is 'lr', but must be a column, one of < <= > >= = == !=, and a value"),
+        (["--where", "lr<<3"], "`--where` is 'lr<<3', but must be a column, <, and a number"),
+        (["--where", "lr<x"], "`--where` is 'lr<x', but must be a column, <, and a number"),
         (["--where", "rate<1"], "`--where` is 'rate', but must be one of ['trial', 'status',"),
         (["--sort", "rate"], "`--sort` is 'rate', but must be one of ['trial', 'status',"),
         (["--csv", "--json"], "`--csv` is True, but must be left out where --json is given"),
@@ -96,7 +100,27 @@ def test_bad_input(past: str, capsys: pytest.CaptureFixture[str], options: list[
 def test_people_see_what_differs(past: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trials", past, "--where", "optimizer=sgd"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["trial", "status", "surrogate", "epochs", "full", "size", "epochs", "lr", "batch_size"]
+    numbers = ["trial", "status", "surrogate", "epochs", "full", "size", "epochs"]
+    assert lines[0].split() == [*numbers, "lr", "optimizer", "batch_size"]
     assert all(line == line.rstrip() for line in lines)
     assert main(["trials", past, "--where", "lr>10"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_the_columns_do_not_depend_on_how_many_rows_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = {"lr": loguniform(1e-3, 0.1), "optimizer": choice(["sgd", "adamw"]), "momentum": uniform(0.5, 0.9)}
+    path = search(tmp_path, "one", space=space | {"batch_size": 64}, num_samples=6, max_t=3)
+    assert main(["trials", path]) == 0
+    *rows, alike = capsys.readouterr().out.splitlines()
+    assert main(["trials", path, "--limit", "1"]) == 0
+    *first, same = capsys.readouterr().out.splitlines()
+    assert first[0].split() == rows[0].split()
+    assert first[0].split()[-3:] == ["lr", "optimizer", "momentum"]
+    assert alike == same == "in all trials: batch_size=64"
+    for trial in read_record(path).trials:
+        reads = trial.config["optimizer"] == "sgd"
+        assert ("momentum" in trial.used, trial.unread) == (reads, () if reads else ("momentum",))
+        (row,) = (row for row in rows if row.split()[0] == str(trial.trial))
+        assert (f"{trial.config['momentum']:.4g}" in row) == reads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -63,7 +64,7 @@ def test_json_tells_each_change_to_the_end(growing: Growing, past: str, capsys: 
     assert len(told) > 20
     assert all(a != b for a, b in pairwise(told))
     result = load(past)
-    assert {each["state"] for each in told[:-1]} == {"not finished"}
+    assert {each["state"] for each in told[:-1]} == {"interrupted"}
     assert (told[-1]["state"], told[-1]["best"]) == ("finished", result.best_metric)
     reached = [record.surrogate_epochs for record in result.trials]
     counts = {str(stop): sum(epochs >= stop for epochs in reached) for stop in sorted(set(reached))}
@@ -113,7 +114,7 @@ def test_on_a_terminal_the_last_picture_stays(
     watch_run(str(growing.folder), False, growing.clock())
     shown = capsys.readouterr().out
     assert f"waiting for a run in {growing.folder}" in shown
-    assert "no process of this machine works on it" in shown
+    assert "interrupted, or running elsewhere; repeat the call to resume" in shown
     last = shown.rpartition("\x1b[2K")[2]
     assert "run: finished" in last
     assert f"best val_loss {load(past).best_metric:.4g} at full size" in last
@@ -146,6 +147,23 @@ def test_a_running_search_is_only_looked_at(tmp_path: Path, capsys: pytest.Captu
     assert states == {"running"}
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupted_run_ends_it(part: str, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    waited: list[float] = []
+    written = (Path(part) / "journal.jsonl").stat().st_mtime
+    clock = Clock(today=lambda: written + len(waited), sleep=waited.append)
+    assert not watch_run(part, as_json, clock)
+    assert watch.IDLE_SECONDS <= len(waited) <= watch.IDLE_SECONDS + 1  # times of files are rounded
+    told = capsys.readouterr().out
+    if as_json:
+        assert json.loads(told)["state"] == "interrupted"
+    else:
+        assert told.splitlines()[-1].startswith("interrupted, or running elsewhere; repeat the call to resume (")
+    long_ago = Path(part) / "journal.jsonl"
+    os.utime(long_ago, (1e9, 1e9))
+    assert main(["watch", part, *["--json"] * as_json]) == 1
+
+
 def test_ctrl_c_ends_it_without_a_word(
     part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +175,7 @@ def test_ctrl_c_ends_it_without_a_word(
     assert main(["watch", part, "--json"]) == 130
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert json.loads(captured.out)["state"] == "not finished"
+    assert json.loads(captured.out)["state"] == "interrupted"
 
 
 def test_a_folder_of_several_runs(past: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,15 +149,18 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     write_run(tmp_path / "a", num_samples=3)
     command = [sys.executable, "-m", "hydro_rasda.cli", "dashboard", str(tmp_path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:")
-        assert 'href="run/a/"' in get(url.partition("?")[0], url)
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(url.partition("?")[0], timeout=PATIENCE_S)
-        taken = main(["dashboard", str(tmp_path), "--port", url.split(":")[2].partition("/")[0]])
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=PATIENCE_S)
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            assert url.startswith("http://127.0.0.1:")
+            assert 'href="run/a/"' in get(url.partition("?")[0], url)
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(url.partition("?")[0], timeout=PATIENCE_S)
+            taken = main(["dashboard", str(tmp_path), "--port", url.split(":")[2].partition("/")[0]])
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()  # the end of the block waits for it
     assert taken == 2
     assert "Traceback" not in told
 

@@ -19,7 +19,7 @@ from hydro_rasda.cli import main
 from hydro_rasda.page import write_page
 from hydro_rasda.page.call import call_of, domain_of
 from hydro_rasda.page.words import answer
-from hydro_rasda.page.write import page, sections
+from hydro_rasda.page.write import list_page, page, sections
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import as_html
@@ -86,7 +86,10 @@ def test_it_says_what_the_run_found(sorts: Sorts) -> None:
     assert "No trial has a finite score." in Elements(page(sorts["failed"])).text
     assert "<dt>dropout</dt>" in page(record)
     assert "<dt>dropout</dt>" not in page(sorts["failed"])  # no configuration is the best
-    assert "not finished" in Elements(page(sorts["interrupted"])).text
+    told = "interrupted, or running elsewhere; repeat the call to resume"
+    assert told in Elements(page(sorts["interrupted"])).text
+    assert told in Elements(list_page([("a", sorts["interrupted"], 1e9)], Path("runs"))).text
+    assert told not in Elements(list_page([("a", record, 1e9)], Path("runs"))).text
 
 
 def test_figures_cannot_end_their_script(sorts: Sorts) -> None:

@@ -1,18 +1,32 @@
 from __future__ import annotations
 
 import io
+import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from rich.console import Console
 
-from hydro_rasda import TuneResult, loguniform
+from hydro_rasda import TuneResult, loguniform, uniform
+from hydro_rasda.console import show
 from hydro_rasda.results.progress import Progress
-from hydro_rasda.run.events import EpochEnded, EpochsTrained, MessageSaid, RunBegan, StageBegan, StageEnded
+from hydro_rasda.results.report import closing_lines
+from hydro_rasda.run.events import (
+    EpochEnded,
+    EpochsTrained,
+    MessageSaid,
+    RunBegan,
+    RungDecided,
+    StageBegan,
+    StageEnded,
+)
+from tests.hydro_rasda.results.test_report import RECORD
 
 
 def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:
@@ -21,7 +35,7 @@ def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], qui
     assert "surrogates at epoch 1: 2 of 4 go on, best val_loss" in said
     assert "full size at epoch 1: 1 of 2 go on" in said
     assert "full size at epoch 2: done" in said
-    assert "4 of 4 trials, by val_loss (min)" in said
+    assert "4 configurations of 1 structure, which each train as one model, on " in said
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
     assert "going on with the run in" in capsys.readouterr().out
     quick(progress=False, name="silent", space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
@@ -40,6 +54,44 @@ def test_the_best_score_told_is_that_of_the_epoch_that_is_kept(
     assert f"full size at epoch 4: done, best val_loss {result.best_metric:.4g} (trial 0)" in said
 
 
+def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
+    capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]
+) -> None:
+    space = {"lr": loguniform(1e-3, 0.3), "optimizer": "adamw", "momentum": uniform(0.1, 0.9)}
+    with pytest.warns(UserWarning, match="nor the library reads `momentum`"):
+        result = quick(progress=True, space=space, num_samples=4, max_t=2, sweep={"fusion": "auto"})
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert lines[0] == f"Run folder: {result.path}"
+    assert lines[1] == f"Follow it from another terminal: hydro-rasda watch {result.path}"
+    assert lines[2].startswith("4 configurations of 1 structure")
+    assert lines[3] == "First, surrogates of 1/2 of the width train for 4 epochs in all."
+    assert lines[4].startswith("Then the best 2 train at full size, for at most 3 epochs in all. The run takes about ")
+    used = result.trials[result.best_trial].used
+    assert [*used] == ["lr", "optimizer"]
+    settings = " ".join(f"{name}={show(value)}" for name, value in used.items())
+    best, score, cost, following = lines[-4:]
+    assert best == f"Best configuration (trial {result.best_trial}): {settings}"
+    winner = result.trials[result.best_trial]
+    kept = f"at full size after epoch {winner.kept_epoch} of {winner.epochs}"
+    assert score == f"Its val_loss on the validation data is {result.best_metric:.4g}, {kept}."
+    assert cost.startswith("Cost: ")
+    assert "full trainings); 4 epochs of surrogates in" in cost
+    assert following == f"For figures and all trials: hydro-rasda report {result.path}"
+    assert "momentum=" not in shown
+
+
+def test_failures_are_counted_in_the_last_lines() -> None:
+    record = replace(RECORD, trials=(*RECORD.trials, replace(RECORD.trials[0], trial=6, status="failed", error="E: x")))
+    lines = closing_lines(record, "runs/a", 4)
+    assert lines[-2] == "Of 7 trials, 1 failed and 1 diverged; to see why: hydro-rasda show runs/a"
+    assert lines[2].startswith("Cost: 20 s (2.5 full trainings); ")  # 6 epochs of 4, and 8 s of 4 times 2 s
+    unfinished = replace(record, best_metric=math.nan, finished=False)
+    lines = closing_lines(unfinished, "runs/a", 4)
+    assert lines[1].startswith("Its val_loss on the validation data is 0.6, on its surrogate: no full-size model")
+    assert lines[-2] == "The run is out of time; repeat the call with a larger `time_budget_s` to go on."
+
+
 def test_a_message_is_shown_as_it_is() -> None:
     progress = Progress(Console(width=20))
     with progress.console.capture() as captured:
@@ -55,7 +107,9 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -
     for i in range(500):
         if i == 100:
             progress.on_event(MessageSaid(seconds=1100.5, text="7 of 9 go on"))
-        progress.on_event(EpochsTrained(seconds=1001.0 + i, epochs=1, note="val_loss 0.5" if i < 200 else ""))
+        left = 500.0 - i if i < 100 else None
+        note = "val_loss 0.5" if i < 200 else ""
+        progress.on_event(EpochsTrained(seconds=1001.0 + i, epochs=1, note=note, seconds_left=left))
     progress.on_event(StageEnded(seconds=1501.0))
     progress.on_event(EpochsTrained(seconds=9999.0, epochs=1))
     lines = file.getvalue().splitlines()
@@ -63,7 +117,7 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -
         assert lines == ["7 of 9 go on"]
         return
     assert lines[:4] == [
-        "surrogates: 61 of 500 epochs after 17 min 41 s, val_loss 0.5",
+        "surrogates: 61 of 500 epochs after 17 min 41 s, about 7 min 20 s left, val_loss 0.5",
         "7 of 9 go on",
         "surrogates: 161 of 500 epochs after 19 min 21 s, val_loss 0.5",
         "surrogates: 221 of 500 epochs after 20 min 21 s",
@@ -71,19 +125,24 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -
     assert len(lines) == 2 + (500 - 101) // 60
 
 
-def test_no_line_of_a_log_is_broken(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:
+def test_a_log_has_neither_broken_lines_nor_boxes_nor_padding(
+    capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]
+) -> None:
     result = quick(progress=True, num_samples=4, max_t=2)
-    names = " ".join(f"{name}=" for name in result.best_config)
     lines = capsys.readouterr().out.splitlines()
-    assert sum(all(name in line for name in names.split()) for line in lines) == 4
-    assert any("training one more would be expected to gain" in line for line in lines[-2:])
+    names = [f"{name}=" for name in result.trials[result.best_trial].used]
+    assert sum(all(name in line for name in names) for line in lines) == 1
+    assert all(line == line.rstrip() for line in lines)
+    assert not any(set(line) & set("─│━╸") for line in lines)
 
 
 @pytest.mark.parametrize(
     ("mode", "surrogate", "target"),
-    [("min", "0.2 (trial 1)", "0.6 (trial 0)"), ("max", "0.7 (trial 2)", "0.8 (trial 0)")],
+    [("min", (1, 0.2), (0, 0.6)), ("max", (2, 0.7), (0, 0.8))],
 )
-def test_it_tells_the_best_so_far(mode: Literal["min", "max"], surrogate: str, target: str) -> None:
+def test_it_tells_which_trial_leads(
+    mode: Literal["min", "max"], surrogate: tuple[int, float], target: tuple[int, float]
+) -> None:
     file = io.StringIO()
     progress = Progress(Console(file=file, highlight=False))
     progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode=mode, settings={}))
@@ -108,9 +167,44 @@ def test_it_tells_the_best_so_far(mode: Literal["min", "max"], surrogate: str, t
         progress.on_event(EpochsTrained(seconds=at + 70, epochs=1))
         progress.on_event(StageEnded(seconds=at + 70))
     assert file.getvalue().splitlines() == [
-        f"surrogates: 2 of 9 epochs after 1 min 10 s, best val_loss {surrogate}",
-        f"full size: 2 of 9 epochs after 2 min 50 s, best val_loss {target}",
+        "Run folder: run",
+        "Follow it from another terminal: hydro-rasda watch run",
+        "surrogates: 2 of 9 epochs after 1 min 10 s, trial {} leads with val_loss {}".format(*surrogate),
+        "full size: 2 of 9 epochs after 2 min 50 s, trial {} leads with val_loss {}".format(*target),
     ]
+
+
+def test_a_trial_that_was_stopped_leads_no_more() -> None:
+    file = io.StringIO()
+    progress = Progress(Console(file=file, highlight=False))
+    progress.on_event(RunBegan(seconds=0.0, path=Path("run"), metric="val_loss", mode="min", settings={}))
+    progress.on_event(StageBegan(seconds=0.0, title="surrogates", epochs=9))
+    for trial, value in enumerate((0.1, 0.2, 0.3)):
+        metrics = {"train_loss": 1.0, "val_loss": value}
+        progress.on_event(EpochEnded(seconds=0.0, stage="surrogate", trial=trial, epoch=1, metrics=metrics))
+    metrics = {"train_loss": 1.0, "val_loss": 0.5}
+    progress.on_event(EpochEnded(seconds=0.0, stage="surrogate", trial=0, epoch=2, metrics=metrics))
+    progress.on_event(EpochsTrained(seconds=1.0, epochs=1))
+    progress.on_event(EpochsTrained(seconds=62.0, epochs=1))
+    progress.on_event(RungDecided(seconds=63.0, stage="surrogate", epoch=1, candidates=(0, 1, 2), kept=(2,)))
+    progress.on_event(EpochsTrained(seconds=124.0, epochs=1))
+    later, last = file.getvalue().splitlines()[-2:]
+    assert later.endswith("trial 1 leads with val_loss 0.2")
+    assert last.endswith("trial 2 leads with val_loss 0.3")
+
+
+def test_one_bar_goes_on_through_all_stages() -> None:
+    file = io.StringIO()
+    with Progress(Console(file=file, width=80, force_terminal=True, color_system=None)) as progress:
+        for title, begins in (("surrogates", 0), ("full size", 40), ("full size", 80)):
+            progress.on_event(StageBegan(seconds=begins, title=title, epochs=4))
+            for at in range(begins + 10, begins + 41, 10):
+                progress.on_event(EpochsTrained(seconds=at, epochs=1, seconds_left=120.0 - at))
+                progress._bars.refresh()
+            progress.on_event(StageEnded(seconds=begins + 40))
+    shares = [int(found) for found in re.findall(r"(\d+)%", file.getvalue())]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (8, 100)
 
 
 def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best_at_once() -> None:
@@ -123,7 +217,7 @@ def test_in_80_columns_nothing_of_the_bar_is_cut_short_and_it_tells_what_is_best
         progress.on_event(EpochEnded(seconds=1.0, stage="surrogate", trial=100, epoch=1, metrics=metrics))
     bar = file.getvalue().rstrip().rsplit("surrogates", 1)[-1]
     assert "128/384" in bar
-    assert "best val_loss 0.01235" in bar
+    assert "trial 100 leads: 0.01235" in bar
     assert "…" not in bar
 
 

@@ -74,14 +74,15 @@ def test_the_winner_is_first_also_where_it_was_stopped() -> None:
 
 
 def test_a_line_says_how_sure_the_choice_is() -> None:
-    told = "trial 2 is the best of 2 at full size with probability 0.90"
-    assert f"{told}; training one more would be expected to gain at most 0.0125 in val_loss\n" in printed(RECORD)
+    told = "trial 2 won among 2 at full size (confidence 90%)"
+    assert f"{told}; one more full training should lower val_loss by at most 0.0125\n" in printed(RECORD)
+    assert "should raise val_loss by" in printed(replace(RECORD, mode="max"))
     assert f"{told}\n" in printed(replace(RECORD, expected_gain=math.nan))
     doubtful = tuple(replace(each, chance={2: 0.2, 1: 0.8}.get(each.trial, math.nan)) for each in RECORD.trials)
-    other = "trial 1, stopped after epoch 2, may have become better (0.80): a larger `full_trainings` would show\n"
+    other = "trial 1 was stopped after epoch 2 and may have become better (80%): raise `full_trainings` to find out\n"
     assert other in printed(replace(RECORD, trials=doubtful))
     alone = replace(RECORD, trials=tuple(replace(each, chance=math.nan) for each in RECORD.trials[:2]))
-    assert "probability" not in printed(alone)
+    assert "confidence" not in printed(alone)
 
 
 def test_a_line_says_which_weights_the_winner_keeps() -> None:

@@ -324,7 +324,7 @@ def test_the_best_epoch_is_kept_where_asked(
     assert result.best_metric == curves[result.best_trial][0]
     assert result.evaluate(digits[1])["loss"] == result.best_metric
     assert last.evaluate(digits[1])["loss"] == last.best_metric < result.best_metric
-    assert "(1 of 4)" in capsys.readouterr().out
+    assert ", at full size after epoch 1 of 4." in capsys.readouterr().out
     again = quick(**asked, race=race)
     assert (again.trials, again.best_metric) == (result.trials, result.best_metric)
 

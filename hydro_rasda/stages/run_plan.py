@@ -1,0 +1,118 @@
+"""The plan of a run: how much each stage trains and about how long that takes, for the user and for the time left."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+
+from hydro_rasda.contracts import Devices
+from hydro_rasda.run.full_size_stage import race_of
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.time_left import Piece
+from hydro_rasda.schedulers import Bracket, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import checked_epochs
+from hydro_rasda.stages.dispatch import Dispatcher
+from hydro_rasda.stages.transfer_check import CHECKED
+
+SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
+"""What the stages are called."""
+
+_VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
+
+
+class RunPlan:
+    """Made before the first group begins, told once it has begun: by then it is known how to group trials."""
+
+    def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
+        self._run, self._dispatcher = run, dispatcher
+        # Before the first are admitted: later, a sweep cannot tell whether there will be more.
+        self._rungs: list[tuple[float, float]] = [(state.left, checked_epochs(rule, rule.epochs(state)) / state.left)]
+        if isinstance(rule, Bracket):
+            self._rungs = [*rule.rungs(state)]
+        idle = devices.idle()
+        self._machines = Counter(_VERSIONS.sub("", devices.machine(device)) for device in idle)
+        self._cores = run.time_left.lanes = sum(devices.cores(device) for device in idle) or 1
+        self._told = False
+
+    def tell(self, done: int) -> None:
+        """Tell the user, once, what the run is going to train, and foresee how long.
+
+        Args:
+            done: Epochs of surrogates that an earlier process trained.
+        """
+        if self._told:
+            return
+        self._told, run, settings = True, self._run, self._run.settings
+        sweep = [*_without(done, self._sweep_pieces())]
+        race = race_pieces(run, min(settings.race.top_k, self._count))
+        run.time_left.plan(SURROGATES, sweep)
+        run.time_left.plan(FULL_SIZE, race)
+        if settings.sweep.check_transfer:
+            first = next(iter(race), Piece(0, 0.0))
+            run.time_left.plan(CHECK, [Piece(settings.sweep.grace_period * (CHECKED + 1), first.seconds)])
+        run.time_left.begin(SURROGATES, run.store.seconds)
+        for line in self._lines(sum(piece.epochs for piece in sweep), sum(piece.epochs for piece in race)):
+            run.say(line)
+
+    @property
+    def _count(self) -> int:
+        """Configurations: of a grid, more than `num_samples`."""
+        return max(self._run.settings.num_samples, len(self._run.trials))
+
+    def _sweep_pieces(self) -> Iterator[Piece]:
+        more = self._count / self._run.settings.num_samples
+        for size, epochs in self._rungs:
+            yield Piece(more * size * epochs, self._dispatcher.foreseen(more * size, self._cores) / (more * size))
+
+    def _lines(self, swept: float, raced: float) -> Iterator[str]:
+        if not self._run.callbacks:
+            return
+        # What prints takes longer to import than to print.
+        from hydro_rasda.console import duration
+
+        settings, kinds = self._run.settings, len({*self._dispatcher.kinds.values()})
+        where = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in self._machines.items())
+        # A searcher has told only of the first ones yet.
+        known = len(self._run.trials) == self._count
+        of = f" of {kinds} structure{'s' * (kinds != 1)}, which each train as one model" if known else ""
+        yield f"{self._count} configurations{of}{f', on {where}' if where else ''}."
+        ratio = Fraction(settings.sweep.surrogate).limit_denominator(64)
+        width = f"surrogates of {ratio} of the width" if ratio < 1 else "models at full width"
+        yield f"First, {width} train for {swept:.0f} epochs in all."
+        finalists = min(settings.race.top_k, self._count)
+        best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
+        left = self._run.time_left.foreseen()
+        about = f" The run takes about {duration(float(f'{left:.2g}'))}." if left is not None else ""
+        yield f"Then {best} at full size, for at most {raced:.0f} epochs in all.{about}"
+
+
+def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:
+    """Epochs that are left of the race.
+
+    Args:
+        run: The run.
+        finalists: How many train to the next milestone.
+        first: Epochs up to there; None where nobody has trained since `start`.
+        start: The milestone before.
+        trained: Epochs that were trained at full size by then.
+    """
+    rule, found, left = race_of(run), list[Piece](), finalists
+    for stop in run.settings.race_milestones:
+        if stop <= start:
+            continue
+        epochs = left * (stop - start) if found or first is None else first
+        # Fewer models than a CPU has cores have more threads each.
+        lanes = run.time_left.lanes if run.problem.device.type == "cpu" else min(left, run.time_left.lanes)
+        found.append(Piece(epochs, run.problem.steady_epoch_seconds / max(1, lanes)))
+        trained, start = trained + left * (stop - start), stop
+        left = min(left, max(left // rule.reduction_factor, rule.affordable(stop, trained)))
+    return found
+
+
+def _without(done: float, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces less so many epochs, the first ones."""
+    for epochs, seconds in pieces:
+        yield Piece(max(0.0, epochs - done), seconds)
+        done = max(0.0, done - epochs)

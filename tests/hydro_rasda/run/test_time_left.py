@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from hydro_rasda.run.time_left import OVERHEAD, Piece, TimeLeft
+
+
+def planned(sweep: float = 0.1, full: float = 2.0) -> TimeLeft:
+    """100 epochs of surrogates, 20 at full size."""
+    left = TimeLeft()
+    left.plan("surrogates", [Piece(60, sweep), Piece(40, sweep)])
+    left.plan("full size", [Piece(20, full)])
+    left.begin("surrogates", 0.0)
+    return left
+
+
+def test_before_anything_is_measured_it_is_what_was_foreseen() -> None:
+    assert planned().foreseen() == pytest.approx(OVERHEAD * (100 * 0.1 + 20 * 2.0))
+    assert planned(sweep=math.nan).foreseen() is None
+    assert TimeLeft().foreseen() is None
+
+
+def test_what_is_measured_takes_the_place_of_what_was_foreseen() -> None:
+    """Epochs that take four times as long as foreseen, also at full size, as far as is known."""
+    left, at = planned(), 0.0
+    for _ in range(90):
+        left.advance(1, at := at + 0.4)
+    foreseen = left.foreseen()
+    assert foreseen is not None
+    assert 0.9 < foreseen / (10 * 0.4 + 20 * 8.0) <= 1
+    left.advance(10, at := at + 4.0)
+    left.begin("full size", at)
+    for _ in range(19):
+        left.advance(1, at := at + 1.0)
+    foreseen = left.foreseen()
+    assert foreseen is not None
+    assert 1.0 <= foreseen < 2.0
+
+
+def test_without_foreseen_times_measured_ones_tell() -> None:
+    left = planned(sweep=math.nan, full=1.0)
+    left.advance(50, 25.0)
+    assert left.foreseen() == pytest.approx(50 * 0.5 + OVERHEAD * 20)
+
+
+def test_the_estimate_does_not_jump() -> None:
+    """The first full-size epochs turn out to take five times as long."""
+    left, at, shown = planned(), 0.0, []
+    for _ in range(100):
+        left.advance(1, at := at + 0.1)
+        shown.append(left.left(at))
+    left.begin("full size", at)
+    for _ in range(20):
+        left.advance(1, at := at + 10.0)
+        shown.append(left.left(at))
+    assert shown[-1] == pytest.approx(0.0, abs=1.0)
+    steps = [b - a for a, b in pairwise(shown) if a is not None and b is not None]
+    assert max(map(abs, steps[:99])) < 1.5  # a tenth of a second each
+    raw = planned()
+    raw.begin("full size", 0.0)
+    raw.advance(1, 10.0)
+    assert max(map(abs, steps)) < (raw.foreseen() or 0.0)
+
+
+def test_more_epochs_than_planned_leave_nothing() -> None:
+    left = planned()
+    left.plan("full size", [])
+    left.advance(150, 30.0)
+    assert left.foreseen() == 0.0
+    assert left.left(30.0) == 0.0
