@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
 from hydro_rasda.problem import WidthForm
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
+from hydro_rasda.results.recipe_schedule import indented, moves, rates, schedule_text
 from hydro_rasda.secret_masking import HIDDEN
 
 
@@ -64,7 +65,7 @@ def written(recipe: Recipe) -> str:
     parts = [
         _constants(recipe, arguments),
         _train(recipe, arguments),
-        *_schedule(recipe.config),
+        *schedule_text(recipe.config),
         *(PARTS if read(recipe.config, "accumulate") > 1 else []),
         DATA[recipe.data],
         *(ROWS if recipe.data != "loaders" else []),
@@ -153,12 +154,12 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
         *(_AVERAGES if recipe.averaged_from is not None else []),
     ]
     epoch = ['seed_all(derived(SEED, "trial", TRIAL, epoch))', "model.train()"]
-    step = [*_rates(recipe, arguments), *_step(recipe), *_average(recipe)]
-    loop = [*_indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *_indented(step, 2)]
+    step = [*rates(recipe.config, recipe.data, arguments), *_step(recipe), *_average(recipe)]
+    loop = [*indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *indented(step, 2)]
     after = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
     whole = [*before, "for epoch in range(EPOCHS):", *loop, *(after if recipe.averaged_from is not None else [])]
     return "\n".join(
-        [f"def train({', '.join(takes)}):", *_indented([*_docstring(recipe, arguments), *whole, "return model.eval()"])]
+        [f"def train({', '.join(takes)}):", *indented([*_docstring(recipe, arguments), *whole, "return model.eval()"])]
     )
 
 
@@ -232,8 +233,8 @@ def _optimizer(config: Mapping[str, Any], arguments: Mapping[str, str]) -> list[
         )
     if kind in ("adam", "adamw"):
         told.append('fused=device.type in ("cpu", "cuda")')
-    lines += [f"optimizer = {called}(", *_indented(f"{argument}," for argument in ("groups", f"lr={lr!r}", *told)), ")"]
-    return [*lines, *(['base = [group["lr"] for group in optimizer.param_groups]'] if _moves(config) else [])]
+    lines += [f"optimizer = {called}(", *indented(f"{argument}," for argument in ("groups", f"lr={lr!r}", *told)), ")"]
+    return [*lines, *(['base = [group["lr"] for group in optimizer.param_groups]'] if moves(config) else [])]
 
 
 _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}
@@ -254,62 +255,6 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _moves(config: Mapping[str, Any]) -> bool:
-    """Whether the learning rate changes."""
-    return bool(read(config, "schedule") != "constant" or read(config, "warmup_epochs") > 0)
-
-
-def _rates(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
-    if not _moves(recipe.config):
-        return []
-    schedule = f", {arguments['schedule']}" if "schedule" in arguments else ""
-    # Of a loader without a length, only whole epochs are known.
-    passed = "(i / steps if length else 0.0)" if recipe.data == "loaders" else "i / steps"
-    return [
-        "for group, lr in zip(optimizer.param_groups, base):",
-        f'    group["lr"] = lr * lr_factor(epoch + {passed}, steps{schedule})',
-    ]
-
-
-def _schedule(config: Mapping[str, Any]) -> list[str]:
-    """The function of the time by which the learning rate moves; none where it stays."""
-    if not _moves(config):
-        return []
-    schedule, warmup = read(config, "schedule"), read(config, "warmup_epochs")
-    by_epoch = {
-        "constant": "1.0",
-        "cosine": "(1.0 + math.cos(math.pi * int(time) / MAX_T)) / 2.0",
-        "step": "{gamma!r} ** (int(time) // {step_size})",
-        "exponential": "{gamma!r} ** int(time)",
-    }
-    lines = ['"""What the learning rate is multiplied by in the step that begins after `time` epochs of `steps`."""']
-    rise = ""
-    if warmup > 0:
-        lines.append(f"rise = min(1.0, (time + 1 / steps) / {warmup!r})  # warm-up")
-        rise = "rise * "
-    named = isinstance(schedule, str)
-    if named and schedule in by_epoch:
-        keys = {name: read(config, name) for name in ("gamma", "step_size") if is_read(name, config)}
-        lines.append(f"return {rise}{by_epoch[schedule].format(**keys)}")
-    else:
-        lines.append("step, last = round(time * steps), round(MAX_T * steps)")
-        lines += _ONE_CYCLE if schedule == "one_cycle" else []
-        factors = {"linear": "max(0.0, 1 - step / last)", "one_cycle": "factor"}
-        lines.append(f"return {rise}{factors[schedule] if named else 'schedule(step, last)'}")
-    takes = "time, steps" if named else "time, steps, schedule"
-    return ["\n".join([f"def lr_factor({takes}):", *_indented(lines)])]
-
-
-_ONE_CYCLE = [
-    "top, low, end = 0.3 * last - 1, 1 / 25, 1 / 25e4",
-    "if step <= top:",
-    "    factor = 1.0 + (low - 1.0) * (1 + math.cos(math.pi * step / top)) / 2",
-    "else:",
-    "    share = min(1.0, (step - top) / (last - 1 - top))",
-    "    factor = end + (1.0 - end) * (1 + math.cos(math.pi * share)) / 2",
-]
-
-
 def _step(recipe: Recipe) -> list[str]:
     """One step: gradients, clipping, update."""
     config, precision = recipe.config, recipe.settings.precision
@@ -322,13 +267,13 @@ def _step(recipe: Recipe) -> list[str]:
         loss = [f"inputs, target = {batch}", f"loss = loss_fn(model(inputs), target{told})"]
     if precision in ("bf16", "fp16"):
         dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
-        loss = [f"with torch.autocast(device.type, {dtype}):", *_indented(loss), "loss = loss.float()"]
+        loss = [f"with torch.autocast(device.type, {dtype}):", *indented(loss), "loss = loss.float()"]
     summand = "loss * share" if parts else "loss"
     scaled = precision == "fp16"
     backward = f"scaler.scale({summand}).backward()" if scaled else f"{f'({summand})' if parts else 'loss'}.backward()"
     lines = [*loss, backward]
     if parts:
-        lines = [f"for part, share in parts_of(batch, {read(config, 'accumulate')}):", *_indented(lines)]
+        lines = [f"for part, share in parts_of(batch, {read(config, 'accumulate')}):", *indented(lines)]
     max_norm = read(config, "grad_clip")
     if max_norm is not None:
         lines += ["scaler.unscale_(optimizer)"] if scaled else []
@@ -357,8 +302,4 @@ def _average(recipe: Recipe) -> list[str]:
         "    mean.lerp_(tensor.detach().to(mean.dtype), weight)",
     ]
     # The sweep, which trained the epochs before, averages nothing.
-    return [f"if epoch >= {begun}:", *_indented(lines)] if begun else lines
-
-
-def _indented(lines: Iterable[str], by: int = 1) -> list[str]:
-    return [f"{'    ' * by}{line}" if line else line for line in lines]
+    return [f"if epoch >= {begun}:", *indented(lines)] if begun else lines
