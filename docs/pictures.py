@@ -37,10 +37,10 @@ REPORT = {
 
 def rasda_paper(path: Path) -> None:
     """Draw RASDA's experiments in virtual time."""
-    from benchmarks import rasda_paper, rasda_report
+    from benchmarks import rasda_paper, rasda_report, rasda_settings
 
     results = json.loads(path.with_suffix(".json").read_text())
-    assumptions = rasda_paper.Assumptions(**results["assumptions"])
+    assumptions = rasda_settings.Assumptions(**results["assumptions"])
     rasda_report.plot(results, rasda_paper.timeline(assumptions), path)
 
 

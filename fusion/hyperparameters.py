@@ -36,7 +36,7 @@ ADJUSTMENTS = ("match_rms_adamw", "original")
 _UNFIT = ("lbfgs", "rprop", "sparseadam")
 """Optimizers of torch that cannot train here."""
 
-SCHEDULES = ("constant", "cosine", "step", "exponential", "linear", "one_cycle")
+SCHEDULES = ("constant", "cosine", "step", "exponential", "linear", "wsd", "one_cycle")
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ _ADAMS = ("adam", "adamw", "adamax", "nadam", "radam", "muon")
 _finite = _number(lambda value: 0 <= value < math.inf)
 _positive = _number(lambda value: 0 < value < math.inf)
 _fraction = _number(lambda value: 0 <= value < 1)
+_share = _number(lambda value: 0 <= value <= 1)
 _GROUP = "lr."
 _BESIDE_MUON = "lr.adamw"
 _EPOCHS = "a finite number of epochs >= 0"
@@ -142,7 +143,7 @@ KEYS: Mapping[str, Key] = {
     "lr": Key(float, _positive, "a finite number > 0", "optimizer"),
     "momentum": _of_optimizer(float, _fraction, "in [0, 1)", sgd=0.0, rmsprop=0.0, muon=0.95),
     "nesterov": _of_optimizer(bool, _flag, "True or False", sgd=False, muon=True),
-    "dampening": _of_optimizer(float, _number(lambda value: 0 <= value <= 1), "in [0, 1]", sgd=0.0),
+    "dampening": _of_optimizer(float, _share, "in [0, 1]", sgd=0.0),
     "weight_decay": _of_optimizer(
         float, _finite, "a finite number >= 0", **{**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "muon": 0.1}
     ),
@@ -179,6 +180,23 @@ KEYS: Mapping[str, Key] = {
         defaults={"step": 0.1, "exponential": 0.9},
     ),
     "step_size": Key(int, _count, "a number of epochs >= 1", "schedule", under="schedule", defaults={"step": 30}),
+    "decay_start": Key(
+        float,
+        _share,
+        "a share of the training, in [0, 1]",
+        "schedule",
+        under="schedule",
+        defaults={"cosine": 0.0, "linear": 0.0, "wsd": 0.8},
+    ),
+    "floor": Key(
+        float,
+        _share,
+        "a share of the highest learning rate, in [0, 1]",
+        "schedule",
+        under="schedule",
+        defaults={"cosine": 0.0, "linear": 0.0, "wsd": 0.0},
+    ),
+    "warmup": Key(float, _fraction, "a share of the training, in [0, 1)", "schedule", 0.0),
     "warmup_epochs": Key(float, _finite, _EPOCHS, "schedule", 0.0),
     "rescale_warmup_epochs": Key(float, _finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
 }
@@ -301,7 +319,8 @@ def check(config: Mapping[str, Any]) -> None:
     """Check every key that is read in a configuration.
 
     Raises:
-        ValueError: where one breaks its rule, or sgd has `nesterov` without momentum or with dampening.
+        ValueError: where one breaks its rule, sgd has `nesterov` without momentum or with dampening, or a warm-up is
+            given both in epochs and as a share of the training.
     """
     for name in KEYS:
         if name in config and is_read(name, config):
@@ -311,6 +330,8 @@ def check(config: Mapping[str, Any]) -> None:
         momentum, dampening = read(config, "momentum"), read(config, "dampening")
         rule = f"False unless `momentum` is > 0 and `dampening` 0: they are {momentum} and {dampening}"
         require(momentum > 0 and dampening == 0, "nesterov", True, rule)
+    warmup, epochs = read(config, "warmup"), read(config, "warmup_epochs")
+    require(not (warmup and epochs), "warmup", warmup, f"0 beside `warmup_epochs`, which is {epochs}: give one of them")
 
 
 def _plain(value: Any) -> Any:

@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from fusion.checks import check_int, check_mapping, is_number, require
-from fusion.hyperparameters import SCHEDULES, read
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-__all__ = ["SCHEDULES", "lr_factor"]
+from fusion.checks import check_int, check_mapping, is_number, require
+from fusion.hyperparameters import SCHEDULES, check, read
+
+__all__ = ["SCHEDULES", "as_lambda_lr", "lr_factor", "warmup_epochs"]
 
 
 def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_per_epoch: float = 1) -> float:
-    """What to multiply the learning rate with in the step that begins at a point of training.
+    """Return the factor of the learning rate in the step that begins at a point of training.
 
-    With e = floor(epoch), T = max_epochs and w = warmup_epochs, the factor is decay(e) * warm-up(epoch):
+    Let s be that step, from 0, and S the number of all steps. The factor is the decay times the warm-up:
 
-    | `schedule` | decay(e) | as in torch, stepped once an epoch |
+    | `schedule` | decay | as in torch |
     |---|---|---|
     | constant | 1 | |
-    | cosine | (1 + cos(pi e / T)) / 2 | CosineAnnealingLR(T_max=T) |
-    | step | gamma ** (e // step_size) | StepLR |
-    | exponential | gamma ** e | ExponentialLR |
-    | linear | 1 - s / S, step by step | LinearLR(1, 0, total_iters=S), stepped once a step |
-    | one_cycle | up to 1 in 0.3 of all steps, then down, step by step | OneCycleLR(total_steps=S), likewise |
-    | a function f(step, steps) | f(s, S), step by step | LambdaLR, likewise |
+    | linear | 1 - x | LinearLR(1, floor, total_iters), after the steps before `decay_start` |
+    | cosine | (1 + cos(pi x)) / 2 | CosineAnnealingLR(T_max, eta_min), likewise |
+    | wsd | 1 - sqrt(x) | `get_wsd_schedule(decay_type="1-sqrt")` of `transformers` |
+    | one_cycle | up to 1 in 0.3 of all steps, then down | OneCycleLR(total_steps=S) |
+    | a function f(step, steps) | f(s, S) | LambdaLR |
+    | step | gamma ** (floor(epoch) // step_size) | StepLR, stepped once an epoch |
+    | exponential | gamma ** floor(epoch) | ExponentialLR, stepped once an epoch |
 
-    s is the step that begins, from 0, and S the number of all steps. With one_cycle, `lr` is the highest rate; momentum
-    stays as it is.
+    x is the share of the decay that is over: 0 until `decay_start` of all steps, then (s - decay_start S) / (S -
+    decay_start S). These three end at `floor`: with d of the table, the decay is floor + (1 - floor) d. "wsd" has the
+    1-sqrt cooldown of Hägele et al. 2024 (arXiv:2405.18392), by default over the last fifth of the training. With
+    one_cycle, `lr` is the highest rate; momentum stays as it is.
 
-    The warm-up rises in a line, step by step: step i of the n = w * steps_per_epoch that it lasts has the factor
-    (i + 1) / n, as LinearLR(start_factor=1 / n, total_iters=n - 1) has; a first step at 0 would be lost. From T on,
-    cosine stays at 0.
+    The warm-up lasts `warmup` of the training, or `warmup_epochs`. It rises in a line: step i of its n steps has the
+    factor (i + 1) / n, as LinearLR(start_factor=1 / n, total_iters=n - 1) has. A first step at 0 would be lost.
 
     Args:
-        config: The keys `schedule`, `gamma`, `step_size`, `warmup_epochs`, with the defaults of
-            `fusion.hyperparameters`; others are ignored.
+        config: The keys `schedule`, `decay_start`, `floor`, `gamma`, `step_size`, `warmup` and `warmup_epochs`, with
+            the defaults of `fusion.hyperparameters`; others are ignored.
         epoch: Epochs done before the step, >= 0; 2.5 is the middle of the third.
         max_epochs: Epochs in all, >= 1.
         steps_per_epoch: How often an epoch the factor is set, >= 1.
@@ -44,11 +50,13 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     Raises:
         ValueError: for an unknown schedule or a value out of range, such as what a function returns.
 
-    >>> [lr_factor({"schedule": "cosine"}, epoch, 4) for epoch in (0, 2.5, 4)]
+    >>> [lr_factor({"schedule": "cosine"}, epoch, 4) for epoch in (0, 2, 4)]
     [1.0, 0.5, 0.0]
+    >>> [lr_factor({"schedule": "linear", "decay_start": 0.5, "floor": 0.5}, epoch, 4) for epoch in range(5)]
+    [1.0, 1.0, 1.0, 0.75, 0.5]
     >>> lr_factor({"schedule": "step", "gamma": 0.5, "step_size": 2}, 5, 10)
     0.25
-    >>> [lr_factor({"warmup_epochs": 2}, step / 2, 10, steps_per_epoch=2) for step in range(5)]
+    >>> [lr_factor({"warmup": 0.2}, step / 2, 10, steps_per_epoch=2) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
     >>> [lr_factor({"schedule": lambda step, steps: 1 - step / steps}, step / 2, 2, 2) for step in range(4)]
     [1.0, 0.75, 0.5, 0.25]
@@ -57,37 +65,85 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     require(is_number(epoch) and epoch >= 0, "epoch", epoch, "a finite number >= 0")
     check_int("max_epochs", max_epochs, at_least=1)
     require(is_number(steps_per_epoch) and steps_per_epoch >= 1, "steps_per_epoch", steps_per_epoch, ">= 1")
-    warmup = read(config, "warmup_epochs")
+    warmup = warmup_epochs(config, max_epochs)
     rise = min(1.0, (epoch + 1 / steps_per_epoch) / warmup) if warmup > 0 else 1.0
     schedule = read(config, "schedule")
-    if schedule in _DECAYS:
-        return rise * _DECAYS[schedule](config, math.floor(epoch), max_epochs)
-    factor = _BY_STEP.get(schedule, schedule)(round(epoch * steps_per_epoch), round(max_epochs * steps_per_epoch))
+    if schedule in _BY_EPOCH:
+        return rise * _BY_EPOCH[schedule](config, math.floor(epoch))
+    step, steps = round(epoch * steps_per_epoch), round(max_epochs * steps_per_epoch)
+    if schedule in _SHAPES:
+        return rise * _decayed(config, step, steps)
+    factor = _one_cycle(step, steps) if schedule == "one_cycle" else schedule(step, steps)
     require(is_number(factor) and factor >= 0, "schedule(step, steps)", factor, "a finite number >= 0")
     return rise * float(factor)
 
 
-def _constant(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:
+def as_lambda_lr(
+    optimizer: Optimizer, config: Mapping[str, Any], max_epochs: int, steps_per_epoch: int = 1
+) -> LambdaLR:
+    """Make torch's scheduler of a configuration's schedule, to be stepped after each step of the optimizer.
+
+    Args:
+        optimizer: Its learning rates are the highest ones.
+        config: See `lr_factor`, likewise `max_epochs`.
+        steps_per_epoch: Optimizer steps in an epoch, >= 1.
+
+    Raises:
+        ValueError: where the configuration breaks a rule.
+
+    >>> from torch import optim, zeros
+    >>> opt = optim.SGD([zeros(1)], lr=0.1)
+    >>> scheduler = as_lambda_lr(opt, {"schedule": "linear", "decay_start": 0.5}, max_epochs=2, steps_per_epoch=2)
+    >>> for _ in range(4):
+    ...     print(opt.param_groups[0]["lr"])
+    ...     opt.step()
+    ...     scheduler.step()
+    0.1
+    0.1
+    0.1
+    0.05
+    """
+    check_mapping("config", config)
+    check_int("steps_per_epoch", steps_per_epoch, at_least=1)
+    check(config)
+    return LambdaLR(optimizer, partial(_at_step, dict(config), max_epochs, steps_per_epoch))
+
+
+def _at_step(config: Mapping[str, Any], max_epochs: int, steps_per_epoch: int, step: int) -> float:
+    return lr_factor(config, step / steps_per_epoch, max_epochs, steps_per_epoch)
+
+
+def warmup_epochs(config: Mapping[str, Any], max_epochs: int) -> float:
+    """Return how many epochs a configuration's warm-up lasts, in a training of so many.
+
+    >>> warmup_epochs({"warmup": 0.25}, 8), warmup_epochs({"warmup_epochs": 1.5}, 8)
+    (2.0, 1.5)
+    """
+    epochs: float = read(config, "warmup_epochs") or read(config, "warmup") * max_epochs
+    return epochs
+
+
+def _constant(config: Mapping[str, Any], epoch: int) -> float:
     return 1.0
 
 
-def _cosine(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:
-    return (1.0 + math.cos(math.pi * min(epoch, max_epochs) / max_epochs)) / 2.0
-
-
-def _step(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:
+def _step(config: Mapping[str, Any], epoch: int) -> float:
     gamma: float = read(config, "gamma")
     factor: float = gamma ** (epoch // read(config, "step_size"))
     return factor
 
 
-def _exponential(config: Mapping[str, Any], epoch: int, max_epochs: int) -> float:
+def _exponential(config: Mapping[str, Any], epoch: int) -> float:
     gamma: float = read(config, "gamma")
     return gamma**epoch
 
 
-def _linear(step: int, steps: int) -> float:
-    return max(0.0, 1 - step / steps)
+def _decayed(config: Mapping[str, Any], step: int, steps: int) -> float:
+    floor: float = read(config, "floor")
+    start, step = read(config, "decay_start") * steps, min(step, steps)
+    if step <= start:
+        return 1.0
+    return floor + (1 - floor) * _SHAPES[read(config, "schedule")]((step - start) / (steps - start))
 
 
 def _one_cycle(step: int, steps: int) -> float:
@@ -102,10 +158,13 @@ def _annealed(start: float, end: float, share: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
-_DECAYS: dict[str, Callable[[Mapping[str, Any], int, int], float]] = {
+_BY_EPOCH: dict[Any, Callable[[Mapping[str, Any], int], float]] = {
     "constant": _constant,
-    "cosine": _cosine,
     "step": _step,
     "exponential": _exponential,
 }
-_BY_STEP: dict[Any, Callable[[int, int], float]] = {"linear": _linear, "one_cycle": _one_cycle}
+_SHAPES: dict[Any, Callable[[float], float]] = {
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+    "wsd": lambda x: 1 - math.sqrt(x),
+}

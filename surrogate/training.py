@@ -19,7 +19,7 @@ Objective = Callable[[nn.Module, Any], Tensor]
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)
 }
-_ABSENT: dict[str, Any] = {"schedule": "constant", "warmup_epochs": 0, "independent_weight_decay": False}
+_ABSENT: dict[str, Any] = {"schedule": "constant", "warmup": 0, "warmup_epochs": 0, "independent_weight_decay": False}
 """Keys that fused training follows and the loop here does not -> the value that asks for nothing."""
 
 
@@ -75,7 +75,7 @@ def _refuse(config: Mapping[str, Any], *keys: str) -> None:
 
 
 def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """`make_optimizer` for the loops of this package, which know no `schedule` and no `warmup_epochs`.
+    """`make_optimizer` for the loops of this package, which know no `schedule` and no warm-up.
 
     Raises:
         ValueError: where the configuration has one, or as for `make_optimizer`.

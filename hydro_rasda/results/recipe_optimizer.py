@@ -1,15 +1,16 @@
-"""A recipe's optimizer and its learning rate over time, as lines of a plain torch loop."""
+"""A recipe's optimizer, as lines of a plain torch loop."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
 from fusion.optim import Hyperparameters
+from hydro_rasda.results.recipe_schedule import indented, moves
 from hydro_rasda.secret_masking import HIDDEN
 
 
@@ -66,7 +67,7 @@ def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> 
 
 
 def _base_rates(config: Mapping[str, Any]) -> list[str]:
-    return ['base = [group["lr"] for group in optimizer.param_groups]'] if rate_moves(config) else []
+    return ['base = [group["lr"] for group in optimizer.param_groups]'] if moves(config) else []
 
 
 def _muon_lines(config: Mapping[str, Any]) -> list[str]:
@@ -138,52 +139,3 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     if "beta1" in values:
         values["betas"] = values.pop("beta1"), values.pop("beta2")
     return values
-
-
-def rate_moves(config: Mapping[str, Any]) -> bool:
-    """Whether the learning rate changes."""
-    return bool(read(config, "schedule") != "constant" or read(config, "warmup_epochs") > 0)
-
-
-def schedule_function(config: Mapping[str, Any]) -> list[str]:
-    """The function of the time by which the learning rate moves; none where it stays."""
-    if not rate_moves(config):
-        return []
-    schedule, warmup = read(config, "schedule"), read(config, "warmup_epochs")
-    by_epoch = {
-        "constant": "1.0",
-        "cosine": "(1.0 + math.cos(math.pi * int(time) / MAX_T)) / 2.0",
-        "step": "{gamma!r} ** (int(time) // {step_size})",
-        "exponential": "{gamma!r} ** int(time)",
-    }
-    lines = ['"""What the learning rate is multiplied by in the step that begins after `time` epochs of `steps`."""']
-    rise = ""
-    if warmup > 0:
-        lines.append(f"rise = min(1.0, (time + 1 / steps) / {warmup!r})  # warm-up")
-        rise = "rise * "
-    named = isinstance(schedule, str)
-    if named and schedule in by_epoch:
-        keys = {name: read(config, name) for name in ("gamma", "step_size") if is_read(name, config)}
-        lines.append(f"return {rise}{by_epoch[schedule].format(**keys)}")
-    else:
-        lines.append("step, last = round(time * steps), round(MAX_T * steps)")
-        lines += _ONE_CYCLE if schedule == "one_cycle" else []
-        factors = {"linear": "max(0.0, 1 - step / last)", "one_cycle": "factor"}
-        lines.append(f"return {rise}{factors[schedule] if named else 'schedule(step, last)'}")
-    takes = "time, steps" if named else "time, steps, schedule"
-    return ["\n".join([f"def lr_factor({takes}):", *indented(lines)])]
-
-
-_ONE_CYCLE = [
-    "top, low, end = 0.3 * last - 1, 1 / 25, 1 / 25e4",
-    "if step <= top:",
-    "    factor = 1.0 + (low - 1.0) * (1 + math.cos(math.pi * step / top)) / 2",
-    "else:",
-    "    share = min(1.0, (step - top) / (last - 1 - top))",
-    "    factor = end + (1.0 - end) * (1 + math.cos(math.pi * share)) / 2",
-]
-
-
-def indented(lines: Iterable[str], by: int = 1) -> list[str]:
-    """Move lines of code to the right, by so many levels."""
-    return [f"{'    ' * by}{line}" if line else line for line in lines]

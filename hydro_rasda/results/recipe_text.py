@@ -15,8 +15,9 @@ from fusion.hyperparameters import optimizer_name, read
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
 from hydro_rasda.problem import WidthForm
-from hydro_rasda.results.recipe_optimizer import MUON, indented, literal, optimizer_lines, rate_moves, schedule_function
+from hydro_rasda.results.recipe_optimizer import MUON, literal, optimizer_lines
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
+from hydro_rasda.results.recipe_schedule import indented, rates, schedule_text
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def written(recipe: Recipe) -> str:
     parts = [
         _constants(recipe, arguments),
         _train(recipe, arguments),
-        *schedule_function(recipe.config),
+        *schedule_text(recipe.config),
         *([MUON] if optimizer_name(recipe.config) == "muon" else []),
         *(PARTS if read(recipe.config, "accumulate") > 1 else []),
         DATA[recipe.data],
@@ -132,7 +133,7 @@ def _train(recipe: Recipe, arguments: Mapping[str, str]) -> str:
         *(_AVERAGES if recipe.averaged_from is not None else []),
     ]
     epoch = ['seed_all(derived(SEED, "trial", TRIAL, epoch))', "model.train()"]
-    step = [*_rates(recipe, arguments), *_step(recipe), *_average(recipe)]
+    step = [*rates(recipe.config, recipe.data, arguments), *_step(recipe), *_average(recipe)]
     loop = [*indented(epoch), f"    for i, batch in enumerate({BATCHES[recipe.data]}):", *indented(step, 2)]
     after = ["for tensor, mean in zip(tensors, means):", "    tensor.data.copy_(mean)"]
     whole = [*before, "for epoch in range(EPOCHS):", *loop, *(after if recipe.averaged_from is not None else [])]
@@ -182,18 +183,6 @@ def _model(recipe: Recipe) -> str:
 
 
 _TF32 = {"tf32": ["torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True"]}
-
-
-def _rates(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
-    if not rate_moves(recipe.config):
-        return []
-    schedule = f", {arguments['schedule']}" if "schedule" in arguments else ""
-    # Of a loader without a length, only whole epochs are known.
-    passed = "(i / steps if length else 0.0)" if recipe.data == "loaders" else "i / steps"
-    return [
-        "for group, lr in zip(optimizer.param_groups, base):",
-        f'    group["lr"] = lr * lr_factor(epoch + {passed}, steps{schedule})',
-    ]
 
 
 def _step(recipe: Recipe) -> list[str]:

@@ -57,6 +57,9 @@ def test_a_configuration_is_checked_where_it_is_read() -> None:
         match="`schedule` is 'poly', but must be one of constant, cosine, step, exponential",
     ):
         check({"schedule": "poly", "gamma": 1})
+    check({"warmup": 0.1, "warmup_epochs": 0})
+    with pytest.raises(ValueError, match=r"`warmup` is 0\.1, but must be 0 beside `warmup_epochs`, which is 2"):
+        check({"warmup": 0.1, "warmup_epochs": 2})
 
 
 def _named(text: str, first: str, last: str) -> set[str]:
@@ -65,5 +68,5 @@ def _named(text: str, first: str, last: str) -> set[str]:
 
 def test_the_pages_name_every_key() -> None:
     guide = (Path(fusion.__file__).parents[1] / "docs" / "guides" / "space.md").read_text(encoding="utf-8")
-    assert _named(guide, "The library itself reads", "; `fusion/hyperparameters.py`") == set(KEYS)
+    assert _named(guide, "| `lr` |", "All keys reach") == set(KEYS)
     assert "`fusion.hyperparameters` lists all keys" in " ".join((inspect.getdoc(tune) or "").split())

@@ -78,7 +78,8 @@ def test_the_default_decay_is_multiplied_like_a_given_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("schedule", "cosine"), ("warmup_epochs", 2), ("independent_weight_decay", True)]
+    ("key", "value"),
+    [("schedule", "cosine"), ("warmup", 0.1), ("warmup_epochs", 2), ("independent_weight_decay", True)],
 )
 def test_what_the_loop_does_not_follow_is_refused(key: str, value: Any) -> None:
     model = make_surrogate(mlp, {}, 1.0)

@@ -75,7 +75,7 @@ class TrainerObjective:
         decaying = set(Trainer.get_decay_parameter_names(None, model))
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         spared = {name: 0.0 for name in trained if name not in decaying}
-        own = {**config, "schedule": schedule, "warmup_epochs": 0.0}
+        own = {**config, "schedule": schedule, "warmup": 0.0, "warmup_epochs": 0.0}
         return OptimizerSettings(own, weight_decay_factors=spared)
 
 

@@ -83,7 +83,14 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     ),
     "warm-up, linear, clipping, dropout": (
         mlp,
-        {**ADAMW, "schedule": "linear", "warmup_epochs": 1.5, "grad_clip": 0.5, "dropout": 0.2, "beta1": 0.8},
+        {
+            **ADAMW,
+            "schedule": "linear",
+            "warmup_epochs": 1.5,
+            "grad_clip": 0.5,
+            "dropout": 0.2,
+            "floor": 0.1,
+        },
         {"race": RaceConfig(ema=0.1)},
     ),
     "last weights": (
@@ -103,6 +110,11 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     ),
     "muon": (mlp, {**ADAMW, "optimizer": "muon", "lr.adamw": 0.003, "schedule": "cosine", "beta2": 0.95}, {}),
     "independent decay": (mlp, {**ADAMW, "independent_weight_decay": True, "weight_decay": 1e-4}, {}),
+    "shares of the training": (
+        mlp,
+        {**SGD, "schedule": "wsd", "decay_start": choice([0.3, 0.6]), "floor": 0.05, "warmup": 0.2},
+        {},
+    ),
     "bfloat16": (mlp, {**ADAMW, "schedule": "one_cycle"}, {"precision": "bf16"}),
     "float16": (mlp, {**SGD, "momentum": 0.9, "grad_clip": 1.0}, {"precision": "fp16"}),
 }
