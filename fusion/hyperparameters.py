@@ -207,6 +207,24 @@ arXiv:2502.16982).
 """
 
 
+ALIASES: Mapping[str, str] = {
+    "learning_rate": "lr",
+    "opt": "optimizer",
+    "optim": "optimizer",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "clip": "grad_clip",
+    "gradient_clip_val": "grad_clip",
+    "max_grad_norm": "grad_clip",
+    "gradient_accumulation_steps": "accumulate",
+    "lr_scheduler": "schedule",
+    "lr_scheduler_type": "schedule",
+    "scheduler": "schedule",
+    "warmup_ratio": "warmup",
+}
+"""Names that other libraries and scripts have for keys of the table."""
+
+
 def is_read(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a key of the table is read in a configuration; otherwise it is the user's own, whatever it holds.
 

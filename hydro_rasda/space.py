@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.hyperparameters import KEYS, check, is_group, read
+from fusion.hyperparameters import ALIASES, KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
@@ -103,7 +103,9 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
         ValueError: where `lr` is missing, batches are to be taken in parts that cannot be, or see
             `fusion.hyperparameters.check`.
     """
-    require("lr" in config, "space", sorted(config), "a space with the key 'lr', the learning rate")
+    alias = next((key for key in config if ALIASES.get(key) == "lr"), None)
+    rule = "a space with the key 'lr', the learning rate" + (f": rename {alias!r}" if alias else "")
+    require("lr" in config, "space", sorted(config), rule)
     try:
         check(config)
         if strategy == "fsdp":

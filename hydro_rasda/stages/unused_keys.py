@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fusion.hyperparameters import KEYS, is_group, is_read, own_arguments
+from fusion.hyperparameters import ALIASES, KEYS, is_group, is_read, own_arguments
 from fusion.warn import warn
 from hydro_rasda.config_access import Notes, paths
 from hydro_rasda.problem import Problem
@@ -40,7 +40,7 @@ def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
     ours = own_arguments(config).keys() | {name for name in KEYS if is_read(name, config)}
     left = [path for path in unread if not (is_group(path) or path in ours)]
     known = (notes.asked | KEYS.keys()) - set(paths(config)) if left else ()
-    return {path: _closest(path, known) for path in left}
+    return {path: ALIASES[path] if ALIASES.get(path) in known else _closest(path, known) for path in left}
 
 
 def warn_of_unread(unread: Unread) -> None:

@@ -315,6 +315,8 @@ def test_a_sampled_configuration_is_checked_too() -> None:
     check_config({"lr": 0.1, "anything": object()})
     with pytest.raises(ValueError, match="a space with the key 'lr'"):
         check_config({"momentum": 0.9})
+    with pytest.raises(ValueError, match="the learning rate: rename 'learning_rate'"):
+        check_config({"learning_rate": 0.9})
     with pytest.raises(ValueError, match="in which `lr` is -1, but must be a finite number > 0"):
         check_config({"lr": -1})
     with pytest.raises(ValueError, match=r"`momentum` is 1.0, but must be in \[0, 1\)"):
