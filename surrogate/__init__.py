@@ -11,10 +11,10 @@ from surrogate.build import SurrogatePlan, make_surrogate, plan_surrogate
 from surrogate.checks import PlanMismatch
 from surrogate.coordinates import coordinate_check
 from surrogate.multipliers import lr_multipliers, weight_decay_multipliers
-from surrogate.ranking import compare_rankings
 from surrogate.shrink import shrink
 from surrogate.shrink_plan import ShrinkPlan, plan_shrink
 from surrogate.transfer import plain_score_fn, transfer_check
+from surrogate.transfer_verdict import compare_rankings
 from surrogate.transferability import doubtful_hyperparameters
 
 __distribution__ = "hydro-rasda"  # which tells it from other packages of this name
@@ -36,7 +36,7 @@ __all__ = [
     "weight_decay_multipliers",
 ]
 
-_MOVED = {"CoordinateCheck": "coordinates", "RankComparison": "ranking", "TransferCheck": "transfer"}
+_MOVED = {"CoordinateCheck": "coordinates", "RankComparison": "transfer_verdict", "TransferCheck": "transfer"}
 
 if not TYPE_CHECKING:  # so that type checkers know which names there are
 

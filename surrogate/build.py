@@ -15,10 +15,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from surrogate.attention import find_logit_scales, head_sizes, scale_logits
 from surrogate.checks import PlanMismatch, check_flag, check_width_ratio, require
-from surrogate.initial import corrections, measured_corrections, rescale, zero_modules
-from surrogate.laws import initial_laws
+from surrogate.init_distributions import initial_laws
+from surrogate.init_scale import corrections, measured_corrections, rescale, zero_modules
 from surrogate.multipliers import width_plan
-from surrogate.outputs import check_outputs
+from surrogate.output_sizes import check_outputs
 from surrogate.readouts import find_readouts, scale_readouts
 from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, compare_shapes, refuse_single_units, shapes_of
 
@@ -56,7 +56,7 @@ def make_surrogate(
     """Build a narrow model that ranks hyperparameters like the wide one.
 
     The wide one, the target, is `model_fn(config, 1.0)`. It is built without memory for its parameters where its
-    constructor allows that (see `surrogate.laws`). Random numbers come from torch's global generator.
+    constructor allows that (see `surrogate.init_distributions`). Random numbers come from torch's global generator.
 
     Train the result with `lr_multipliers` and `weight_decay_multipliers`; train the target as usual.
 

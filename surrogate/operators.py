@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from surrogate.outputs import Shape, run_for_shapes
+from surrogate.output_sizes import Shape, run_for_shapes
 
 
 def run_for_operators(module: nn.Module, example_input: Any) -> tuple[dict[str, Shape], str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from surrogate.outputs import Shape
+from surrogate.output_sizes import Shape
 from surrogate.slices import take_part
 
 AttributeKey = tuple[str, str]

@@ -9,7 +9,7 @@ from torch import nn
 
 from surrogate.build import mark_as_target
 from surrogate.checks import check_flag, check_width_ratio, require
-from surrogate.initial import zero_modules
+from surrogate.init_scale import zero_modules
 from surrogate.multipliers import width_plan
 from surrogate.shrink_plan import (
     ShrinkPlan,

@@ -15,7 +15,7 @@ from surrogate.build import parametrize
 from surrogate.checks import PlanMismatch, check_width_ratio, require
 from surrogate.configs import narrow_by_config
 from surrogate.operators import run_for_operators
-from surrogate.outputs import record_calls, run_for_shapes
+from surrogate.output_sizes import record_calls, run_for_shapes
 from surrogate.resize import NarrowSizes, resize, size_of
 from surrogate.slices import fill_from_target
 from surrogate.widths import ParamWidth, Shape, compare_shapes, refuse_single_units, shapes_of

@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
-from surrogate.outputs import call_model, record_calls
+from surrogate.output_sizes import call_model, record_calls
 from surrogate.resize import AttributeKey
 
 _SIZES_OF_TORCH_LAYERS = {"embed_dim", "kdim", "vdim", "num_heads", "head_dim", "hidden_size", "proj_size"}

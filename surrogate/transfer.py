@@ -10,8 +10,8 @@ import torch
 
 from surrogate.build import ModelFn, make_surrogate
 from surrogate.checks import check_function, check_int, check_list, check_width_ratio, require
-from surrogate.ranking import Mode, RankComparison, check_comparison, compare_rankings
 from surrogate.training import Objective, evaluate, train
+from surrogate.transfer_verdict import Mode, RankComparison, check_comparison, compare_rankings
 
 Config = Mapping[str, Any]
 ScoreFn = Callable[[Sequence[Config], float], Sequence[float]]

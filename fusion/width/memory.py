@@ -14,6 +14,8 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_HEAP_BLOCK = 32 * 2**20
+# How much of the free memory training may use: the rest is for what other code allocates meanwhile.
+_SHARE_OF_FREE_MEMORY = 0.9
 
 
 @dataclass
@@ -75,6 +77,12 @@ def available_memory(device: torch.device) -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     known = [_kilobytes("/proc/meminfo", "MemAvailable"), *map(_left_of, _cgroups())]
     return min((left for left in known if left is not None), default=None)
+
+
+def usable_memory(device: torch.device) -> int | None:
+    """Bytes that training may take; None where the system does not tell."""
+    free = available_memory(device)
+    return None if free is None else int(_SHARE_OF_FREE_MEMORY * free)
 
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")

@@ -24,7 +24,7 @@ from fusion.model import FusedModel
 from fusion.optim import FusedOptimizer, fused_optimizer
 from fusion.optim.make import member
 from fusion.tensors import copied
-from fusion.width.memory import available_memory, objects_so_far_set_aside, peak_memory
+from fusion.width.memory import objects_so_far_set_aside, peak_memory, usable_memory
 from fusion.width.microbatch import backward, can_be_split, split
 from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, memory_line, next_width
 
@@ -35,8 +35,6 @@ Step = Callable[[], None]
 _WARM_UP_STEPS = 2
 _WARM_UP_STEPS_OF_GRAPHS = 4
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
-# How much of the free memory a plan may use: the rest is for what other code allocates meanwhile.
-_SHARE_OF_FREE_MEMORY = 0.9
 
 
 def plan_fusion(
@@ -191,12 +189,6 @@ class _Trials:
             update.step()
 
         return fused, update, learn
-
-
-def usable_memory(device: torch.device, groups: int = 1) -> int | None:
-    """Bytes that each of `groups` may take that train beside each other; None where the system does not tell."""
-    free = available_memory(device)
-    return None if free is None else int(_SHARE_OF_FREE_MEMORY * free / groups)
 
 
 def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone: Step, peak_1: int) -> FusionPlan:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hydro_rasda.data.batches import Batches, Data
-from hydro_rasda.data.datasets import DatasetBatches
-from hydro_rasda.data.loaders import LoaderBatches
+from hydro_rasda.data.dataset_loading import DatasetBatches
 from hydro_rasda.data.tensors import TensorBatches
+from hydro_rasda.data.user_loaders import LoaderBatches
 
 
 def make_batches(

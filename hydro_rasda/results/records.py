@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from surrogate.ranking import RankComparison
+    from surrogate.transfer_verdict import RankComparison
 
 Status = Literal["finished", "stopped", "undecided", "not begun", "diverged", "failed"]
 

@@ -1,7 +1,4 @@
-"""What a run is: its settings, its code and its data as short digests, the same in every process.
-
-Data count by their content, of which very large ones are sampled.
-"""
+"""What a run is: its settings, its code and its data as short digests, the same in every process."""
 
 from __future__ import annotations
 
@@ -9,25 +6,19 @@ import contextlib
 import inspect
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import Data
 from hydro_rasda.problem import Problem
-from hydro_rasda.run.fingerprint import Content, content, digest, spread_indices, unchanged
+from hydro_rasda.run.data_fingerprint import data_digest
+from hydro_rasda.run.fingerprint import Content, content, digest, unchanged
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe
-
-ITEMS = 32
-"""Examples of a data set that are read, at even distances."""
 
 
 class Identity:
@@ -102,37 +93,6 @@ def environment() -> dict[str, Any]:
     # Counted without CUDA, which would not outlive a fork.
     gpus = torch.cuda.device_count()
     return {**packages, "system": platform.platform(terse=True), "cores": os.cpu_count(), "gpus": gpus}
-
-
-def data_digest(data: Data, batch_size: int) -> str:
-    """Digest of a user's data: tensors by their bytes, a data set by some of its examples, a loader by its first batch.
-
-    What is read differently twice from the same seed does not count.
-
-    Args:
-        data: In any form that `tune` takes.
-        batch_size: What a function that makes loaders is asked for.
-    """
-    if isinstance(data, (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
-        return digest(content(tuple(data)))
-    read: Callable[[], Any]
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        length = len(data)
-        own, read = content((type(data), length)), lambda: [data[i] for i in spread_indices(length, ITEMS)]
-    else:
-        assert callable(data)
-        make_loader: Callable[[int], Iterable[Any]] = data
-        own, read = content(data), lambda: next(iter(make_loader(batch_size)), None)
-    with preserved_generators():
-        once, again = (content(_seeded(read)) for _ in range(2))
-    if isinstance(data, FunctionType):
-        own = unchanged(own, content(data))
-    return digest({**{f"own{path}": words for path, words in own.items()}, **unchanged(once, again)})
-
-
-def _seeded(read: Callable[[], Any]) -> Any:
-    seed_generators(0)
-    return read()
 
 
 def parameters(made: object) -> Content:

@@ -26,18 +26,16 @@ from hydro_rasda.run.events import Stage as Stage
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.store import Store
 from hydro_rasda.run.time_left import TimeLeft
+from hydro_rasda.run.time_budget import seconds_left
 from hydro_rasda.secret_masking import Place, hide, scrubbed
 from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:  # brings torch along, which who reads a journal need not wait for
     from hydro_rasda.problem import Problem
-    from surrogate.ranking import RankComparison
+    from surrogate.transfer_verdict import RankComparison
 
 FINALISTS = "surrogate/finalists"
 """Key of the decision that ends the sweep."""
-
-SWEEP_SHARE = 0.5
-"""Of a time budget, what the sweep may spend; the rest trains the finalists."""
 
 _PLACE = ("event", "stage", "trial", "epoch")
 
@@ -261,16 +259,8 @@ class Run:
         return self.seconds_left(stage) <= 0
 
     def seconds_left(self, stage: Stage) -> float:
-        """What a stage has left of the time budget, interrupted sessions included; infinite without one.
-
-        The sweep's share counts what the sweep took: full-size training does not eat it up, so that the same call with
-        more time goes on with the sweep, too.
-        """
-        budget = self.settings.time_budget_s
-        if budget is None:
-            return math.inf
-        left = budget - self.store.seconds
-        return left if stage == "target" else min(left, SWEEP_SHARE * budget - self.store.swept)
+        """What a stage has left of the time budget, interrupted sessions included; infinite without one."""
+        return seconds_left(self.settings.time_budget_s, stage, self.store.seconds, self.store.swept)
 
     def end_by_time(self, stage: Stage) -> None:
         """Put down that a stage's time is spent, so that the same call finds it spent, and trains nothing more."""

@@ -17,7 +17,7 @@ from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 
 if TYPE_CHECKING:
-    from surrogate.ranking import RankComparison
+    from surrogate.transfer_verdict import RankComparison
 
 FEWEST = 4
 """Fewer trials cannot be compared."""

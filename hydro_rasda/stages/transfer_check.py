@@ -13,7 +13,7 @@ from hydro_rasda.run.state import Run, shortened
 from hydro_rasda.run.transfer_stage import FEWEST, check_keys, choose_checked, compare_checked
 from hydro_rasda.schedulers import rank
 from hydro_rasda.seeds import next_seed
-from surrogate.ranking import RankComparison
+from surrogate.transfer_verdict import RankComparison
 
 CHECKED = 6
 """Configurations that are tried at full size, spread evenly over the surrogates' ranking."""

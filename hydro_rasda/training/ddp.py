@@ -10,8 +10,8 @@ from hydro_rasda.contracts import Span
 from hydro_rasda.data import Shard
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.large_batch import Rule
 from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs
+from hydro_rasda.training.lr_rescaling import Rule
 from hydro_rasda.training.report_keys import EPOCH_SECONDS
 from hydro_rasda.training.worker import Worker
 from hydro_rasda.trial import Trial

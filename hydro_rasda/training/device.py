@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fusion.width import keep_freed_memory
-from fusion.width.probe import usable_memory
+from fusion.width.memory import usable_memory
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
@@ -29,7 +29,7 @@ from hydro_rasda.run.events import Stage
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import train_full_size_trial
 from hydro_rasda.training.fused import Load, joined, train_group
-from hydro_rasda.training.planning import machine, planned_widths
+from hydro_rasda.training.group_widths import machine, planned_widths
 from hydro_rasda.trial import Trial
 
 

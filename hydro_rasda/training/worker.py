@@ -18,7 +18,7 @@ from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.data import MOST_EXAMPLES, Shard
 from hydro_rasda.training.batch_statistics import average_statistics
 from hydro_rasda.training.gradient_noise import GradientNoise
-from hydro_rasda.training.large_batch import RescaledLR, Rule
+from hydro_rasda.training.lr_rescaling import RescaledLR, Rule
 from hydro_rasda.training.report_keys import NOISE_SCALE, SCALING_EFFICIENCY
 from hydro_rasda.training.step_times import StepTimes
 

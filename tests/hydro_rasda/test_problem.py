@@ -19,7 +19,7 @@ from hydro_rasda.objective import Objective, supervised
 from hydro_rasda.problem import Problem, check_width_argument, width_form
 from hydro_rasda.trial import Trial
 from surrogate import shrink
-from surrogate.laws import initial_laws
+from surrogate.init_distributions import initial_laws
 from surrogate.multipliers import width_plan
 from tests.hydro_rasda.models import Config, fixed_mlp, mlp
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from surrogate import make_surrogate, shrink
 from surrogate.configs import narrow_config
 from surrogate.multipliers import width_plan
-from surrogate.outputs import output_shapes
+from surrogate.output_sizes import output_shapes
 from surrogate.widths import shapes_of
 
 TOKENS = torch.randint(100, (2, 8))

@@ -7,7 +7,7 @@ from hydro_rasda.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from hydro_rasda.backends.ray.report_journal import JournalEntry as JournalEntry
     from hydro_rasda.backends.ray.report_journal import read_journal as read_journal
-    from hydro_rasda.training.large_batch import RescaledLR as RescaledLR
-    from hydro_rasda.training.large_batch import lr_factor as lr_factor
+    from hydro_rasda.training.lr_rescaling import RescaledLR as RescaledLR
+    from hydro_rasda.training.lr_rescaling import lr_factor as lr_factor
 else:
     __all__, __getattr__, __dir__ = lazy_exports(__name__)

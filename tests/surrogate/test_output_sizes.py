@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from surrogate.outputs import call_model, check_outputs, output_shapes
+from surrogate.output_sizes import call_model, check_outputs, output_shapes
 
 
 def test_shapes_of_nested_outputs() -> None:

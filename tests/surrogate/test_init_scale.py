@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from surrogate import make_surrogate
-from surrogate.initial import _MOST_BUILDS, _measure
+from surrogate.init_scale import _MOST_BUILDS, _measure
 from tests.surrogate.models import ZOO, mlp, transformer
 
 

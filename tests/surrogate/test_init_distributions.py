@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from surrogate.laws import Law, initial_laws
+from surrogate.init_distributions import Law, initial_laws
 
 
 def laws_of(build: Callable[[], nn.Module]) -> dict[str, Law]:

@@ -2,8 +2,8 @@
 
 muP relative to the target: a hidden weight's standard deviation is the target's / sqrt(width_mult); every other
 parameter's is the target's. How large the model's own initializer makes both is read off its constructor
-(`surrogate.laws`), or measured where that does not tell it. What is not random stays as it was made, but for a constant
-outside of hidden weights: it gets the target's value, should that depend on the width.
+(`surrogate.init_distributions`), or measured where that does not tell it. What is not random stays as it was made, but
+for a constant outside of hidden weights: it gets the target's value, should that depend on the width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from surrogate.laws import Law
+from surrogate.init_distributions import Law
 from surrogate.widths import ParamWidth
 
 _ENOUGH = 4096

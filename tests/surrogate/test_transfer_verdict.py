@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from surrogate import compare_rankings
-from surrogate.ranking import spearman
+from surrogate.transfer_verdict import spearman
 
 
 @pytest.mark.parametrize("seed", range(5))

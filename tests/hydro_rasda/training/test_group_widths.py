@@ -28,8 +28,8 @@ from hydro_rasda.contracts import Widths
 from hydro_rasda.problem import Problem
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import WEEKS, cache_folder, remember
-from hydro_rasda.training import planning, surrogate_probe
-from hydro_rasda.training.planning import planned_widths, recall, widths_from
+from hydro_rasda.training import group_widths, surrogate_probe
+from hydro_rasda.training.group_widths import planned_widths, recall, widths_from
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 
@@ -73,7 +73,7 @@ def test_another_machine_or_other_code_is_measured_anew(
 ) -> None:
     planned_widths(problem, {"kind": trials(2)})
     refuse_to_measure(monkeypatch)
-    monkeypatch.setattr(planning, what, lambda: "another")
+    monkeypatch.setattr(group_widths, what, lambda: "another")
     with pytest.raises(Measured):
         planned_widths(problem, {"kind": trials(2)})
 
@@ -86,7 +86,7 @@ def refuse_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*arguments: Any) -> None:
         raise Measured
 
-    monkeypatch.setattr(planning, "measure_widths", measure)
+    monkeypatch.setattr(group_widths, "measure_widths", measure)
 
 
 def entry() -> Path:
@@ -168,7 +168,7 @@ def test_what_cannot_be_kept_is_measured_again_and_said_once(
 WRITE = """
 import sys
 from hydro_rasda.run.cache import remember
-from hydro_rasda.training.planning import recall
+from hydro_rasda.training.group_widths import recall
 for i in range(20):
     remember("one", {"width": 1, "throughput": {"1": 1.0}, "obstacle": "x" * 5000, "fixed": 0, "each": 1})
     remember(f"{sys.argv[1]}-{i}", {"width": 1, "throughput": {"1": 1.0}, "obstacle": "", "fixed": 0, "each": 1})
@@ -341,11 +341,11 @@ def test_compiling_is_tried_where_groups_train_for_long(problem: Problem, monkey
         return Compiled(3.0, 20.0, 0.1)
 
     monkeypatch.setattr(surrogate_probe, "compiled_speedup", measured)
-    monkeypatch.setattr(planning, "best_width", lambda *of: 4)
+    monkeypatch.setattr(group_widths, "best_width", lambda *of: 4)
     monkeypatch.setattr(probe, "best_width", lambda *of: 4)
     asked = {"kind": trials(8)}
     assert planned_widths(problem, asked)["kind"].compiled == 1.0
-    monkeypatch.setattr(planning, "COMPILED_FROM", 1e-9)
+    monkeypatch.setattr(group_widths, "COMPILED_FROM", 1e-9)
     for _ in range(2):
         widths = planned_widths(problem, asked)["kind"]
         assert (widths.compiled, widths.compile_seconds) == (3.0, 20.0)

@@ -8,7 +8,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fusion import lr_factor as schedule_factor
 from hydro_rasda import RaceConfig
-from hydro_rasda.training.large_batch import RescaledLR, lr_factor
+from hydro_rasda.training.lr_rescaling import RescaledLR, lr_factor
 
 
 def parameter() -> list[nn.Parameter]:

@@ -25,8 +25,8 @@ from fusion import FusionWarning
 from fusion.hyperparameters import OWN, optimizer_name, read
 from fusion.optim import OPTIMIZERS
 from fusion.warn import warn
+from fusion.width.memory import usable_memory
 from fusion.width.plan import best_width
-from fusion.width.probe import usable_memory
 from hydro_rasda.contracts import Widths
 from hydro_rasda.data import outline
 from hydro_rasda.problem import Problem

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hydro_rasda.data import Shard, make_batches
-from hydro_rasda.data.datasets import MOST_WORKERS, default_workers
+from hydro_rasda.data.dataset_loading import MOST_WORKERS, default_workers
 
 N = 24
 CPU = torch.device("cpu")

@@ -1,0 +1,30 @@
+"""How a run's time budget is shared between its stages."""
+
+from __future__ import annotations
+
+import math
+
+from hydro_rasda.run.events import Stage
+
+SWEEP_SHARE = 0.5
+"""Of a time budget, what the sweep may spend; the rest trains the finalists."""
+
+
+def seconds_left(budget: float | None, stage: Stage, seconds: float, swept: float) -> float:
+    """Say what a stage may still take; infinite without a budget.
+
+    The sweep's share counts what the sweep took: full-size training does not eat it up, so that the same call with more
+    time goes on with the sweep, too.
+
+    Args:
+        budget: In seconds; None for none.
+        seconds: That the run has taken so far.
+        swept: Of these, the sweep's.
+
+    >>> seconds_left(100.0, "surrogate", 80.0, 10.0), seconds_left(100.0, "surrogate", 10.0, 10.0)
+    (20.0, 40.0)
+    """
+    if budget is None:
+        return math.inf
+    left = budget - seconds
+    return left if stage == "target" else min(left, SWEEP_SHARE * budget - swept)
