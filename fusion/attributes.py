@@ -69,9 +69,6 @@ def put_back(module: nn.Module, before: Snapshot) -> None:
 def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Place]) -> None:
     """Refuse modules of which a counter or the like has come to differ; floats may, and so may the mode.
 
-    Args:
-        but: Places that may differ.
-
     Raises:
         ValueError: naming the attribute and both values.
     """

@@ -15,9 +15,6 @@ _shown.maxstring = _shown.maxother = 200
 def require(holds: bool, name: str, value: object, rule: str) -> None:
     """Refuse an argument that breaks its rule.
 
-    Raises:
-        ValueError: where `holds` is false.
-
     >>> require(0.5 >= 1, "steps_per_epoch", 0.5, ">= 1")
     Traceback (most recent call last):
     ValueError: `steps_per_epoch` is 0.5, but must be >= 1
@@ -42,29 +39,17 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_int(name: str, value: object, at_least: int) -> None:
-    """Refuse what is no integer of `at_least` or more.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is no integer of `at_least` or more."""
     require(is_int(value) and value >= at_least, name, value, f"an integer >= {at_least}")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is neither True nor False."""
     require(isinstance(value, bool), name, value, "True or False")
 
 
 def check_function(name: str, value: object, arguments: int | None = None) -> None:
-    """Refuse what cannot be called, or, where it says so, not with so many arguments.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what cannot be called, or, where it says so, not with so many arguments."""
     holds = callable(value) and not isinstance(value, type)
     if holds and arguments is not None:
         try:
@@ -77,11 +62,7 @@ def check_function(name: str, value: object, arguments: int | None = None) -> No
 
 
 def check_mapping(name: str, value: object, *keys: str) -> None:
-    """Refuse what is no mapping of texts to values, or lacks one of `keys`.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is no mapping of texts to values, or lacks one of `keys`."""
     mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     require(mapping and all(key in value for key in keys), name, value, f"a mapping with {keys or 'names as keys'}")  # type: ignore[operator]
 
@@ -90,12 +71,8 @@ def check_each(name: str, values: Sequence[Any], kind: type, count: int | None =
     """Refuse what is no list, or another sequence, of objects of one class.
 
     Args:
-        name: Of the argument.
         values: What it was given; only a list or a tuple is looked into.
         count: How many there must be; None: one or more.
-
-    Raises:
-        ValueError: where `values` is something else.
     """
     listed = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     require(listed, name, values, f"a list of objects of the class {kind.__name__}")

@@ -26,7 +26,6 @@ class Block(NamedTuple):
     """What is in one [K, N].
 
     Attributes:
-        dtype: Its type.
         alone: Whose rows they are, where a tensor has rows of its own.
     """
 

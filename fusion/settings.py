@@ -80,7 +80,6 @@ class PlainFloats(TorchFunctionMode):
     Args:
         scalars: The settings, as they are inside.
         values: For each of them, its K values.
-        streams: The members'.
     """
 
     def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]], streams: Streams) -> None:

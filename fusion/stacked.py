@@ -39,7 +39,6 @@ class StackedTensors(nn.Module):
 
     Attributes:
         own: The tensors that each member has its own of, [K, ...] each.
-        common: Those that all members have in common.
         changes: How often tensors were put in the place of others.
     """
 

@@ -64,11 +64,7 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def check_int(name: str, value: object, at_least: int, optional: bool = False, at_most: float = math.inf) -> None:
-    """Refuse what is no integer from `at_least` to `at_most`; where it is `optional`, None will do.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is no integer from `at_least` to `at_most`; where it is `optional`, None will do."""
     holds = (optional and value is None) or (is_int(value) and at_least <= value <= at_most)
     bound = f">= {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
     require(holds, name, value, f"{'None or ' if optional else ''}an integer {bound}")
@@ -85,11 +81,7 @@ def check_number(name: str, value: object, above: float | None = None) -> None:
 
 
 def check_is(name: str, value: object, kind: type, several: bool = False) -> None:
-    """Refuse what is no object of a class, or, of `several`, no list or tuple of them.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is no object of a class, or, of `several`, no list or tuple of them."""
     if several:
         require(isinstance(value, list | tuple), name, value, f"a list of {kind.__name__}s")
         assert isinstance(value, list | tuple)
@@ -100,49 +92,29 @@ def check_is(name: str, value: object, kind: type, several: bool = False) -> Non
 
 
 def check_path(name: str, value: object) -> None:
-    """Refuse what is no path.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is no path."""
     holds = isinstance(value, str | PathLike) and isinstance(os.fspath(value), str) and "\0" not in str(value)
     require(holds and len(str(value)) < 4096, name, value, "a path")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is neither True nor False."""
     require(isinstance(value, bool), name, value, "True or False")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse what is none of some words.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is none of some words."""
     require(isinstance(value, str) and value in choices, name, value, f"one of {tuple(choices)}")
 
 
 def check_text(name: str, value: object, optional: bool = False) -> None:
-    """Refuse what is no text, or an empty one; where it is `optional`, None will do.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is no text, or an empty one; where it is `optional`, None will do."""
     holds = (optional and value is None) or (isinstance(value, str) and bool(value))
     require(holds, name, value, f"{'None or ' if optional else ''}a text")
 
 
 def check_function(name: str, value: object, *counts: int, rule: str, or_class: bool = False) -> None:
-    """Refuse what cannot be called with so many arguments, or with so many others; and classes, unless they will do.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what cannot be called with so many arguments, or with so many others; and classes, unless they will do."""
     holds = callable(value) and (or_class or not isinstance(value, type))
     try:
         signature = inspect.signature(value)  # type: ignore[arg-type]
@@ -184,11 +156,7 @@ def check_folder(name: str, value: object) -> Path:
 
 
 def check_name(name: str, value: object) -> None:
-    """Refuse what cannot be the name of a folder.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what cannot be the name of a folder."""
     holds = is_text(value) and value not in ("", ".", "..") and not {"/", os.sep} & {*value}
     require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name")
 

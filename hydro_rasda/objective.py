@@ -115,7 +115,6 @@ class Written:
     """An objective of (model, batch), made of a user's, with the weight of its loss.
 
     Attributes:
-        objective: The user's.
         configured: Whether it also takes the configuration.
         checked: Whether to warn where the weight cannot be known.
     """

@@ -24,10 +24,6 @@ class Autocast:
 
     What it returns is in float32, so that means and losses are summed there. bfloat16 has float32's range; of float16,
     whoever trains has to scale the losses (`fusion.LossScale`).
-
-    Attributes:
-        objective: The user's.
-        dtype: What it computes in.
     """
 
     objective: Objective

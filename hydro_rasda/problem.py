@@ -55,7 +55,6 @@ class Problem:
     Attributes:
         model_fn: `model_fn(config)` or `model_fn(config, width_ratio)`.
         objective: What one model does with one batch.
-        train_data: Batches to train on.
         val_data: Batches to compare trials on.
         settings: What `tune` was asked for in numbers and words: the surrogates' width, the metric, the seed, ...
         example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
@@ -123,7 +122,6 @@ class Problem:
         """The model that stands in for it in the sweep, likewise.
 
         Args:
-            trial: The configuration.
             checked: Whether to run it on the example input, to see that its output has the target's shape.
         """
         width = self.settings.sweep.surrogate

@@ -35,10 +35,6 @@ _PARTS = {"sweep": "SweepConfig", "race": "RaceConfig"}
 def new_spelling(old: Mapping[str, object], backend: object = None) -> str:
     """Write old arguments of `tune` in their new form.
 
-    Args:
-        old: Values by old name.
-        backend: The call's `backend`.
-
     >>> new_spelling({"surrogate": 0.5, "top_k": 2, "full_size": None, "device": "cpu"})
     "sweep=SweepConfig(surrogate=0.5), race=RaceConfig(top_k=2, train=None), backend=LocalBackend(device='cpu')"
     """

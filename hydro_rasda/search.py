@@ -48,7 +48,6 @@ class RandomSearch:
     """All configurations at once, sampled from one seed.
 
     Args:
-        space: What to sample.
         num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
         first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
         strategy: See `check_config`.

@@ -96,7 +96,6 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
     """Check one sampled configuration (what `sample_from` or a searcher returns is known only now).
 
     Args:
-        config: What was sampled.
         strategy: As of `check_space`.
 
     Raises:
@@ -121,8 +120,6 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
     As in Ray Tune, a space with `grid_search` yields its whole grid `num_samples` times.
 
     Args:
-        space: The search space.
-        num_samples: How many times to sample.
         seed: Seeds the domains and, for `sample_from`, the global generators of Python, NumPy and torch.
 
     Returns:

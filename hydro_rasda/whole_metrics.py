@@ -60,10 +60,7 @@ def of_members(
     """The metrics of a whole data set, by name, for each of K members.
 
     Args:
-        metrics: The user's.
-        collected: Of that data set.
         losses: Mean loss of each member; the metrics of one that is not finite are NaN.
-        names: Of the metrics.
 
     Raises:
         ValueError: where `metrics` returns something else than numbers of these names.

@@ -32,7 +32,6 @@ class SurrogatePlan:
     """What `make_surrogate` finds out about a model function, as plain values.
 
     Attributes:
-        width_ratio: The width ratio that was asked for.
         params: Parameter name -> its widths.
         factors: Parameter name -> what its initial values are multiplied by.
         target_heads: Module name -> size of an attention head in the target.
@@ -163,8 +162,6 @@ def parametrize(
 
     Args:
         module: The narrow model; its weights stay as they are.
-        width_ratio: The width ratio that was asked for.
-        params: Parameter name -> its widths.
         target_heads: Module name -> size of an attention head in the target.
         rounded: What did not divide and was rounded, one line each.
     """

@@ -16,11 +16,7 @@ class PlanMismatch(ValueError):
 
 
 def require(holds: bool, argument: str, value: object, rule: str) -> None:
-    """Refuse an argument that breaks its rule; long values are cut in the message.
-
-    Raises:
-        ValueError: where `holds` is false.
-    """
+    """Refuse an argument that breaks its rule; long values are cut in the message."""
     if not holds:
         raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
 
@@ -41,31 +37,19 @@ def check_width_ratio(width_ratio: float, argument: str = "width_ratio") -> None
 
 
 def check_int(argument: str, value: object, at_least: int, at_most: float = math.inf) -> None:
-    """Refuse what is no integer in a range.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is no integer in a range."""
     holds = isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
     bound = f">= {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
     require(holds, argument, value, f"an integer {bound}")
 
 
 def check_flag(argument: str, value: object) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is neither True nor False."""
     require(isinstance(value, bool), argument, value, "True or False")
 
 
 def check_list(argument: str, value: object, kind: Any, least: int = 1) -> None:
-    """Refuse what is no list or tuple of objects of a class, or too short.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what is no list or tuple of objects of a class, or too short."""
     require(isinstance(value, list | tuple), argument, value, "a list")
     assert isinstance(value, list | tuple)
     require(len(value) >= least, f"len({argument})", len(value), f">= {least}")
@@ -74,11 +58,7 @@ def check_list(argument: str, value: object, kind: Any, least: int = 1) -> None:
 
 
 def check_function(argument: str, value: object, arguments: int) -> None:
-    """Refuse what cannot be called with so many arguments.
-
-    Raises:
-        ValueError: where `value` is something else.
-    """
+    """Refuse what cannot be called with so many arguments."""
     holds = callable(value) and not isinstance(value, type)
     try:
         inspect.signature(value).bind(*range(arguments))  # type: ignore[arg-type]

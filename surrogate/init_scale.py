@@ -28,7 +28,6 @@ def corrections(
     """What to multiply each parameter of a freshly initialized surrogate by, as far as laws tell it.
 
     Args:
-        params: The surrogate's widths relative to the target.
         narrow: Parameter name -> the law of its initial weights in the surrogate.
 
     Returns:
@@ -54,9 +53,7 @@ def measured_corrections(
     """The same for parameters whose laws do not tell it, from a few models of either width.
 
     Args:
-        params: The surrogate's widths relative to the target.
         names: Which parameters to measure; where there are none, no model is built.
-        build_narrow: Makes a surrogate.
     """
     if not names:
         return {}

@@ -48,7 +48,6 @@ def run_for_shapes(
     CPU.
 
     Args:
-        example_input: One batch, as for `call_model`.
         during: Entered while the copy runs.
     """
     own = copy.deepcopy(module)
@@ -71,11 +70,6 @@ def record_calls(module: nn.Module, running: list[str]) -> list[RemovableHandle]
 
 def check_outputs(narrow: nn.Module, other: nn.Module, example_input: Any) -> None:
     """Refuse a model whose output grows with its width.
-
-    Args:
-        narrow: The model at one width.
-        other: The model at another width.
-        example_input: One batch, as for `call_model`.
 
     Raises:
         ValueError: where the model fails on the batch, or an output's size differs between the widths.

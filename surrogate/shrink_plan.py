@@ -26,7 +26,6 @@ class ShrinkPlan:
     """How to make modules of one structure narrower, as plain values.
 
     Attributes:
-        width_ratio: The width ratio that was asked for.
         target: Parameter or buffer name -> its shape in the module.
         sizes: What the module is copied at; None where it is built again from its `transformers` configuration.
         operators: A digest of the operators that the narrow model calls (see `surrogate.operators`).

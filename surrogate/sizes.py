@@ -33,7 +33,6 @@ def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]
     their size stays, so a width is rounded up to whole heads.
 
     Args:
-        trace: From `trace_sizes`.
         width_ratio: In (0, 1].
 
     Raises:
@@ -68,8 +67,6 @@ def refuse_scores(trace: SizeTrace, values: Mapping[sympy.Symbol, int], lists: C
     A width that one layer writes is read by another, or two layers write it and what they write is multiplied.
 
     Args:
-        trace: The sizes.
-        values: The narrow ones.
         lists: How many modules lists of the model hold.
 
     Raises:

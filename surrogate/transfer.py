@@ -23,7 +23,6 @@ class TransferCheck:
     """What was trained, and how the widths agree.
 
     Attributes:
-        configs: The configurations.
         narrow_width_ratio: Width ratio of the surrogate in question.
         wide_width_ratio: The one that it is compared with.
         narrow: Scores at the first, in the order of `configs`.

@@ -61,7 +61,6 @@ class WidthPlan:
     """Everything that makes a module a surrogate, as plain values.
 
     Attributes:
-        width_ratio: The width ratio that was asked for.
         params: Parameter name -> its widths, for every name of `named_parameters()`.
         readouts: Module name -> multiplier of that module's input, 1 / width_mult.
         attention: Module name -> multiplier of that module's attention logits, where the head size changed.

@@ -95,7 +95,6 @@ class _Tape(TorchDispatchMode):
     """What a step calls.
 
     Attributes:
-        calls: In order.
         found: By place, the memory that it reads or writes and did not make.
     """
 

@@ -48,9 +48,6 @@ class _Form:
         leaves: Form of each tensor, and what else is in them.
         inputs: Where each batch is copied to; the recording reads them there.
         trace: Of the last step that was run as it is written, if any was looked at.
-        compared: Whether it was like the one before.
-        replay: Runs the recording.
-        result: What that writes its results to.
     """
 
     spec: Any

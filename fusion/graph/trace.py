@@ -24,7 +24,6 @@ class Trace(TorchDispatchMode):
     where, compared with the step before, it takes another number or a tensor that lies elsewhere.
 
     Args:
-        device: Where the step computes.
         before: The trace of the step before, on a batch of the same form in the same place.
 
     Attributes:

@@ -29,8 +29,6 @@ class Slot:
     """One member's part of one parameter, with what its update takes.
 
     Attributes:
-        p: The parameter.
-        g: Its gradient.
         moments: No tensor, one (SGD) or two (Adam).
         lr: Learning rate, the multiplier and the schedule's factor included.
         decay: Weight decay, the multiplier included.
@@ -63,7 +61,6 @@ def update(hp: Hyperparameters, slots: Sequence[Slot], factor: float) -> None:
 
     Args:
         hp: Its hyperparameters; learning rate and weight decay are taken from the slots.
-        slots: Its parameters.
         factor: The schedule's factor, by which alone an independent weight decay goes.
     """
     alike: dict[tuple[float, float, float], list[Slot]] = {}

@@ -58,11 +58,7 @@ class Run:
         self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
 
     def constants(self, decay_RG: Tensor) -> Coefficients:
-        """The coefficients of the update rule that stay as they are, [R, 1] or [R, G] each, None if unused.
-
-        Args:
-            decay_RG: Weight decays.
-        """
+        """The coefficients of the update rule that stay as they are, [R, 1] or [R, G] each, None if unused."""
         v = self.vectors
         if self.adaptive:
             return {

@@ -45,7 +45,6 @@ class Segment:
 
     Attributes:
         start: Their first column of [K, N].
-        names: Theirs, in order.
         sizes: Elements of each.
     """
 
@@ -66,7 +65,6 @@ def segments(
     """Split parameters into segments, each at most as large as a block unless it is one parameter.
 
     Args:
-        layout: All parameters.
         steps: For those to update, what is equal where as many steps have been taken.
         multipliers: For each, what is equal where multipliers are: large ones are apart from others.
     """

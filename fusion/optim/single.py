@@ -144,10 +144,6 @@ def torch_optimizer(
 def check_multipliers(name: str, multipliers: object, known: Collection[str]) -> None:
     """Refuse multipliers that are not by optimizer and parameter, or are no finite numbers >= 0.
 
-    Args:
-        name: Of the argument.
-        known: Names of parameters.
-
     Raises:
         ValueError: where they are something else.
     """

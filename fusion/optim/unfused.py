@@ -17,7 +17,6 @@ class Apart:
     """One member's optimizer, on views of its part of the stacked parameters.
 
     Args:
-        views: Its part of each parameter, by name.
         lr: Multipliers of learning rates, by name.
         decay: Likewise, of weight decays.
     """
@@ -34,7 +33,6 @@ class Apart:
 
         Args:
             views: Where its part of each parameter lies now.
-            gradients: Of those that have one.
             factor: The schedule's, of the learning rates.
         """
         moved = {p.device for p in self._parameters.values()} != {view.device for view in views.values()}

@@ -21,10 +21,8 @@ class Tile:
     """What an update of the members of a run does with the parameters of a segment.
 
     Args:
-        segment: The parameters.
         lr_RP: Their learning rates without the schedule's factor, on the CPU.
         decay_RP: Their weight decays, likewise.
-        device: Where the parameters are.
     """
 
     def __init__(self, run: Run, segment: Segment, lr_RP: Tensor, decay_RP: Tensor, device: torch.device) -> None:

@@ -22,8 +22,6 @@ def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_sc
     """The rule that calls an operator K times, each time drawing from one member's stream, and stacks the results.
 
     Args:
-        function: The operator.
-        streams: The members'.
         plain_scalars: Whether it needs a number wherever it is given a tensor without dimensions. Floats of the modules
             always become numbers.
     """

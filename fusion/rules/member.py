@@ -56,7 +56,6 @@ def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws
     """Run a rule below `vmap`; `NotImplemented` where it declines.
 
     Args:
-        args: The operator's.
         draws: Whether members get results of their own though no argument has a K axis; else it declines there.
     """
     vmap = innermost_vmap()

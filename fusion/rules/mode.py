@@ -21,9 +21,6 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     arguments, and transforms nested in one another (`vmap` of `grad`) run as torch runs them. What draws random numbers
     draws each member's from its own stream; what is not known to draw raises under `vmap(randomness="error")`.
 
-    Args:
-        streams: The members'.
-
     Example:
         >>> import torch
         >>> weight_KOI, x_NI = torch.randn(3, 5, 4), torch.randn(2, 4)

@@ -26,7 +26,6 @@ def unrolled(
 
     Args:
         cell: What it does in a step.
-        x_KTNI: Its input.
         state: The initial state, each [K, N, H].
         weights: Of the input [K, G*H, I] and of the state [K, G*H, H or P], then their biases [K, G*H].
         projection_KHP: What the output is multiplied by.

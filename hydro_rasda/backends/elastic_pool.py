@@ -29,8 +29,6 @@ class _Ranks:
     """A full-size trial in training.
 
     Attributes:
-        devices: Each rank's.
-        meeting: Where they find each other.
         endings: By rank, what it gave, or what ended its process.
         lost: Whether a machine has ended, and with it one of them.
     """
@@ -225,10 +223,6 @@ class DoublingPool(DevicePool):
 
 def nearest(nodes: Mapping[int, str], count: int) -> list[int]:
     """So many devices, on as few nodes as may be, and of the nodes with as few idle ones as will do.
-
-    Args:
-        nodes: Of each idle device.
-        count: At most as many as there are.
 
     >>> nodes = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
     >>> nearest(nodes, 1), nearest(nodes, 2), nearest(nodes, 4)

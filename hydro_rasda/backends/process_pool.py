@@ -184,11 +184,7 @@ class _Process:
 
 
 def serve(handle: int, parent: int) -> None:
-    """Train what is asked for, in a process of a device; ends with the process that asks.
-
-    Args:
-        handle: Of the connection to it.
-    """
+    """Train what is asked for, in a process of a device; ends with the process that asks."""
     if sys.platform == "linux":
         depend_on(parent)
     connection = Connection(handle)

@@ -43,7 +43,6 @@ class _Piece:
 
     Attributes:
         work: What it is a part of.
-        task: The part.
     """
 
     work: GroupWork | TargetWork
@@ -66,7 +65,6 @@ class BubbleDevices:
     """Gives guests what there is to train, a group or a full-size model each, and takes it back where they leave.
 
     Args:
-        problem: What all of them are sent.
         groups: How many groups or full-size models train at the same time.
         checkpoint_s: After so long, one leaves a checkpoint.
     """

@@ -23,7 +23,6 @@ class GroupWork:
 
     Attributes:
         method: Of `GuestTrainer`, that trains a piece.
-        task: The unit.
         threads: Of torch, that it trains on.
         outcome: What is over of it.
         saved: Checkpoints of it that nobody needs once it is recorded.

@@ -30,7 +30,6 @@ class Rendezvous:
     """Where a sweep's guests come in, each in a thread of its own.
 
     Args:
-        source: The folder.
         come_in: Called with each guest's connection, in its thread.
 
     Raises:

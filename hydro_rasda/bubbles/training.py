@@ -36,7 +36,6 @@ def train(connection: Connection, page: Page, device: str, preempt: bool, more: 
     """Train what a sweep sends, until it is over.
 
     Args:
-        page: What the host says.
         preempt: Whether the host stops this process; otherwise it stops itself, between quanta.
         more: Waits for the next that the tuner says; False where there is nothing to wait for.
     """

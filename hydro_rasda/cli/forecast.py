@@ -30,7 +30,6 @@ def print_forecasts(
         metric: See `read_past_run`.
         mode: Likewise.
         within: The deadline, a number and its unit.
-        as_json: Print JSON.
 
     Raises:
         ValueError: where an option is out of range, or does not fit the past run.

@@ -173,7 +173,6 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
     """The server as an ASGI application.
 
     Args:
-        folder: See `serve`.
         token: What the first request must bring, as `?token=`; a cookie keeps it.
         host: Where it will listen; on this machine alone, it answers to no other name (DNS rebinding).
         port: Where it will listen: browsers send the cookies of a machine to all of its ports.

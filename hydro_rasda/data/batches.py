@@ -56,7 +56,6 @@ class Batches(Protocol):
         Args:
             batch_size: Examples of a batch, over all ranks.
             epoch: Which shuffled epoch, to train on; None for all examples once, for evaluation.
-            shard: Which rank of how many.
         """
         ...
 
@@ -89,7 +88,6 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
     """A batch, or any nesting of tensors, with all of them on a device.
 
     Args:
-        batch: What is moved.
         wait: Whether the copies are there when this returns: what was copied to the CPU can then be read at once.
         always: Whether to copy also what is on the device already.
     """

@@ -25,7 +25,6 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
     range of those before.
 
     Args:
-        batches: The data.
         argument: Its name, for messages.
 
     Yields:

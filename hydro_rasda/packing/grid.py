@@ -35,7 +35,6 @@ class Grid:
     """All jobs of a run.
 
     Args:
-        store: The run's folder, opened.
         tasks: All that are asked for. The first must be those that the run has so far; more may follow them.
         retry_failed: Whether what failed before waits again.
 

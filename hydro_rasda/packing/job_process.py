@@ -31,7 +31,6 @@ class Process:
     """A job that was started, and all processes that it starts.
 
     Args:
-        grid: Says where its files are.
         expected: Bytes that it is given.
         shared: Environment by which it shares the device.
 

@@ -40,9 +40,6 @@ class Packer:
         listed: Says which devices there are now.
         policy: Says which jobs share one; None: `FastestTogether`, by what they were measured to slow each other.
         mps: Whether jobs share GPUs through NVIDIA's Multi-Process Service, where it can be started.
-
-    Attributes:
-        running: By name, what runs.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class Progress:
 
     Args:
         records: By name, as they stand whenever something is shown.
-        console: To show them on.
         silent: Whether to show nothing.
     """
 

@@ -22,11 +22,7 @@ _NAMES = {
 
 
 def call_of(asked: Mapping[str, Any]) -> str:
-    """The call as Python; what JSON has no form for is there by its name.
-
-    Args:
-        asked: A run's `run.json`.
-    """
+    """The call as Python; what JSON has no form for is there by its name."""
     digests = asked.get("digests", {})
     own, sweep, race = recorded(asked)
     made = {"rule": asked.get("sweep_rule"), "searcher": asked.get("searcher")}

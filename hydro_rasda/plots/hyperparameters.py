@@ -75,7 +75,6 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
 
     Args:
         x: A hyperparameter; None: `x` and `y` are the two most important.
-        y: Another.
     """
     found = [name for name in (x, y) if name is not None]
     if len(found) < 2:

@@ -106,7 +106,6 @@ def score_axis(values: Iterable[float], mode: Mode, title: str, shown: float = 0
     Args:
         values: The scores; those that are not finite do not count.
         mode: "min" or "max".
-        title: The axis'.
         shown: The share of them, the best, that lies well within.
     """
     finite = sorted(value for value in values if math.isfinite(value))

@@ -152,7 +152,6 @@ def map_forked(pieces: Sequence[Callable[[], Any]], children: int, pace: HangDet
     """Do pieces of work on one thread each, so many at the same time; with 0, in this process.
 
     Args:
-        children: How many at the same time.
         pace: As of `imap_forked`.
 
     Returns:

@@ -30,9 +30,6 @@ class Peaks:
     """Peaks of one stage, by kind and by how many train as one: measured, kept for later runs, and corrected.
 
     Where all that trains at the same time fits memory by far, nothing is kept, as nothing depends on it.
-
-    Args:
-        stage: Of it.
     """
 
     def __init__(self, problem: Problem, stage: Stage) -> None:

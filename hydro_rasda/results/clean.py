@@ -17,7 +17,6 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
     is finished, also the sweep's.
 
     Args:
-        path: The run's folder.
         best_only: Whether the best model is all that is to be kept: other finalists' models are then gone, and the run
             can no longer be extended.
 

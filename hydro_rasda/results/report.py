@@ -26,7 +26,6 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     """The best trials, those trained at full size first, and what the run cost.
 
     Args:
-        result: What a run found.
         shown: Rows of the table; None for all trials.
     """
     records = best_first(result)[:shown]

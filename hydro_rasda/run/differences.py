@@ -54,9 +54,6 @@ def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether scores of two runs are of different measures: by other functions, or over other validation data.
 
     Functions look different where Python is another; there, whoever goes on knows that they are the same.
-
-    Args:
-        was: As of `differences`.
     """
     names = ["val_data"] + _OF_SCORES * (was.get("python") == now.get("python"))
     before, after = was.get("digests", {}), now.get("digests", {})

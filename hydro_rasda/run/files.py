@@ -85,8 +85,6 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
     """Open a file of a run, and nothing but a regular one.
 
     Args:
-        path: The file.
-        flags: As of `os.open`.
         inside: How many of the path's last names lie in the run's folder; the others may be links.
 
     Returns:
@@ -245,7 +243,6 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
     """Read a checkpoint back; nothing in it can run code.
 
     Args:
-        path: The file.
         device: Where its tensors come to lie; None: where they lay.
         run: The `id` of the run that it must belong to, under this name; empty for any.
 

@@ -25,7 +25,6 @@ class Identity:
     """What a run is asked to be, taken down before anything of the user's is called.
 
     Args:
-        space: The search space.
         searcher: A searcher of Ray Tune's, or None for random sampling.
         sweep_rule: The user's, or None for successive halving.
         functions: The user's, by argument: "model_fn", and "loss_fn" or "objective".

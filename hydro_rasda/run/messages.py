@@ -20,7 +20,6 @@ class Message(NamedTuple):
 
     Attributes:
         seconds: Wall time of the run when it was said, interrupted sessions included.
-        text: A line.
     """
 
     seconds: float

@@ -46,8 +46,6 @@ class Run:
 
     Attributes:
         problem: What is tuned, and with which settings.
-        store: The run directory.
-        callbacks: Who is told what happens.
         trials: All configurations so far, by number.
         metrics: Of each stage and trial, the journal's lines, one an epoch.
         failures: Of each trial that raised, the traceback.

@@ -68,7 +68,6 @@ class Store:
     """One run's directory, held by one process at a time; any number can read it meanwhile.
 
     Attributes:
-        path: The directory.
         changes: How code and data differ from the run's so far, and what of its journal is lost, in words, where it
             goes on all the same.
         doing: What this process trains itself.

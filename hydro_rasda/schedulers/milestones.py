@@ -48,9 +48,6 @@ def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
     that there are without a warm-up, too.
 
     Args:
-        min_t: See `milestones`, likewise `max_t` and `factor`.
-        max_t: Last milestone.
-        factor: Growth from one milestone to the next.
         warmup: The longest warm-up, in training iterations.
 
     >>> first_milestone(1, 27, 3, warmup=0), first_milestone(1, 27, 3, warmup=2.5), first_milestone(1, 27, 3, warmup=50)

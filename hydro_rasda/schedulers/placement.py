@@ -27,7 +27,6 @@ class Waiting(NamedTuple):
     """A trial that waits to start or to go on.
 
     Attributes:
-        workers: Workers that it is to start with.
         rung: Milestones that it survived; 0 for a new trial.
         seconds: Expected time from its start until it gives its workers back; inf where unknown.
     """
@@ -256,9 +255,6 @@ def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0
     A trial that is to start with more workers than there are, free and held, starts with all of them.
 
     Args:
-        queue: The trials that wait.
-        held: The workers that trials hold.
-        free: Workers that no trial holds.
         patience: After so many starts of trials that waited less, the longest waiting one is next.
         now: The time, on the clock of `held`.
 
@@ -293,7 +289,6 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
 
     Args:
         nodes: Resources of each node, by name.
-        worker: Resources of one worker.
 
     Raises:
         ValueError: where `worker` asks for nothing.

@@ -61,7 +61,6 @@ class Race:
         """Who goes on from a milestone, best first; none where all diverged.
 
         Args:
-            stop: The milestone.
             scores: Each trial's score there; one that is not finite is out.
             trained: Epochs that were trained at full size by then, by all finalists.
 

@@ -241,8 +241,6 @@ def checked_moves(
     """A rule's decision, if it can be carried out.
 
     Args:
-        rule: Who decided.
-        moves: What it decided.
         check: Raises ValueError for a configuration that cannot be trained with.
 
     Raises:

@@ -40,7 +40,6 @@ def spending(outcome: Outcome, cost: CostModel, workers: int, gpus_per_node: int
     """Splits what a search took.
 
     Args:
-        outcome: The search.
         workers: Of a new trial.
         gpus_per_node: A trial is taken to be on as few nodes as can be.
     """
@@ -65,7 +64,6 @@ def why(slower: Spending, faster: Spending, epochs: tuple[float, float], gpus: i
 
     Args:
         epochs: How many epochs either trains.
-        gpus: Of the cluster.
     """
     more = {name: getattr(slower, name) - getattr(faster, name) for name in Spending._fields}
     most = max(more, key=more.__getitem__)

@@ -49,13 +49,7 @@ class Chance:
 
 
 def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
-    """Warn, and tell the user, where no trial differs from chance at the first rung, so that noise decides it.
-
-    Args:
-        run: Its surrogates are at the first milestone.
-        scores: Each trial's metric there.
-        epoch: That milestone.
-    """
+    """Warn, and tell the user, where no trial differs from chance at the first rung, so that noise decides it."""
     if (chance := unbeaten_chance(run, "surrogate", scores)) is None:
         return
     finite = [score for score in scores.values() if math.isfinite(score)]

@@ -33,9 +33,7 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
     """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
 
     Args:
-        trials: Whose models are built.
         children: Processes that are forked to build them; 0 builds them in this one.
-        doing: Told what this process builds itself.
 
     Returns:
         A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
@@ -109,10 +107,7 @@ class _Seen:
     """Configurations in which all that decides about the model is equal.
 
     Attributes:
-        reads: What `model_fn` reads of them.
-        notes: Which keys those are.
         digest: Of the models built so far; empty where these were of several kinds.
-        times: How many were built.
     """
 
     batch_size: int

@@ -49,9 +49,6 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
     """Try configurations on their surrogates, until a rule lets none of them go on.
 
     Args:
-        run: Gets each trial and its metrics.
-        search: Gives the configurations.
-        devices: Train groups.
         rule: Decides who goes on; None halves at each milestone, until the `top_k` best are left.
 
     Returns:

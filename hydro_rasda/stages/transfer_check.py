@@ -26,12 +26,6 @@ def check_transfer(
 
     The best of them trains twice, from two seeds: what lies between the two is the regret that counts as none.
 
-    Args:
-        run: Its surrogates are at the first milestone.
-        scores: Each trial's metric there.
-        epochs: That milestone.
-        device: Trains the full-size models.
-
     Returns:
         Rank correlation, regret and verdict; None where fewer than four trials have a finite metric.
 

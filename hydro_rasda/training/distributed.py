@@ -66,11 +66,7 @@ class PlacedWorker(SpanWorker):
     """One of these ranks, whose run keeps how it grew, too.
 
     Args:
-        problem: What is tuned, on this rank's device.
-        trial: The task's.
-        task: Which epochs.
         state: What its source gave.
-        place: Which rank it is.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Told of each, by rank 0.
     """
@@ -111,11 +107,7 @@ def train_target_on_ranks(
     """Train one full-size model for a span of epochs, as one of several ranks; each calls it.
 
     Args:
-        problem: What is tuned, on this rank's device.
-        trial: The task's trial.
         state: What its source gave.
-        place: Which rank this is.
-        open_store: See `Place.joined`.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Told of each, by rank 0.
 

@@ -38,9 +38,7 @@ def train_full_size_trial(
     """Train one full-size model for a span of epochs.
 
     Args:
-        trial: The task's trial.
         state: What its source gave.
-        should_stop: Asked after each epoch.
     """
     started = time.perf_counter()
 

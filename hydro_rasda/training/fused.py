@@ -207,7 +207,6 @@ def train_group(
     Args:
         task: One group, where it starts and where it stops.
         load: Gives an earlier task's checkpoint by its key.
-        should_stop: Asked after each epoch.
 
     Raises:
         DamagedCheckpoint: where an earlier task's cannot be read.

@@ -64,7 +64,6 @@ def planned_widths(
         cores: Of the device, each of which trains a part of a group on one thread; they share the memory.
         forked: Whether processes that are forked measure, and not this one.
         memory: Bytes for all of them; None: what the system has left.
-        peaks: Learns what groups take.
         singles: Whether to measure kinds, too, of which each core has a single trial.
 
     Warns:

@@ -24,7 +24,6 @@ def bettered(
     Args:
         best: What was kept: "epoch", "score" and "model", its weights; "first", "top" and "top_epoch", the first score
             and the best. None where there is none.
-        epoch: How many are trained.
         score: The metric after them; one that is not finite is never kept.
         mode: Whether less or more of it is better.
         weights: Gives a copy of the weights after this epoch; called only where they are to be kept.

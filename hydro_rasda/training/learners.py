@@ -243,7 +243,6 @@ class SingleLearner:
         """Have `state` hold, as "best", a copy of what was evaluated, if it is to be kept; on all ranks alike.
 
         Args:
-            epoch: How many are trained.
             score: The metric after them; see `bettered`.
             mode: Whether less or more of it is better.
         """

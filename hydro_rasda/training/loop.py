@@ -41,8 +41,6 @@ def train_epochs(
 
     Args:
         learner: K models, or one and which of its ranks this is.
-        problem: Its data, the same on all ranks.
-        span: Which epochs.
         batch_size: Examples per step, over all ranks.
         numbers: Of the K trials. In each epoch, a trial draws the same random numbers (dropout) as any model of that
             trial, whatever the other members are. Rank 0 draws them as one process does, the others their own.
@@ -78,8 +76,6 @@ def keep_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: Epo
 
     Args:
         learner: At the end of the epoch, on each of its ranks.
-        epoch: How many are trained.
-        metrics: After it.
     """
     settings = problem.settings
     if settings.race.keep == "best" and not diverged(metrics):

@@ -71,9 +71,7 @@ class RescaledLR:
     Step `i` after a change, counted from 0, uses `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
 
     Args:
-        optimizer: Any torch optimizer.
         growth: Workers now over workers at the trial's start.
-        rule: See `lr_factor`.
         warmup_steps: Optimizer steps from the multiplier before the change to the one after it; 0 for none.
         state: What `state_dict` gave before; a warm-up that a failure broke off goes on, a new target starts a new one.
 

@@ -23,7 +23,6 @@ def file_store(path: Path, world: int) -> Store:
 
     Args:
         path: In a folder that only their user can enter.
-        world: Number of ranks.
     """
     # Else gloo listens where anyone who reaches the machine could write into it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

@@ -25,7 +25,6 @@ def split(module: nn.Module, world: int, device: torch.device) -> None:
 
     Args:
         module: On its device, with the same weights on all ranks; what computes with them is its `forward`.
-        world: Number of ranks.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -25,11 +25,6 @@ class SpanWorker(Worker):
     """Trains to an epoch, or until it is to stop; all ranks leave the training function where rank 0 says so.
 
     Args:
-        job: See `Worker`.
-        data: See `Worker`.
-        device: See `Worker`.
-        saved: See `Worker`.
-        settings: The run's.
         stop: Epochs trained when the unit of work ends.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Told of each, by rank 0.

@@ -25,7 +25,6 @@ class StepTimes:
     iteration has the median of its steps, a size the median of its iterations.
 
     Args:
-        optimizer: Whose steps are timed.
         workers: Of the trial now.
         device: Where it trains: steps on a GPU are timed there.
         state: What `state` gave before.

@@ -45,7 +45,6 @@ class Trainer:
 
     Args:
         threads: Of torch.
-        notify: See `Work.notify`.
         should_leave: Whether to end after the epoch that is under way, whatever time there is.
     """
 
@@ -86,8 +85,6 @@ class Trainer:
         """Train a full-size trial as one of several ranks, each a trainer of its own.
 
         Args:
-            given: What it needs besides.
-            place: Which rank this is.
             meeting: Where the ranks find each other: here, a file.
         """
         work, open_store = self._work(given), partial(self._store, place.shard, meeting)

@@ -30,11 +30,7 @@ class Kept:
     """What a run keeps of what a training function reports.
 
     Args:
-        settings: The run's.
         state: A checkpoint that training goes on from.
-
-    Attributes:
-        own: The function's own state in it.
     """
 
     def __init__(self, settings: TuneConfig, state: Mapping[str, Any] | None) -> None:

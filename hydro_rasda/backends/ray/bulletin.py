@@ -70,7 +70,6 @@ class Reporter:
     """An actor's side.
 
     Args:
-        board: The tuner's.
         device: The actor's number.
     """
 

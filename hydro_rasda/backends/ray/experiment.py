@@ -20,16 +20,7 @@ from hydro_rasda.schedulers import RASDA, Decision, Held, Placement, Queue, Wait
 
 
 class Experiment:
-    """The trials of an experiment, and all that was decided of them; it knows of none at first.
-
-    Args:
-        rule: Decides who goes on.
-        worker: Resources of one worker.
-        metric: The score in a report.
-        time_attr: The iteration in a report.
-        patience: See `place`.
-        autoscale_wait_s: See `NodeRequests`.
-    """
+    """The trials of an experiment, and all that was decided of them; it knows of none at first."""
 
     def __init__(
         self,

@@ -129,11 +129,7 @@ _STAGE_NONE = -1
 
 
 class ControllerStage:
-    """The stage of a controller.
-
-    Args:
-        controller: As Ray hands it to a scheduler.
-    """
+    """The stage of a controller."""
 
     def __init__(self, controller: Any) -> None:
         # Ray hands some hooks a wrapper that warns of every name outside its list, and has no other public way.
@@ -193,7 +189,6 @@ class ControllerStage:
 
         Args:
             waiting: Trials that could be next, after the chosen one.
-            free: Workers that are left.
             chosen: The trial that the controller is told to start now.
         """
         new = [trial for trial in waiting if trial.status == Trial.PENDING]

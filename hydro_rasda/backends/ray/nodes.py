@@ -64,7 +64,6 @@ class NodeRequests:
     Ray's placement groups would ask by themselves, but wait for ever where no autoscaler runs or it may start no more.
 
     Args:
-        worker: Resources of one worker.
         wait_s: How long trials wait for a size that the nodes do not hold; 0 to ask for nothing.
     """
 
@@ -75,13 +74,7 @@ class NodeRequests:
         self._asked = 0
 
     def ask(self, due: int, held: int, count: int) -> None:
-        """Ask for the nodes that a trial lacks.
-
-        Args:
-            due: Workers that the trial is due.
-            held: Workers that other trials hold.
-            count: Workers that the nodes hold now.
-        """
+        """Ask for the nodes that a trial lacks."""
         if not self._wait_s or due <= count:
             return
         self._note(count)

@@ -26,7 +26,6 @@ class RankWorker(Worker):
 
     Args:
         job: What `elastic` asks of a rank.
-        connection: To the trial's actor.
     """
 
     def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:

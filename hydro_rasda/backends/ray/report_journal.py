@@ -47,7 +47,6 @@ class Journal:
 
     Args:
         filesystem: A pyarrow file system.
-        folder: The experiment's folder on it.
     """
 
     def __init__(self, filesystem: Any, folder: str) -> None:

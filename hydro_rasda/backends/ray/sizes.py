@@ -90,11 +90,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sizes:
-    """Gives trials their workers, one bundle of a placement group each, and says what it cannot give.
-
-    Args:
-        worker: Resources of one worker.
-    """
+    """Gives trials their workers, one bundle of a placement group each, and says what it cannot give."""
 
     def __init__(self, worker: Mapping[str, float]) -> None:
         self.slots = Slots(worker)

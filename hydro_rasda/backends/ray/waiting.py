@@ -138,11 +138,7 @@ class Undecided:
 
 
 class Cohort:
-    """Who is on the way to which milestone, who waits there, and who is to be stopped.
-
-    Args:
-        wait: See `MilestoneBarrier`.
-    """
+    """Who is on the way to which milestone, who waits there, and who is to be stopped."""
 
     def __init__(self, wait: float) -> None:
         self._gathering = MilestoneBarrier(wait)
@@ -179,22 +175,14 @@ class Cohort:
         return [trial for trial in trials if trial.status == Trial.RUNNING]
 
     def end_stopped(self, controller: Any) -> None:
-        """Stops those that are to stop and have saved.
-
-        Args:
-            controller: As Ray hands it to a scheduler.
-        """
+        """Stops those that are to stop and have saved."""
         for trial in [t for t in self._stopping.values() if t.status in (Trial.PAUSED, Trial.PENDING)]:
             del self._stopping[trial.trial_id]
             controller.stop_trial(trial)
 
 
 class Grants:
-    """What survivors were granted where they do not simply get what they are due.
-
-    Args:
-        rule: Decides.
-    """
+    """What survivors were granted where they do not simply get what they are due."""
 
     def __init__(self, rule: RASDA) -> None:
         self._rule = rule
@@ -219,10 +207,7 @@ class Grants:
 
         Args:
             survivors: Each with the workers that it has, or had until it paused.
-            milestone: Which they survived.
-            slots: Workers that the cluster holds.
             free: Of these, those that no other trial has.
-            idle: Other trials that wait for workers.
         """
         for trial, held in survivors:
             seconds: Mapping[int, list[float]] = self._seconds.get(trial.trial_id, {})
