@@ -16,7 +16,7 @@ from fusion.compare import check_copy
 from fusion.hyperparameters import OWN, lr_factors, optimizer_name
 from fusion.optim import optimizer
 from fusion.optim.muon import hidden_matrices
-from fusion.tensors import duplicate
+from fusion.tensors import duplicate, has_samples
 from fusion.warn import warn
 from fusion.width.memory import objects_so_far_set_aside, peak_memory
 from fusion.width.microbatch import can_be_split, is_weight, split
@@ -162,7 +162,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
         survey_batches(problem, trial, target, data, argument)
     if survey:
         check_finite(problem, trial, target, found)
-    example = tree_map(lambda leaf: leaf[:EXAMPLES] if _has_rows(leaf) else leaf, calls[0]) if calls else None
+    example = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, calls[0]) if calls else None
     if not pretrained:
         tried = replace(problem, example_input=example)
         _try_surrogate(tried, trial)
@@ -191,10 +191,6 @@ def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool])
             f"`train_data` was asked for batches of {asked} examples, and the first has {length}: what `space` says of "
             "`batch_size` changes nothing where its loader takes no notice of it",
         )
-
-
-def _has_rows(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
 
 
 def _addresses(model: nn.Module) -> set[int]:

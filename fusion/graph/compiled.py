@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.graph.capture import Replay
+from fusion.graph.trace import place_of
 
 Result = TypeVar("Result")
 
@@ -109,11 +110,11 @@ class _Tape(TorchDispatchMode):
         if func.namespace == "profiler":  # torch's optimizers tell profilers where they are
             return func(*args, **kwargs)
         for leaf in _tensors((args, kwargs)):
-            if (place := _place(leaf)) not in self._made and place not in self.found:
+            if (place := place_of(leaf)) not in self._made and place not in self.found:
                 whole = torch.empty(0, dtype=leaf.dtype).set_(leaf.untyped_storage())
                 self.found[place] = _Found(whole, whole.clone())
         result = func(*args, **kwargs)
-        self._made.update(place for leaf in _tensors(result) if (place := _place(leaf)) not in self.found)
+        self._made.update(place for leaf in _tensors(result) if (place := place_of(leaf)) not in self.found)
         self.calls.append((func, args, kwargs, result))
         return result
 
@@ -127,7 +128,7 @@ class _Tape(TorchDispatchMode):
 def _graph(calls: Sequence[_Call], found: Sequence[_Found], made: Sequence[Tensor]) -> fx.GraphModule:
     """The calls as a function of the memory that was found, which it writes into; it returns what was made."""
     graph = fx.Graph()
-    memory = {_place(of.whole): graph.placeholder(f"memory_{i}") for i, of in enumerate(found)}
+    memory = {place_of(of.whole): graph.placeholder(f"memory_{i}") for i, of in enumerate(found)}
     nodes: dict[tuple[Any, ...], fx.Node] = {}
 
     def node(leaf: Any) -> Any:
@@ -137,7 +138,7 @@ def _graph(calls: Sequence[_Call], found: Sequence[_Found], made: Sequence[Tenso
         key = _key(leaf)
         if key not in nodes:
             shape = (list(leaf.shape), list(leaf.stride()), leaf.storage_offset())
-            nodes[key] = graph.call_function(torch.ops.aten.as_strided.default, (memory[_place(leaf)], *shape))
+            nodes[key] = graph.call_function(torch.ops.aten.as_strided.default, (memory[place_of(leaf)], *shape))
         return nodes[key]
 
     for func, args, kwargs, result in calls:
@@ -156,13 +157,8 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _place(tensor: Tensor) -> int:
-    place: int = tensor.untyped_storage()._cdata
-    return place
-
-
 def _key(tensor: Tensor) -> tuple[Any, ...]:
-    return (_place(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+    return (place_of(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _fill(made: Sequence[Tensor], computed: Sequence[Tensor]) -> None:

@@ -56,9 +56,9 @@ class Trace(TorchDispatchMode):
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not self.obstacle:
             self.obstacle = self._obstacle(func, args, [leaf for leaf in given if isinstance(leaf, Tensor)], made)
-        old = {_place(leaf) for leaf in given if isinstance(leaf, Tensor) and not literal}
+        old = {place_of(leaf) for leaf in given if isinstance(leaf, Tensor) and not literal}
         for tensor in made:
-            place = _place(tensor)
+            place = place_of(tensor)
             if place not in old:
                 self._made[place], self._count = self._count, self._count + 1
         return result
@@ -79,7 +79,7 @@ class Trace(TorchDispatchMode):
         if not isinstance(leaf, Tensor):
             return leaf if leaf == leaf else repr(leaf)  # NaN differs from itself
         form = (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.storage_offset())
-        place = _place(leaf)
+        place = place_of(leaf)
         if place in self._made:
             return (*form, "made", self._made[place])
         self.found.setdefault(place, leaf.untyped_storage())
@@ -134,7 +134,8 @@ def _waits(func: Any, args: Sequence[Any]) -> bool:
     return any(tag in func.tags for tag in _DEPENDING)
 
 
-def _place(tensor: Tensor) -> int:
+def place_of(tensor: Tensor) -> int:
+    """Tell which memory a tensor lies in."""
     place: int = tensor.untyped_storage()._cdata
     return place
 

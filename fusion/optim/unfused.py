@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.single import torch_optimizer
+from fusion.tensors import copied
 
 
 class Apart:
@@ -50,12 +50,12 @@ class Apart:
         """Copies of what the optimizer keeps of each parameter, by its name, and in its groups, but learning rates."""
         kept = {name: self._optimizer.state[p] for name, p in self._parameters.items() if p in self._optimizer.state}
         groups = [{k: v for k, v in group.items() if k not in _OWN} for group in self._optimizer.param_groups]
-        copied: dict[str, Any] = _copied({"state": kept, "groups": groups})
-        return copied
+        state: dict[str, Any] = copied({"state": kept, "groups": groups})
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        go_on(self._optimizer, self._parameters, _copied(state))
+        go_on(self._optimizer, self._parameters, copied(state))
 
 
 _OWN = ("params", "lr")
@@ -76,7 +76,3 @@ def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Paramete
         for group, kept in zip(optimizer.param_groups, state["groups"], strict=True)
     ]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
-
-
-def _copied(state: Any) -> Any:
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, state)

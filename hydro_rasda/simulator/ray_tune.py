@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import is_metric, require
 from hydro_rasda.schedulers import Mode
 from hydro_rasda.simulator.learning_curves import Row, check_epoch, needed_mode, of_rows
 from hydro_rasda.simulator.past_run import PastRun
@@ -66,7 +66,7 @@ def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> Past
         ValueError: where no trial has reported, `metric` is none of theirs, or `mode` is not given.
     """
     reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
-    reported = {name for lines in reports.values() for line in lines for name in line if _scores(line[name])}
+    reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}
     names = sorted(name for name in reported - _TUNES if not name.startswith(("config", "perf/")))
     require(bool(names), "run", str(folder), "an experiment whose trials have reported a metric")
     asked, failed = _state(folder)
@@ -118,16 +118,12 @@ def _plain(cell: str) -> Any:
         return cell
 
 
-def _scores(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _row(trial: str, line: Report, metric: str, some_timed: bool) -> Row:
     value, seconds = line[metric], _seconds(line)
     return Row(
         trial=trial,
         epoch=check_epoch(line["training_iteration"], trial),
-        score=float(value) if _scores(value) else math.nan,
+        score=float(value) if is_metric(value) else math.nan,
         seconds=seconds if some_timed else float(line.get("time_this_iter_s") or math.nan),
         workers=_workers(line),
     )
