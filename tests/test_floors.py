@@ -105,6 +105,12 @@ def test_every_room_has_its_floor() -> None:
     assert rooms == set().union(*FLOORS) | FREE_STANDING.keys()
 
 
+def test_contributing_tells_what_each_room_is_for() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| room |")[2].partition("\n- **")[0]
+    rooms = {path.parent.name for path in (ROOT / "hydro_rasda").glob("*/__init__.py")}
+    assert [name for name in sorted(rooms) if f"{name}/`" not in table] == []
+
+
 @pytest.mark.parametrize("package", ["fusion", "surrogate"])
 def test_packages_for_everyone_know_no_tuner(package: str) -> None:
     others = {"fusion", "surrogate", "hydro_rasda", "ray"} - {package}
