@@ -8,7 +8,8 @@ from functools import partial
 
 from hydro_rasda.run.full_size_stage import record_swept, recorded_epochs
 from hydro_rasda.run.state import FINALISTS, Run
-from hydro_rasda.training.fused import State, state_of
+from hydro_rasda.training.fused import state_of
+from hydro_rasda.training.fused_learner import State
 from hydro_rasda.training.kept_epoch import bettered, kept_epoch
 
 

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
 from fusion import (
-    FusedModel,
     FusionMismatch,
     FusionWarning,
-    clip_grad_norm_,
     dry_run,
-    fuse,
-    fused_optimizer,
-    lr_factor,
 )
 from fusion.backoff import back_off, is_out_of_memory
-from fusion.hyperparameters import read
-from fusion.streams import seed_generators
 from fusion.warn import warn
-from fusion.width.microbatch import backward, can_be_split, split
+from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
-from hydro_rasda.data import ALONE, Batch, Share
+from hydro_rasda.data import Batch
 from hydro_rasda.objective import scalars
-from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
-from hydro_rasda.training.learners import evaluate_parts
+from hydro_rasda.training.fused_learner import FusedLearner, State
 from hydro_rasda.training.loop import train_epochs
-from hydro_rasda.training.parameters import multipliers, optimizer_settings
-from hydro_rasda.training.recorded_steps import recorded, records
+from hydro_rasda.training.recorded_steps import records
 from hydro_rasda.trial import Trial
-
-State = dict[str, Any]
 
 _MICRO_BATCHES = (
     "a trial does not fit memory with whole batches of {}: it trains with each in micro-batches, one after the other, "
@@ -48,140 +34,6 @@ _MICRO_BATCHES = (
     "with its weight; batch "
     "normalization, though, sees a micro-batch at a time, and dropout draws other numbers"
 )
-
-
-class FusedLearner:
-    """K fused models, each with its own hyperparameters.
-
-    Attributes:
-        micro_batches: Parts that each batch is split into, one after the other, to take less memory.
-    """
-
-    shard = ALONE
-
-    def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
-        self.fused: FusedModel = fuse(modules)
-        settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
-        self._configs = [own.config for own in settings]
-        self.micro_batches: int = read(self._configs[0], "accumulate")
-        factors = multipliers(settings[0], modules[0], problem.settings.sweep.surrogate)
-        self.optimizer = fused_optimizer(self.fused, self._configs, **factors)
-        self._objective = problem.objective
-        self._scale = loss_scale(problem.settings.precision, self.fused.K, problem.device)
-        self._max_t = problem.settings.max_t
-        self._scheduled: tuple[int, float] | None = None
-        graph = records(problem) and self.optimizer.can_be_recorded
-        self._graph = recorded(self._update, self.fused, self.optimizer) if graph else None
-
-    def compile(self) -> None:
-        """Have steps compiled, see `fusion.GraphedStep`; where that cannot be done, they run as they are written."""
-        if self.optimizer.can_be_recorded:
-            self._graph = recorded(self._update, self.fused, self.optimizer, compiled=True)
-
-    def seed(self, seeds: Sequence[int]) -> None:
-        if self.fused.K == 1:
-            # It draws from the global generators as any model does, without the time that it takes to exchange them.
-            seed_generators(seeds[0])
-        else:
-            self.fused.seed(seeds)
-
-    def train_mode(self, training: bool) -> None:
-        self.fused.train(training)
-
-    @property
-    def averages(self) -> bool:
-        return False
-
-    @contextmanager
-    def evaluating(self, averaged: bool = True) -> Iterator[None]:
-        self.train_mode(False)
-        yield
-
-    def step(self, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
-        self._schedule(epoch, steps)
-        return self._update(share.batch) if self._graph is None else self._graph(share.batch)
-
-    def _update(self, batch: Batch) -> Mapping[str, Tensor]:
-        self.optimizer.zero_grad()
-        scale = self._scale
-        scaled = None if scale is None else scale.apply
-        metrics = backward(self._metrics, batch, self.micro_batches, scaled=scaled, gradients=self._gradients)
-        takes = None if scale is None else scale.unscale(self.fused)
-        norms = [read(config, "grad_clip") for config in self._configs]
-        if any(norms):
-            clip_grad_norm_(self.fused, [norm or math.inf for norm in norms])
-        self.optimizer.step(takes)
-        if scale is not None and takes is not None:
-            scale.update(takes)
-        return metrics
-
-    def _gradients(self) -> Iterator[Tensor | None]:
-        return (parameter.grad for parameter in self.fused.stacked.values())
-
-    def _schedule(self, epoch: float, steps: float) -> None:
-        """At an epoch's first step, say what the learning rates of all of its steps are multiplied with."""
-        whole = math.floor(epoch)
-        if self._scheduled == (whole, steps):
-            return
-        first = round((epoch - whole) * steps)
-        coming = range(first, max(first + 1, math.ceil(steps)))
-        self.optimizer.schedule(
-            [[lr_factor(c, whole + i / steps, self._max_t, steps) for c in self._configs] for i in coming]
-        )
-        self._scheduled = (whole, steps)
-
-    def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
-        return evaluate_parts(partial(self.fused.map, self._objective), batch, self.micro_batches, 1)
-
-    def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
-        return scalars(self.fused.map(self._objective, batch))
-
-    def state(self) -> State:
-        """Weights, buffers and optimizer state of all members; in float16, their loss scales."""
-        scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
-        written = sorted(self.fused.written)
-        return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict(), "written": written, **scale}
-
-    def load(self, state: Mapping[str, Any], positions: Sequence[int] | None = None) -> None:
-        """Go on from what `state` gave: from its members at these positions, by default from all of them."""
-        self.fused.load_state_dict(state["model"], members=positions)
-        self.fused.written |= frozenset(state.get("written", ()))
-        self.optimizer.load_state_dict(state["optimizer"], members=positions)
-        if self._scale is not None:
-            self._scale.load_state_dict(state["loss_scale"], members=positions)
-        self._scheduled = None
-
-    def load_copies(self, state: Mapping[str, Any], positions: Sequence[int]) -> None:
-        """Go on from what other members gave, with the hyperparameters that this learner was made with."""
-        own = {name: self.optimizer.state_dict()[name] for name in ("members", "lr_multipliers")}
-        self.load(state, positions)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), **own})
-
-    def member_state(self, position: int) -> State:
-        """One member's weights, buffers and optimizer state, as `SingleLearner` loads them."""
-        module = self.fused.unfuse(position)
-        state = {"model": module.state_dict(), "optimizer": self.optimizer.unfuse(position, module).state_dict()}
-        if self._scale is not None:
-            state["loss_scale"] = {name: of_K[[position]] for name, of_K in self._scale.state_dict().items()}
-        return state
-
-    def keep(self, positions: Sequence[int]) -> None:
-        """Drop all members but these."""
-        if list(positions) != list(range(len(self._configs))):
-            self.fused.keep(positions)
-            self.optimizer.keep(positions)
-            if self._scale is not None:
-                self._scale.keep(positions)
-            self._configs = [self._configs[p] for p in positions]
-
-    def concat(self, other: FusedLearner) -> None:
-        """Take in another learner's members, after its own."""
-        self.fused.concat(other.fused)
-        self.optimizer.concat(other.optimizer)
-        if self._scale is not None and other._scale is not None:
-            self._scale.concat(other._scale)
-        self._scheduled = None
-        self._configs += other._configs
 
 
 Load = Callable[[str], Mapping[str, Any]]

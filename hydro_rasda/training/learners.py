@@ -1,4 +1,4 @@
-"""What a step is: of an ordinary module, on one rank or several. `fused.FusedLearner` is the other learner."""
+"""What a step is: of an ordinary module, on one rank or several. `fused_learner.FusedLearner` is the other learner."""
 
 from __future__ import annotations
 

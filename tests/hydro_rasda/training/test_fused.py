@@ -20,8 +20,9 @@ from hydro_rasda.objective import OptimizerSettings, as_objective
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.store import Store
 from hydro_rasda.surrogate_plans import Plans
-from hydro_rasda.training import fused
-from hydro_rasda.training.fused import FusedLearner, train_group
+from hydro_rasda.training import fused_learner
+from hydro_rasda.training.fused import train_group
+from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.parameters import multipliers
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp, stumbles_in_some
@@ -176,7 +177,7 @@ def test_trials_that_were_halved_away_are_not_built_or_fused_again(
         widths.append(len(modules))
         return fuse(modules)
 
-    monkeypatch.setattr(fused, "fuse", counted)
+    monkeypatch.setattr(fused_learner, "fuse", counted)
     train_group(asked, TRIALS, task((4,), 1, 2, ("first",)), lambda key: {"parts": first.checkpoint})
     assert widths == [1]
     assert TRIALS[4].config in built
