@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusion.checks import require
+from fusion.value_rules import (
+    is_count,
+    is_finite,
+    is_flag,
+    is_fraction,
+    is_norm,
+    is_positive,
+    is_share,
+    number,
+    plain,
+    takes,
+)
 
 ONE_PASS = ("sgd", "adam", "adamw")
 """Optimizers for which torch has kernels that pass over memory once."""
@@ -62,27 +73,11 @@ class Key:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _number(holds: Callable[[float], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _norm(value: Any) -> bool:
-    return value is None or _number(lambda norm: norm > 0)(value)
-
-
 def _schedule(value: Any) -> bool:
     if isinstance(value, str):
         return value in SCHEDULES
     # Looked up among the words that other keys depend on.
-    return isinstance(value, Hashable) and _takes(value, 0, 1)
+    return isinstance(value, Hashable) and takes(value, 0, 1)
 
 
 def _optimizer(value: Any) -> bool:
@@ -93,18 +88,7 @@ def _optimizer(value: Any) -> bool:
         hash(value)
     except TypeError:
         return False
-    return _takes(value, [], lr=0.1)
-
-
-def _takes(value: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether a function can be called with these arguments."""
-    try:
-        inspect.signature(value).bind(*args, **kwargs)
-    except TypeError:
-        return False
-    except ValueError:  # what is written in C has no signature to look at
-        pass
-    return callable(value)
+    return takes(value, [], lr=0.1)
 
 
 def _name_of(value: Any) -> Any:
@@ -123,10 +107,6 @@ def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **default
 _ADAMS = ("adam", "adamw", "adamax", "nadam", "radam", "muon")
 
 
-_finite = _number(lambda value: 0 <= value < math.inf)
-_positive = _number(lambda value: 0 < value < math.inf)
-_fraction = _number(lambda value: 0 <= value < 1)
-_share = _number(lambda value: 0 <= value <= 1)
 _GROUP = "lr."
 _BESIDE_MUON = "lr.adamw"
 _EPOCHS = "a finite number of epochs >= 0"
@@ -140,30 +120,30 @@ KEYS: Mapping[str, Key] = {
         "optimizer",
         "adamw",
     ),
-    "lr": Key(float, _positive, "a finite number > 0", "optimizer"),
-    "momentum": _of_optimizer(float, _fraction, "in [0, 1)", sgd=0.0, rmsprop=0.0, muon=0.95),
-    "nesterov": _of_optimizer(bool, _flag, "True or False", sgd=False, muon=True),
-    "dampening": _of_optimizer(float, _share, "in [0, 1]", sgd=0.0),
+    "lr": Key(float, is_positive, "a finite number > 0", "optimizer"),
+    "momentum": _of_optimizer(float, is_fraction, "in [0, 1)", sgd=0.0, rmsprop=0.0, muon=0.95),
+    "nesterov": _of_optimizer(bool, is_flag, "True or False", sgd=False, muon=True),
+    "dampening": _of_optimizer(float, is_share, "in [0, 1]", sgd=0.0),
     "weight_decay": _of_optimizer(
-        float, _finite, "a finite number >= 0", **{**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "muon": 0.1}
+        float, is_finite, "a finite number >= 0", **{**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "muon": 0.1}
     ),
     "adjust_lr_fn": _of_optimizer(
         str, lambda value: value in ADJUSTMENTS, f"one of {', '.join(ADJUSTMENTS)}", muon="match_rms_adamw"
     ),
-    "independent_weight_decay": _of_optimizer(bool, _flag, "True or False", adamw=False),
-    "beta1": _of_optimizer(float, _fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.9)),
-    "beta2": _of_optimizer(float, _fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.999)),
-    "alpha": _of_optimizer(float, _fraction, "in [0, 1)", asgd=0.75, rmsprop=0.99),
-    "rho": _of_optimizer(float, _fraction, "in [0, 1)", adadelta=0.9),
+    "independent_weight_decay": _of_optimizer(bool, is_flag, "True or False", adamw=False),
+    "beta1": _of_optimizer(float, is_fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.9)),
+    "beta2": _of_optimizer(float, is_fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.999)),
+    "alpha": _of_optimizer(float, is_fraction, "in [0, 1)", asgd=0.75, rmsprop=0.99),
+    "rho": _of_optimizer(float, is_fraction, "in [0, 1)", adadelta=0.9),
     "eps": _of_optimizer(
         float,
-        _positive,
+        is_positive,
         "a finite number > 0",
         **{**dict.fromkeys((*_ADAMS, "rmsprop"), 1e-8), "adadelta": 1e-6, "adagrad": 1e-10},
     ),
-    "batch_size": Key(int, _count, "an integer >= 1", "training loop", 64),
-    "accumulate": Key(int, _count, "an integer >= 1", "training loop", 1),
-    "grad_clip": Key(float, _norm, "None or a norm > 0", "training loop"),
+    "batch_size": Key(int, is_count, "an integer >= 1", "training loop", 64),
+    "accumulate": Key(int, is_count, "an integer >= 1", "training loop", 1),
+    "grad_clip": Key(float, is_norm, "None or a norm > 0", "training loop"),
     "schedule": Key(
         lambda value: value,
         _schedule,
@@ -173,16 +153,16 @@ KEYS: Mapping[str, Key] = {
     ),
     "gamma": Key(
         float,
-        _number(lambda value: 0 < value <= 1),
+        number(lambda value: 0 < value <= 1),
         "in (0, 1]",
         "schedule",
         under="schedule",
         defaults={"step": 0.1, "exponential": 0.9},
     ),
-    "step_size": Key(int, _count, "a number of epochs >= 1", "schedule", under="schedule", defaults={"step": 30}),
+    "step_size": Key(int, is_count, "a number of epochs >= 1", "schedule", under="schedule", defaults={"step": 30}),
     "decay_start": Key(
         float,
-        _share,
+        is_share,
         "a share of the training, in [0, 1]",
         "schedule",
         under="schedule",
@@ -190,15 +170,15 @@ KEYS: Mapping[str, Key] = {
     ),
     "floor": Key(
         float,
-        _share,
+        is_share,
         "a share of the highest learning rate, in [0, 1]",
         "schedule",
         under="schedule",
         defaults={"cosine": 0.0, "linear": 0.0, "wsd": 0.0},
     ),
-    "warmup": Key(float, _fraction, "a share of the training, in [0, 1)", "schedule", 0.0),
-    "warmup_epochs": Key(float, _finite, _EPOCHS, "schedule", 0.0),
-    "rescale_warmup_epochs": Key(float, _finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
+    "warmup": Key(float, is_fraction, "a share of the training, in [0, 1)", "schedule", 0.0),
+    "warmup_epochs": Key(float, is_finite, _EPOCHS, "schedule", 0.0),
+    "rescale_warmup_epochs": Key(float, is_finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
 }
 """All of them; the defaults of optimizers and of the step schedule are those of torch, but for `adjust_lr_fn`.
 
@@ -256,7 +236,7 @@ def read(config: Mapping[str, Any], name: str) -> Any:
     """
     if name not in config:
         return default(name, config)
-    key, value = KEYS[name], _plain(config[name])
+    key, value = KEYS[name], plain(config[name])
     require(key.holds(value), name, value, key.rule)
     return value if value is None else key.kind(value)
 
@@ -286,7 +266,7 @@ def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     named = (p.name for p in others if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    return {name: _plain(config[name]) for name in named if name in config and name != "lr"}
+    return {name: plain(config[name]) for name in named if name in config and name != "lr"}
 
 
 def is_group(name: str) -> bool:
@@ -327,7 +307,7 @@ def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Contai
 
 
 def _group_rates(config: Mapping[str, Any]) -> dict[str, float]:
-    rates = {name: _plain(config[name]) for name in config if is_group(name)}
+    rates = {name: plain(config[name]) for name in config if is_group(name)}
     for name, rate in rates.items():
         require(KEYS["lr"].holds(rate), name, rate, KEYS["lr"].rule)
     return rates
@@ -350,13 +330,3 @@ def check(config: Mapping[str, Any]) -> None:
         require(momentum > 0 and dampening == 0, "nesterov", True, rule)
     warmup, epochs = read(config, "warmup"), read(config, "warmup_epochs")
     require(not (warmup and epochs), "warmup", warmup, f"0 beside `warmup_epochs`, which is {epochs}: give one of them")
-
-
-def _plain(value: Any) -> Any:
-    """Python's own number in place of NumPy's, or of a tensor's only one."""
-    if not hasattr(value, "item"):
-        return value
-    try:
-        return value.item()
-    except (RuntimeError, TypeError, ValueError):  # of several numbers
-        return value

@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS = (
-    {"checks", "console", "lazy_exports", "package_conflicts", "renames", "secret_masking", "signatures", "trial"},
+    {
+        *("checks", "console", "lazy_exports", "package_conflicts", "renames", "secret_masking", "signatures"),
+        *("trial", "warning_lines"),
+    },
     {"schedulers"},
     {"config", "seeds"},
     {
