@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import age
+from hydro_rasda.cli.output import age, print_record
 from hydro_rasda.cli.runs import row_of, written
 from hydro_rasda.console import LINE_SECONDS, make_console
 from hydro_rasda.results.reading import Stamp, read_record, runs_in, stamp
@@ -128,7 +128,7 @@ def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Conso
     for record in looks:
         line = _line(record, folder)
         if record is not None and record.ended:
-            console.print(render(record))
+            print_record(console, record)
         elif line != said and clock.now() - at >= LINE_SECONDS:
             console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False)
             said, at = line, clock.now()

@@ -36,7 +36,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("configuration", overflow="fold")
-    names = _varied(result)
+    names = varied(result)
     for record in records:
         settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
         table.add_row(*_row(record), Text(settings))
@@ -48,7 +48,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
 def as_html(result: RunRecord, shown: int = SHOWN) -> str:
     """The same as a piece of HTML, for notebooks."""
     result = result.shown()
-    names, records = _varied(result), best_first(result)[:shown]
+    names, records = varied(result), best_first(result)[:shown]
     heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
     rows = [[*_row(record), *(show(record.used.get(name)) for name in names)] for record in records]
     winner = next((each for each in records if each.trial == result.best_trial), None)
@@ -66,7 +66,7 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
     return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
 
 
-def _varied(result: RunRecord) -> list[str]:
+def varied(result: RunRecord) -> list[str]:
     """Names whose values differ between trials: the others do not tell why one beat another."""
     used = [record.used for record in result.trials]
     names = dict.fromkeys(name for values in used for name in values)
