@@ -6,6 +6,7 @@ It may start before the run, during it or after it; the run does not know of it.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
         _print_lines(looks, folder, console, clock)
     if (ended := bool(seen and seen[-1].ended)) or as_json:
         return ended
-    how = "to wait all the same: hydro-rasda watch --wait"
+    how = f"to wait all the same: hydro-rasda watch {shlex.quote(path)} --wait"
     console.print(f"{explained('interrupted')} ({how})", markup=False, soft_wrap=True)
     return False
 

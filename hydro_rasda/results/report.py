@@ -132,10 +132,22 @@ def doubt_line(result: RunRecord) -> list[str]:
         change = "lower" if result.mode == "min" else "raise"
         line += f"; one more full training should {change} {result.metric} by at most {show(result.expected_gain)}"
     other = max(trained.values(), key=lambda record: record.chance)
-    if other.status != "stopped" or round(other.chance, 2) <= round(winner.chance, 2):
-        return [line]
-    doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
-    return [line, f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"]
+    if other.status == "stopped" and round(other.chance, 2) > round(winner.chance, 2):
+        doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
+        return [line, f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"]
+    return [line, *_better_line(result, winner)]
+
+
+def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
+    """Why a trial did not win that has a better score than the winner, as it was stopped."""
+    sign = 1.0 if result.mode == "min" else -1.0
+    stopped = [record for record in result.trials if record.status == "stopped" and math.isfinite(record.metric)]
+    best = min(stopped, key=lambda record: sign * record.metric, default=winner)
+    if not sign * best.metric < sign * winner.metric:
+        return []
+    score = f"trial {best.trial} had {result.metric} {show(best.metric)} after epoch {best.kept_epoch}"
+    behind = f"it was stopped after epoch {best.epochs}, behind others by its latest weights"
+    return [f"{score}; {behind}: raise `full_trainings` to train more trials to the end"]
 
 
 def agreement_line(result: RunRecord) -> list[str]:
