@@ -62,10 +62,7 @@ def main() -> None:
     )
     test = result.evaluate(test_data)
     validation = result.evaluate(val_data)
-    print(
-        f"best {result.trials[result.best_trial].used}: validation accuracy {validation['accuracy']:.4f}, "
-        f"test accuracy {test['accuracy']:.4f}"
-    )
+    print(f"validation accuracy {validation['accuracy']:.4f}, test accuracy {test['accuracy']:.4f}")
 
 
 if __name__ == "__main__":

@@ -271,9 +271,9 @@ def _announce(run: Run, ready: Ready) -> None:
     for message in ready.messages:
         run.say(message)
     for change in store.changes:
-        run.say(f"going on all the same: {change}")
+        run.say(f"resuming all the same: {change}")
     if store.recorded:
-        run.say(f"going on with the run in {store.path}: {store.recorded} units of work are done")
+        run.say(f"resuming the run: {store.recorded} finished units of work are not repeated")
 
 
 def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> TuneResult:

@@ -34,8 +34,10 @@ def found(pattern: str, said: str) -> re.Match[str]:
 
 
 def digits(folder: Path, *arguments: str) -> str:
-    """What the example says of the best configuration."""
-    return found(r"best .*test accuracy [\d.]+", run(folder, "digits.py", *arguments, OMP_NUM_THREADS="1"))[0]
+    """What the example says of the best configuration and its accuracies."""
+    said = run(folder, "digits.py", *arguments, OMP_NUM_THREADS="1")
+    patterns = (r"Best configuration .*", r"validation accuracy .*test accuracy [\d.]+")
+    return "\n".join(found(pattern, said)[0] for pattern in patterns)
 
 
 def test_digits_reaches_97_percent(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from hydro_rasda.console import duration, one_line, printable, show
-from hydro_rasda.results.records import TrialRecord
+from hydro_rasda.results.records import RunRecord, TrialRecord
+from hydro_rasda.results.report import render
 from hydro_rasda.run.journal import jsonable
 
 
@@ -28,6 +30,18 @@ def say(text: object, end: str = "\n", error: bool = False) -> None:
 def trial_values(trial: TrialRecord) -> dict[str, Any]:
     """A trial for JSON: all but its curves."""
     return {name: value for name, value in vars(trial).items() if name != "history"}
+
+
+def print_record(console: Console, record: RunRecord) -> None:
+    """Print a run's best trials and what they cost; where there is no terminal, without lines and padding."""
+    if console.is_terminal or console.is_jupyter:
+        console.print(render(record))
+        return
+    with console.capture() as captured:
+        console.print(render(record))
+    for line in captured.get().splitlines():
+        if line.strip(" ─"):
+            say(line.rstrip())
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import age, print_json, print_table, say, trial_values
+from hydro_rasda.cli.output import age, print_json, print_record, print_table, say, trial_values
 from hydro_rasda.console import duration, make_console, show
 from hydro_rasda.results.reading import Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import best_score, explained, failure_lines, render, state_of
+from hydro_rasda.results.report import best_score, explained, failure_lines, state_of
 
 _BAD = "not readable"
 
@@ -97,7 +97,10 @@ def show_run(path: str, json: bool) -> None:
         print_json(values | more | {"transfer": transfer, "agreement": agreement, "messages": said})
         return
     console = make_console()
-    console.print(render(record) if record.trials else "no trial has begun")
+    if record.trials:
+        print_record(console, record)
+    else:
+        say("no trial has begun")
     lines = failure_lines(record)
     for line in lines[:FAILED]:
         console.print(line, markup=False)

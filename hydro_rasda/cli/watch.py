@@ -6,6 +6,7 @@ It may start before the run, during it or after it; the run does not know of it.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hydro_rasda.checks import require
-from hydro_rasda.cli.output import age
+from hydro_rasda.cli.output import age, print_record
 from hydro_rasda.cli.runs import row_of, written
 from hydro_rasda.console import LINE_SECONDS, make_console
 from hydro_rasda.results.reading import Stamp, read_record, runs_in, stamp
@@ -81,7 +82,7 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
         _print_lines(looks, folder, console, clock)
     if (ended := bool(seen and seen[-1].ended)) or as_json:
         return ended
-    how = "to wait all the same: hydro-rasda watch --wait"
+    how = f"to wait all the same: hydro-rasda watch {shlex.quote(path)} --wait"
     console.print(f"{explained('interrupted')} ({how})", markup=False, soft_wrap=True)
     return False
 
@@ -128,7 +129,7 @@ def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Conso
     for record in looks:
         line = _line(record, folder)
         if record is not None and record.ended:
-            console.print(render(record))
+            print_record(console, record)
         elif line != said and clock.now() - at >= LINE_SECONDS:
             console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False)
             said, at = line, clock.now()

@@ -10,6 +10,7 @@ import secrets
 import socket
 import struct
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -119,7 +120,7 @@ class Runs:
         self.folder = Path(folder).expanduser().absolute()
         self._read: dict[str, tuple[Stamp, RunRecord | Unreadable]] = {}
         self._made: dict[str, _Made] = {}
-        self._lock = Lock()
+        self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._stamps: dict[str, Stamp] = {}
         self._looked = -math.inf
 
@@ -138,16 +139,17 @@ class Runs:
 
     def listed(self) -> list[tuple[str, RunRecord | Unreadable, float]]:
         """All runs as `list_page` takes them, the last written first."""
-        with self._lock:
-            stamps = self.stamps()
-            latest = sorted(stamps, key=lambda name: -stamps[name][1])
-            return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
+        stamps = self.stamps()
+        latest = sorted(stamps, key=lambda name: -stamps[name][1])
+        return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
 
     def _record(self, name: str, stamp: Stamp) -> RunRecord | Unreadable:
         """A run; or why it cannot be read."""
-        if name not in self._read or self._read[name][0] != stamp:
-            self._read[name] = stamp, or_why(partial(read_record, self._path(name)))
-        return self._read[name][1]
+        # Not the lock of its page: the list does not wait for figures.
+        with self._locks[f"{name}/record"]:
+            if name not in self._read or self._read[name][0] != stamp:
+                self._read[name] = stamp, or_why(partial(read_record, self._path(name)))
+            return self._read[name][1]
 
     def shown(self, name: str) -> Stamp:
         """Of what `page` gives: where a page has just been made, for a while that of this page."""
@@ -157,8 +159,8 @@ class Runs:
         return self.stamps()[name]
 
     def page(self, name: str) -> str:
-        """The page of a run."""
-        with self._lock:
+        """The page of a run; other pages do not wait while it is made."""
+        with self._locks[f"{name}/page"]:
             stamp, made = self.shown(name), self._made.get(name)
             if made is None or made.stamp != stamp:
                 began = time.monotonic()

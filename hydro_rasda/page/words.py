@@ -9,7 +9,7 @@ from typing import Any
 
 from hydro_rasda.console import duration, show
 from hydro_rasda.plots.look import score_of
-from hydro_rasda.results.records import RunRecord, flat
+from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import agreement_line, best_score, doubt_line, explained, kept_weights, state_of
 from hydro_rasda.run.journal import jsonable
 
@@ -51,7 +51,7 @@ def configuration(record: RunRecord) -> Facts:
     """The best configuration; none where no trial has a finite score."""
     if not record.trials or not math.isfinite(score_of(record.trials[record.best_trial])):
         return {}
-    return {name: show(value, 6) for name, value in flat(record.best_config).items()}
+    return {name: show(value, 6) for name, value in record.trials[record.best_trial].used.items()}
 
 
 def row(record: RunRecord) -> list[str]:
@@ -94,7 +94,7 @@ def failures(record: RunRecord) -> list[tuple[str, str, str]]:
     return [
         (
             f"trial {trial.trial}: {(trial.error or '').strip().rpartition(chr(10))[2]}",
-            ", ".join(f"{name}={show(value, 4)}" for name, value in flat(trial.config).items()),
+            ", ".join(f"{name}={show(value, 4)}" for name, value in trial.used.items()),
             trial.error or "",
         )
         for trial in record.trials

@@ -14,11 +14,11 @@ from hydro_rasda import plots
 from hydro_rasda.console import show
 from hydro_rasda.page import words
 from hydro_rasda.page.call import call_of
-from hydro_rasda.plots.importance import importance_bars, importance_of, varied
+from hydro_rasda.plots.importance import importance_bars, importance_of
 from hydro_rasda.plots.look import EXTRA, graph_objects, is_empty, nothing
 from hydro_rasda.results.reading import Unreadable, or_why
 from hydro_rasda.results.records import RunRecord, row
-from hydro_rasda.results.report import best_first, explained, state_of
+from hydro_rasda.results.report import best_first, explained, state_of, varied
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.files import write_atomically
 from hydro_rasda.run.spec import read_asked
@@ -177,7 +177,7 @@ def _table(record: RunRecord) -> tuple[list[str], list[list[str]]] | None:
         cells = row(trial)
         narrow = [cells["surrogate_metric"], cells["surrogate_epochs"]] if trial.surrogate_epochs else [None, None]
         full = [cells["metric"], cells["epochs"]] if trial.epochs else [None, None]
-        own = [cells.get(f"config/{name}") for name in names]
+        own = [trial.used.get(name) for name in names]
         rows.append([show(value, 4) for value in (trial.trial, trial.status, *narrow, *full, *own)])
     return heads, rows
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hydro_rasda.console import show
-from hydro_rasda.plots.importance import FEWEST, importance_of, too_few, varied
+from hydro_rasda.plots.importance import FEWEST, importance_of, too_few
 from hydro_rasda.plots.look import (
     LOG,
     SCALE,
@@ -26,6 +26,7 @@ from hydro_rasda.plots.look import (
     thinned,
 )
 from hydro_rasda.results.records import RunRecord, TrialRecord, flat
+from hydro_rasda.results.report import varied
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

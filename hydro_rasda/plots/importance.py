@@ -10,6 +10,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from hydro_rasda.plots.look import (
@@ -24,7 +25,7 @@ from hydro_rasda.plots.look import (
     score_of,
     thinned,
 )
-from hydro_rasda.results.records import RunRecord, flat
+from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.study import make_study
 
 if TYPE_CHECKING:
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
 FEWEST = 8
 """Trials below which no importance is worked out."""
 
-_TREES = 32
-_FOR_IMPORTANCE = 300
+_ALONE = Lock()
+"""Held where warnings are caught, which threads cannot do at the same time; a dashboard has several."""
+
+_TREES, _FOR_IMPORTANCE = 16, 150
+"""So many trees, of so many trials: a quarter of a second. With twice as many of both, shares change by as much as with
+another seed."""
 
 
 def importances(result: RunRecord) -> Figure:
@@ -87,7 +92,7 @@ def importance_of(result: RunRecord) -> dict[str, float]:
         evaluator = PedAnovaImportanceEvaluator() if branched else fanova
     except ImportError as error:
         raise ImportError(f"importances need scikit-learn: {EXTRA}") from error
-    with warnings.catch_warnings():
+    with _ALONE, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of experimental arguments
         found = get_param_importances(study, evaluator=evaluator)
     return {name: float(share) for name, share in found.items() if math.isfinite(share)}
@@ -122,13 +127,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def varied(record: RunRecord) -> list[str]:
-    """Hyperparameters that differ between trials, nested ones as "a/b", in the order of the space."""
-    configs = [flat(trial.config) for trial in record.trials]
-    names = dict.fromkeys(name for config in configs for name in config)
-    return [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
 
 
 def too_few(record: RunRecord, what: str = "hyperparameters that differ") -> str:

@@ -73,7 +73,7 @@ def escaped(value: Any) -> str:
 
 def describe(trial: TrialRecord, names: Iterable[str] | None = None) -> str:
     """A trial in lines for the box that shows over a point."""
-    config = {name: value for name, value in trial.config.items() if names is None or name in names}
+    config = {name: value for name, value in trial.used.items() if names is None or name in names}
     return "<br>".join([f"trial {trial.trial}, {trial.status}", *(f"{k}={escaped(v)}" for k, v in config.items())])
 
 

@@ -35,7 +35,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("configuration", overflow="fold")
-    names = _varied(result)
+    names = varied(result)
     for record in records:
         settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
         table.add_row(*_row(record), Text(settings))
@@ -47,7 +47,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
 def as_html(result: RunRecord, shown: int = SHOWN) -> str:
     """The same as a piece of HTML, for notebooks."""
     result = result.shown()
-    names, records = _varied(result), best_first(result)[:shown]
+    names, records = varied(result), best_first(result)[:shown]
     heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
     rows = [[*_row(record), *(show(record.used.get(name)) for name in names)] for record in records]
     winner = next((each for each in records if each.trial == result.best_trial), None)
@@ -65,7 +65,7 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
     return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
 
 
-def _varied(result: RunRecord) -> list[str]:
+def varied(result: RunRecord) -> list[str]:
     """Names whose values differ between trials: the others do not tell why one beat another."""
     used = [record.used for record in result.trials]
     names = dict.fromkeys(name for values in used for name in values)
@@ -131,10 +131,22 @@ def doubt_line(result: RunRecord) -> list[str]:
         change = "lower" if result.mode == "min" else "raise"
         line += f"; one more full training should {change} {result.metric} by at most {show(result.expected_gain)}"
     other = max(trained.values(), key=lambda record: record.chance)
-    if other.status != "stopped" or round(other.chance, 2) <= round(winner.chance, 2):
-        return [line]
-    doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
-    return [line, f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"]
+    if other.status == "stopped" and round(other.chance, 2) > round(winner.chance, 2):
+        doubt = f"trial {other.trial} was stopped after epoch {other.epochs} and may have become better"
+        return [line, f"{doubt} ({other.chance:.0%}): raise `full_trainings` to find out"]
+    return [line, *_better_line(result, winner)]
+
+
+def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
+    """Why a trial did not win that has a better score than the winner, as it was stopped."""
+    sign = 1.0 if result.mode == "min" else -1.0
+    stopped = [record for record in result.trials if record.status == "stopped" and math.isfinite(record.metric)]
+    best = min(stopped, key=lambda record: sign * record.metric, default=winner)
+    if not sign * best.metric < sign * winner.metric:
+        return []
+    score = f"trial {best.trial} had {result.metric} {show(best.metric)} after epoch {best.kept_epoch}"
+    behind = f"it was stopped after epoch {best.epochs}, behind others by its latest weights"
+    return [f"{score}; {behind}: raise `full_trainings` to train more trials to the end"]
 
 
 def agreement_line(result: RunRecord) -> list[str]:

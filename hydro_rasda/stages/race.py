@@ -67,7 +67,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
                 return
             if any(_goes_on(run, n, stop) for n in left):
                 run.end_by_time("target")
-                run.say("`time_budget_s` is spent: the same call with more goes on from here")
+                run.say("`time_budget_s` is spent; repeat the call with a larger one to go on")
                 return
             racing, there = len(left), [n for n in left if n not in run.failures and not done_early(run, n)]
             left = _decide(run, there, stop, _epochs_trained(run, finalists, stop)) if there else []
@@ -79,10 +79,9 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             break
         reached = stop
         if racing > 1 or stop == stops[-1]:
-            kept = f"{len(left)} of {racing} go on" if stop < stops[-1] else "done"
+            kept, leads = (f"{len(left)} of {racing} go on", "leads") if stop < stops[-1] else ("done", "wins")
             _, score = run.best.get(left[0], (stop, run.score_at("target", left[0], stop)))
-            best = f"best {settings.metric} {score:.4g} (trial {left[0]})"
-            run.say(f"full size at epoch {stop}: {kept}, {best}")
+            run.say(f"full size at epoch {stop}: {kept}; trial {left[0]} {leads} with {settings.metric} {score:.4g}")
     end_targets(run, finalists)
 
 

@@ -248,8 +248,8 @@ class _Sweep:
         over = {"candidates": tuple(sorted(scores)), "kept": tuple(kept), "recalled": recalled}
         run.notify(RungDecided, stage="surrogate", epoch=stop, **over)
         if kept:
-            told = f"best {run.settings.metric} {scores[kept[0]]:.4g} (trial {kept[0]})"
-            run.say(f"surrogates at epoch {stop}: {len(kept)} of {len(scores)} go on, {told}")
+            told = f"trial {kept[0]} leads with {run.settings.metric} {scores[kept[0]]:.4g}"
+            run.say(f"surrogates at epoch {stop}: {len(kept)} of {len(scores)} go on; {told}")
 
     def _dispatch(self) -> bool:
         """Have idle devices begin what waits; where nothing does, whether the rule now has anyone go on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,9 @@ def test_a_guest_that_is_killed_comes_back(two_threads: None, quick: Quick, tmp_
                 os.kill(killed[0], signal.SIGKILL)
 
         beside = quick(name="beside", backend=BubbleBackend(source), callbacks=[kill_one])
-        assert guests[0].pid not in killed
+        # On a busy machine, the other guest may have done all of the work by now.
+        while guests[0].pid in killed:
+            time.sleep(0.05)
     assert len(killed) == 1
     assert answer(beside) == answer(alone)
 

@@ -24,6 +24,7 @@ import pytest
 
 from hydro_rasda.cli import main
 from hydro_rasda.results.reading import runs_in
+from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
 from tests.hydro_rasda.journals import write_run
 
@@ -130,6 +131,30 @@ def test_pages_are_made_again_when_the_journal_has_changed(tmp_path: Path) -> No
         assert time.monotonic() < until
         time.sleep(0.1)
     assert runs.page("a") is not first
+
+
+def test_a_page_that_is_being_made_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        write_run(tmp_path / name, num_samples=3)
+    runs, begun, end = Runs(tmp_path), threading.Event(), threading.Event()
+
+    def made(record: RunRecord, live: bool) -> str:
+        if record.path.name == "a":
+            begun.set()
+            end.wait(PATIENCE_S)
+        return record.path.name
+
+    monkeypatch.setattr("hydro_rasda.dashboard.server.page", made)
+    slow = threading.Thread(target=runs.page, args=["a"])
+    slow.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        assert runs.page("b") == "b"
+        assert len(runs.listed()) == 2
+        assert slow.is_alive()
+    finally:
+        end.set()
+        slow.join()
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(served: tuple[str, Path]) -> None:

@@ -32,12 +32,12 @@ from tests.hydro_rasda.results.test_report import RECORD
 def test_progress_tells_of_each_decision(capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]) -> None:
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
     said = " ".join(capsys.readouterr().out.split())
-    assert "surrogates at epoch 1: 2 of 4 go on, best val_loss" in said
+    assert re.search(r"surrogates at epoch 1: 2 of 4 go on; trial \d leads with val_loss", said)
     assert "full size at epoch 1: 1 of 2 go on" in said
     assert "full size at epoch 2: done" in said
     assert "4 configurations of 1 structure, which each train as one model, on " in said
     quick(progress=True, space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
-    assert "going on with the run in" in capsys.readouterr().out
+    assert "resuming the run: " in capsys.readouterr().out
     quick(progress=False, name="silent", space={"lr": loguniform(1e-3, 0.3)}, num_samples=4, max_t=2)
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
@@ -51,7 +51,7 @@ def test_the_best_score_told_is_that_of_the_epoch_that_is_kept(
     (record,) = result.trials
     assert record.kept_epoch < record.epochs == 4
     said = " ".join(capsys.readouterr().out.split())
-    assert f"full size at epoch 4: done, best val_loss {result.best_metric:.4g} (trial 0)" in said
+    assert f"full size at epoch 4: done; trial 0 wins with val_loss {result.best_metric:.4g}" in said
 
 
 def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(

@@ -81,8 +81,16 @@ def test_a_line_says_how_sure_the_choice_is() -> None:
     doubtful = tuple(replace(each, chance={2: 0.2, 1: 0.8}.get(each.trial, math.nan)) for each in RECORD.trials)
     other = "trial 1 was stopped after epoch 2 and may have become better (80%): raise `full_trainings` to find out\n"
     assert other in printed(replace(RECORD, trials=doubtful))
+    assert "behind others" not in printed(replace(RECORD, trials=doubtful))
     alone = replace(RECORD, trials=tuple(replace(each, chance=math.nan) for each in RECORD.trials[:2]))
     assert "confidence" not in printed(alone)
+
+
+def test_a_line_says_why_a_trial_with_a_better_score_did_not_win() -> None:
+    told = "trial 1 had val_loss 0.1 after epoch 2; it was stopped after epoch 2, behind others by its latest weights"
+    assert f"{told}: raise `full_trainings` to train more trials to the end\n" in printed(RECORD)
+    assert "behind others" not in printed(replace(RECORD, mode="max"))
+    assert "behind others" not in printed(replace(RECORD, trials=RECORD.trials[2:]))
 
 
 def test_a_line_says_which_weights_the_winner_keeps() -> None:

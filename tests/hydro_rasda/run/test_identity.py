@@ -294,7 +294,7 @@ def test_another_run_is_not_taken_for_this_one(
     with pytest.raises(RunExists, match="seed was 0, now 1"):
         quick(**small, **changed, resume="changed", seed=1)
     on = quick(**small, **changed, resume="changed", progress=True)
-    assert f"going on all the same: {told}" in " ".join(capsys.readouterr().out.split())
+    assert f"resuming all the same: {told}" in " ".join(capsys.readouterr().out.split())
     scored_alike = not changed.keys() & {"loss_fn", "val_data"}
     assert (on.best_metric == first.best_metric) is scored_alike
     assert (first.path / "before-1").exists() is not scored_alike

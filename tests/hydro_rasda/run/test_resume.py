@@ -94,7 +94,7 @@ def test_killed_at_any_point_it_ends_with_the_same_result(tmp_path: Path, thread
     assert all(earlier < later < len(order) for earlier, later in pairwise(reached))
 
     resumed = finish(start(tmp_path, "broken", threads))
-    assert f"{reached[-1]} units of work are done" in " ".join(resumed.split())
+    assert f"{reached[-1]} finished units of work are not repeated" in " ".join(resumed.split())
     assert resumed.splitlines()[-1] == unbroken.splitlines()[-1]
     assert len(keys(broken)) == len(set(keys(broken)))
     in_order = sorted if threads > 1 else list
