@@ -19,14 +19,14 @@ def require(holds: bool, argument: str, value: object, rule: str) -> None:
     """Refuse an argument that breaks its rule; long values are cut in the message.
 
     Raises:
-        ValueError: where `holds` is false.
+        ValueError: if `holds` is false.
     """
     if not holds:
         raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
 
 
 def is_metric(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
+    """Return whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -34,7 +34,7 @@ def check_width_ratio(width_ratio: float, argument: str = "width_ratio") -> None
     """Refuse anything that is not a number in (0, 1].
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is none.
     """
     rule = "a number in (0, 1]: a surrogate is no wider than its target"
     require(is_metric(width_ratio) and 0.0 < width_ratio <= 1.0, argument, width_ratio, rule)
@@ -44,7 +44,7 @@ def check_int(argument: str, value: object, at_least: int, at_most: float = math
     """Refuse what is no integer in a range.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     holds = isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
     bound = f">= {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
@@ -55,7 +55,7 @@ def check_flag(argument: str, value: object) -> None:
     """Refuse what is neither True nor False.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     require(isinstance(value, bool), argument, value, "True or False")
 
@@ -64,7 +64,7 @@ def check_list(argument: str, value: object, kind: Any, least: int = 1) -> None:
     """Refuse what is no list or tuple of objects of a class, or too short.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     require(isinstance(value, list | tuple), argument, value, "a list")
     assert isinstance(value, list | tuple)
@@ -77,7 +77,7 @@ def check_function(argument: str, value: object, arguments: int) -> None:
     """Refuse what cannot be called with so many arguments.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     holds = callable(value) and not isinstance(value, type)
     try:
