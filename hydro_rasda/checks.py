@@ -22,7 +22,7 @@ def require(holds: bool, argument: str, value: object, rule: str) -> None:
     """Refuse an argument unless its rule holds.
 
     Raises:
-        ValueError: where `holds` is false; it names argument, value (cut where it is long) and rule.
+        ValueError: if `holds` is false; it names argument, value (cut where it is long) and rule.
     """
     if not holds:
         raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
@@ -41,22 +41,22 @@ def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether a value is an integer; a bool is none."""
+    """Return whether a value is an integer; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number; a bool is none."""
+    """Return whether a value is a finite number; a bool is none."""
     return is_metric(value) and abs(value) < math.inf
 
 
 def is_metric(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
+    """Return whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether a value is a text that files and other processes can be given: in UTF-8, and without NUL bytes."""
+    """Return whether a value is a text that files and other processes can be given: in UTF-8, and without NUL bytes."""
     try:
         return isinstance(value, str) and "\0" not in value and bool(value.encode() or True)
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -67,7 +67,7 @@ def check_int(name: str, value: object, at_least: int, optional: bool = False, a
     """Refuse what is no integer from `at_least` to `at_most`; where it is `optional`, None will do.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     holds = (optional and value is None) or (is_int(value) and at_least <= value <= at_most)
     bound = f">= {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
@@ -78,7 +78,7 @@ def check_number(name: str, value: object, above: float | None = None) -> None:
     """Refuse what is no number >= 0, or, where it is given, no number > `above`.
 
     Raises:
-        ValueError: where `value` is something else, such as NaN.
+        ValueError: if `value` is something else, such as NaN.
     """
     holds = is_metric(value) and (value >= 0 if above is None else value > above)
     require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
@@ -88,7 +88,7 @@ def check_is(name: str, value: object, kind: type, several: bool = False) -> Non
     """Refuse what is no object of a class, or, of `several`, no list or tuple of them.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     if several:
         require(isinstance(value, list | tuple), name, value, f"a list of {kind.__name__}s")
@@ -103,7 +103,7 @@ def check_path(name: str, value: object) -> None:
     """Refuse what is no path.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     holds = isinstance(value, str | PathLike) and isinstance(os.fspath(value), str) and "\0" not in str(value)
     require(holds and len(str(value)) < 4096, name, value, "a path")
@@ -113,7 +113,7 @@ def check_flag(name: str, value: object) -> None:
     """Refuse what is neither True nor False.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     require(isinstance(value, bool), name, value, "True or False")
 
@@ -122,7 +122,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Refuse what is none of some words.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     require(isinstance(value, str) and value in choices, name, value, f"one of {tuple(choices)}")
 
@@ -131,7 +131,7 @@ def check_text(name: str, value: object, optional: bool = False) -> None:
     """Refuse what is no text, or an empty one; where it is `optional`, None will do.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     holds = (optional and value is None) or (isinstance(value, str) and bool(value))
     require(holds, name, value, f"{'None or ' if optional else ''}a text")
@@ -141,7 +141,7 @@ def check_function(name: str, value: object, *counts: int, rule: str, or_class: 
     """Refuse what cannot be called with so many arguments, or with so many others; and classes, unless they will do.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     holds = callable(value) and (or_class or not isinstance(value, type))
     try:
@@ -166,7 +166,7 @@ def check_folder(name: str, value: object) -> Path:
     """The absolute path of a folder that is there, or can be made.
 
     Raises:
-        ValueError: where `value` is no path, that of something else, below something else, or the address of a store.
+        ValueError: if `value` is no path, that of something else, below something else, or the address of a store.
     """
     rule = "the path of a folder that is there, or can be made"
     check_path(name, value)
@@ -187,7 +187,7 @@ def check_name(name: str, value: object) -> None:
     """Refuse what cannot be the name of a folder.
 
     Raises:
-        ValueError: where `value` is something else.
+        ValueError: if `value` is something else.
     """
     holds = is_text(value) and value not in ("", ".", "..") and not {"/", os.sep} & {*value}
     require(holds and len(str(value).encode()) <= 255, name, value, "a folder's name")
@@ -197,6 +197,6 @@ def check_mode(mode: object) -> None:
     """Refuse what is neither "min" nor "max".
 
     Raises:
-        ValueError: where `mode` is something else.
+        ValueError: if `mode` is something else.
     """
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")
