@@ -36,7 +36,7 @@ SECTIONS = {"Args", "Arguments", "Attributes", "Returns", "Yields", "Raises", "E
 """Sections of Google's docstrings."""
 
 _HEADLESS = re.compile(r"\W*(what|who|where|which|whether|whatever|whoever|wherever)\b", re.IGNORECASE)
-_END = re.compile(r"[.!?][\"'”’)\]]*(\s+)(?=[\"'“(\[]?[A-Z`0-9])")
+_END = re.compile(r"[.!?][\"'”’)\]]*(\s+)(?=[\"“]|['(\[]?[A-Z`0-9])")
 _ENTRY = re.compile(r"\*{0,2}\w+(?: \([^)]*\))?: ")
 _ABBREVIATED = ("e.g.", "i.e.", "et al.", "vs.", "etc.", "cf.", "Fig.", "eq.", "No.")
 

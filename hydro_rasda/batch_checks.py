@@ -88,7 +88,7 @@ def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batch
     """Read the data once, as far as a few seconds go, and run the model on the batches that it may fail on.
 
     Raises:
-        ValueError: where a batch cannot be read, the objective cannot take it, or its loss is infinite or NaN, as its
+        ValueError: if a batch cannot be read, the objective cannot take it, or its loss is infinite or NaN, as its
             numbers are.
     """
     with torch.no_grad():
@@ -104,10 +104,10 @@ def survey_batches(problem: Problem, trial: Trial, model: nn.Module, data: Batch
 
 
 def measure_whole(problem: Problem, trial: Trial, model: nn.Module, known: Mapping[str, Any]) -> dict[str, float]:
-    """What `metrics` says of the whole validation set, which one untrained model has to go through.
+    """Return `metrics` of the whole validation set for one untrained model, which has to go through all of it.
 
     Raises:
-        ValueError: where it fails, or returns no numbers, or uses a name of the objective's.
+        ValueError: if it fails, or returns no numbers, or uses a name of the objective's.
     """
     if problem.metrics is None:
         return {}
@@ -135,7 +135,7 @@ def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mappin
     predicts the same for all examples.
 
     Raises:
-        Misfit: where there is no finite value.
+        Misfit: if there is no finite value.
     """
     metric, loss = problem.settings.metric, found["train_loss"]
     if not (math.isfinite(loss) or _is_finite(problem, trial, model, "train_loss")):
@@ -148,7 +148,7 @@ def check_finite(problem: Problem, trial: Trial, model: nn.Module, found: Mappin
 
 
 def _is_finite(problem: Problem, trial: Trial, model: nn.Module, metric: str) -> bool:
-    """Whether a metric of a model is finite, for any batch, or for the whole validation set."""
+    """Return whether a metric of a model is finite, for any batch, or for the whole validation set."""
     part, name = metric.split("_", 1)
     data, argument = (problem.train_data if part == "train" else problem.val_data), f"{part}_data"
     model.train(part == "train")

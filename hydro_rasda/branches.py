@@ -19,7 +19,7 @@ Space = Mapping[str, Any]
 
 
 def is_branching(value: object) -> bool:
-    """Whether a value of a space is a choice between mappings."""
+    """Return whether a value of a space is a choice between mappings."""
     if not is_a(value, "Categorical") or getattr(value, "is_grid", bool)():
         return False
     alternatives: Sequence[Any] = value.categories  # type: ignore[attr-defined]
@@ -28,7 +28,7 @@ def is_branching(value: object) -> bool:
 
 
 def reachable(space: Space) -> dict[str, list[Any]]:
-    """What stands under each key that a configuration can have, in one branch or another."""
+    """Return the values under each key that a configuration can have, in one branch or another."""
     found: dict[str, list[Any]] = {}
     for key, value in space.items():
         inner = [reachable(each) for each in value.categories] if is_branching(value) else [{key: [value]}]
@@ -63,7 +63,7 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
     """A space with the values of a configuration, or a part of one, and no branches that contradict it.
 
     Raises:
-        ValueError: where no branch has all of the configuration's keys that belong to the choice.
+        ValueError: if no branch has all of the configuration's keys that belong to the choice.
     """
     found: dict[str, Any] = {}
     for key, value in space.items():
@@ -79,7 +79,7 @@ def restricted(space: Space, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _agrees(alternative: Space, config: Mapping[str, Any]) -> bool:
-    """Whether the constants of a branch are those of a configuration."""
+    """Return whether the constants of a branch are those of a configuration."""
     for name, value in alternative.items():
         if is_branching(value):
             if not any(_agrees(each, config) for each in value.categories):

@@ -22,7 +22,7 @@ def require(holds: bool, argument: str, value: object, rule: str) -> None:
     """Refuse an argument unless its rule holds.
 
     Raises:
-        ValueError: where `holds` is false; it names argument, value (cut where it is long) and rule.
+        ValueError: if `holds` is false; it names argument, value (cut where it is long) and rule.
     """
     if not holds:
         raise ValueError(f"`{argument}` is {_shown.repr(value)}, but must be {rule}")
@@ -41,22 +41,22 @@ def in_order(value: set[Any] | frozenset[Any], show: Callable[[Any], str] = repr
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether a value is an integer; a bool is none."""
+    """Return whether a value is an integer; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number; a bool is none."""
+    """Return whether a value is a finite number; a bool is none."""
     return is_metric(value) and abs(value) < math.inf
 
 
 def is_metric(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
+    """Return whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether a value is a text that files and other processes can be given: in UTF-8, and without NUL bytes."""
+    """Return whether a value is a text that files and other processes can be given: in UTF-8, and without NUL bytes."""
     try:
         return isinstance(value, str) and "\0" not in value and bool(value.encode() or True)
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -74,7 +74,7 @@ def check_number(name: str, value: object, above: float | None = None) -> None:
     """Refuse what is no number >= 0, or, where it is given, no number > `above`.
 
     Raises:
-        ValueError: where `value` is something else, such as NaN.
+        ValueError: if `value` is something else, such as NaN.
     """
     holds = is_metric(value) and (value >= 0 if above is None else value > above)
     require(holds, name, value, "a number >= 0" if above is None else f"a number > {above:g}")
@@ -138,7 +138,7 @@ def check_folder(name: str, value: object) -> Path:
     """The absolute path of a folder that is there, or can be made.
 
     Raises:
-        ValueError: where `value` is no path, that of something else, below something else, or the address of a store.
+        ValueError: if `value` is no path, that of something else, below something else, or the address of a store.
     """
     rule = "the path of a folder that is there, or can be made"
     check_path(name, value)
@@ -165,6 +165,6 @@ def check_mode(mode: object) -> None:
     """Refuse what is neither "min" nor "max".
 
     Raises:
-        ValueError: where `mode` is something else.
+        ValueError: if `mode` is something else.
     """
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")

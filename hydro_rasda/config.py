@@ -1,4 +1,4 @@
-"""What a run is asked to do, as frozen values that are checked when they are made."""
+"""Settings of a run, as frozen values that are checked when they are made."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GLOBAL_BATCH = "global_batch_size"
 """In a report and in a trial's history, the examples of a step over all workers."""
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 UNSPLIT_BATCHES = "1 with race.strategy 'fsdp', more workers in its place"
-"""What `accumulate` must be there: ranks whose shares have unequally many parts would wait for each other for ever."""
+"""The rule for `accumulate` there: ranks whose shares have unequally many parts would wait for each other for ever."""
 
 
 class _Part:
@@ -76,7 +76,7 @@ class SweepConfig(_Part):
         fusion: Most trials in one fused model. "auto" measures what is fastest, once on a machine; the measurements
             are kept below HYDRO_RASDA_CACHE, or in the user's cache folder. Random numbers do not depend on it. The
             last digits do, since groups of another width add up in another order.
-        check_transfer: Whether to train 6 configurations at full size to the first milestone, and compare their ranking
+        check_transfer: True to train 6 configurations at full size to the first milestone, and compare their ranking
             with the surrogates' (`TuneResult.transfer`).
     """
 
@@ -111,9 +111,9 @@ class RaceConfig(_Part):
 
     Attributes:
         top_k: Configurations that move to the full-size model.
-        keep: Which weights a full-size training hands back. "best": those after the last epoch that is as good as the
+        keep: Weights that a full-size training hands back. "best": those after the last epoch that is as good as the
             best one, but for 1 % of what training has gained. "last": those after its last epoch. Under either, trials
-            are compared by their last epochs, with the weights that training left there: the winner's configuration
+            are compared by their last epochs, with the weights that training left there. The winner's configuration
             then holds when you train it again, longer, elsewhere or on more data. There are two exceptions. With
             `patience`, the best epochs are compared. If no trial came to its end (time ran out, all diverged, or
             `stop_at` was reached), the best that was kept wins.
@@ -140,20 +140,20 @@ class RaceConfig(_Part):
         max_workers: No trial gets more. With 1, each device trains whole trials, which are then the same on any number
             of devices. None: as many as the cluster, or this machine, holds; but on this machine, with `workers=1`, it
             is 1.
-        lr_rule: What the learning rate is multiplied by where the workers, and with them the global batch, grow by f
-            (Sec. 3.2): "linear" f, "sqrt" its root, "none" 1, a function of f; "auto" is linear, as was measured best
+        lr_rule: Factor of the learning rate when the workers, and so the global batch, grow by f (section 3.2):
+            "linear" f, "sqrt" its root, "none" 1, or a function. "auto" is linear, which was measured best
             (benchmarks/results/large_batch.md). "paper" is the paper's: linear for SGD, the root for Adam and its like.
             Each change is reached over the configuration's `rescale_warmup_epochs`, 1 by default.
-        grow: With how many workers a survivor goes on: "due", all that it is due, as in the paper;
-            "efficient", the smaller of that and an even share of what is free, while more workers pay by the next two.
+        grow: Workers with which a survivor goes on. "due": all that it is due, as in the paper. "efficient": the
+            smaller of that and an even share of the free ones, while more workers pay by the next two.
         least_efficiency: With "efficient", a survivor keeps its workers unless its measured parallel efficiency is
             above this; 0 for any. It is its history's `scaling_efficiency`, of step times.
         batch_over_noise: With "efficient", a survivor's batch is at most so many times its gradient noise scale (its
             history's `gradient_noise_scale`, measured on two or more workers); inf for any.
-        strategy: What several workers hold of a model: "ddp", all of it, each; "fsdp", each a part of every parameter,
-            gradient and optimizer state, for models that fit no single one (FSDP2). Entries of an `nn.ModuleList` are
-            put together one at a time, as they compute; they must compute by their `forward`. Checkpoints are the
-            same. With float16, or `accumulate` in a configuration, "ddp" alone.
+        strategy: Division of a model between several workers. "ddp": each holds all of it. "fsdp": each holds a part of
+            every parameter, gradient and optimizer state, for models that fit no single worker (FSDP2). Entries of an
+            `nn.ModuleList` are put together one at a time, as they compute; they must compute by their `forward`.
+            Checkpoints are the same. With float16, or `accumulate` in a configuration, "ddp" alone.
     """
 
     top_k: int = 4
@@ -288,13 +288,13 @@ class TuneConfig:
         return milestones(self.first_look, self.max_t, self.race.scaling_factor)
 
     def good_enough(self, score: float) -> bool:
-        """Whether a full-size model's score is as good as `stop_at`, so that nothing more has to be trained."""
+        """Return whether a full-size model's score is as good as `stop_at`, so that nothing more has to be trained."""
         if self.stop_at is None or not math.isfinite(score):
             return False
         return score <= self.stop_at if self.mode == "min" else score >= self.stop_at
 
     def out_of_patience(self, epochs: int) -> bool:
-        """Whether a full-size training ends that has not become better for so many epochs."""
+        """Return whether a full-size training ends that has not become better for so many epochs."""
         return self.race.patience is not None and epochs >= self.race.patience
 
     def determining(self) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def check_steps(graph: object, loader_workers: object) -> None:
     """Refuse what does not say how a backend's steps are run.
 
     Raises:
-        ValueError: where one of them is none of its values.
+        ValueError: if one of them is none of its values.
     """
     known = isinstance(graph, bool) or (isinstance(graph, str) and graph == "auto")
     require(known, "graph", graph, "'auto', True or False")

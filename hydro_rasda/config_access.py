@@ -1,4 +1,4 @@
-"""What a model function reads of its configuration: what it then does is the same wherever that is."""
+"""Keys that a model function reads of its configuration: it does the same for all configurations that agree in them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Kept(Exception):
 
 
 class Notes:
-    """What was read of the configurations that a model function was given.
+    """Record of the keys that a model function read of its configurations.
 
     Args:
-        may_be_kept: Whether a model may keep its configuration, and read more of it later.
+        may_be_kept: True if a model may keep its configuration, and read more of it later.
 
     Attributes:
         read: Keys, with those around them: `net.depth`.
@@ -39,7 +39,7 @@ class Notes:
         """The model function, called with a configuration that notes what is read of it.
 
         Raises:
-            Kept: where the model keeps it, but may not; raised by the function that is returned.
+            Kept: if the model keeps it, but may not; raised by the function that is returned.
         """
 
         def noting(config: dict[str, Any], *args: Any, **kwargs: Any) -> nn.Module:
@@ -57,13 +57,13 @@ class Notes:
         return _Noted(config, self, "", [])
 
     def of(self, config: Mapping[str, Any]) -> Reads | None:
-        """What was read, with its values; None where a value cannot be compared by what it prints."""
+        """Return the keys that were read, with their values; None if a value cannot be compared by its text."""
         read = {(path, text) for path, text in _texts(config) if path in self.read or not path}
         return None if any(text is None for _, text in read) else frozenset(read)  # type: ignore[arg-type]
 
 
 def all_of(config: Mapping[str, Any]) -> frozenset[tuple[str, str | None]]:
-    """All keys and values of a configuration. What `Notes.of` gave for another is a subset of it where they agree."""
+    """All keys and values of a configuration. The result of `Notes.of` for another is a subset of it if they agree."""
     return frozenset(_texts(config))
 
 

@@ -13,14 +13,13 @@ UNBROKEN = 10_000
 """Width of lines that nothing breaks."""
 
 LINE_SECONDS = 60.0
-"""Where there is no terminal, at least so long lies between two lines that tell how far a run is."""
+"""Without a terminal, seconds between two lines of progress, at least."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: object) -> str:
-    """What a name or a value looks like, with nothing in it that a terminal would obey: escape sequences, turns of the
-    reading direction."""
+    """Show a name or a value without the characters that a terminal would obey, such as escape sequences."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], str(text))
 
 

@@ -1,4 +1,4 @@
-"""What a backend or another plug-in implements or is handed."""
+"""Contracts of backends and other plug-ins: the classes that they implement or are handed."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Group:
 
     Attributes:
         kind: Digest of the fusion key that they share.
-        fused: Whether they train as one; otherwise they train one after another, which is faster for a few.
+        fused: True if they train as one; otherwise they train one after another, which is faster for a few.
         micro_batches: Parts that each batch is split into, where a single member does not fit memory with whole ones.
-        compiled: Whether their step is compiled first, on a CPU.
+        compiled: True if their step is compiled first, on a CPU.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class GroupTask:
         key: Name of the unit in the journal and of the checkpoint that it leaves.
         groups: The trials; groups are independent of each other.
         sources: Keys of the earlier tasks that trained them; empty at the first rung.
-        span: Which epochs they train.
+        span: Epochs that they train.
         copies: For each trial that goes on with another one's weights and optimizer state, that other one.
     """
 
@@ -103,7 +103,7 @@ class GroupTask:
         return [replace(self, groups=(group,)) for group in self.groups]
 
     def smaller(self) -> list[GroupTask]:
-        """What takes less memory: its groups by themselves; of a single group, each half of its members.
+        """Return tasks that take less memory: its groups by themselves; of a single group, each half of its members.
 
         Of a single member, the same with batches in twice as many parts. Each is a unit of its own.
         """
@@ -124,7 +124,7 @@ def group_key(span: Span, members: Iterable[int]) -> str:
 
 @dataclass
 class GroupOutcome:
-    """What training a group gave.
+    """Outcome of training a group.
 
     Attributes:
         checkpoint: To go on from: for each fused model that was trained, its members and its state.
@@ -143,7 +143,7 @@ class FullSizeTask:
 
     Attributes:
         key: Tells it from all others of the run.
-        span: Which epochs.
+        span: Its epochs.
         source: Name of the checkpoint to go on from; None starts from the trial's initial weights.
         seed: Determines those, and dropout.
         beside: How many trials are trained to this milestone, itself included: they share the devices.
@@ -159,18 +159,18 @@ class FullSizeTask:
 
 @dataclass(frozen=True)
 class FullSizeOutcome:
-    """What training a full-size model gave.
+    """Outcome of training a full-size model.
 
     Attributes:
         state: To go on from; None where it failed.
         history: Epochs trained, with the metrics after each.
         error: Traceback, where it failed.
         seconds: Wall time that it took.
-        died: Whether it failed by the end of its process, so often that it is not to be tried again.
+        died: True if it failed by the end of its process, so often that it is not to be tried again.
         beside: How many shared the device, itself included: its training took that many times `seconds`.
-        device: Which trained it, of several the first; None where there is only one.
-        ended: Whether it ended by itself, before its span or at its end, and is not to go on.
-        more: What the run's record keeps besides, for who goes on from it: plain values.
+        device: Name of the device that trained it, of several the first; None if there is only one.
+        ended: True if it ended by itself, before its span or at its end, and is not to go on.
+        more: Further plain values for the run's record, for the backend that goes on from it.
     """
 
     task: FullSizeTask
@@ -229,9 +229,9 @@ class Widths:
         return slow if above == below else quick + (slow - quick) * (members - below) / (above - below)
 
     def compiling_pays(self, members: int, steps: float) -> bool:
-        """Whether a group of so many members wins twice the time that compiling its step takes, over so many steps.
+        """Return whether a group of so many members wins twice the time of compiling its step, over so many steps.
 
-        What narrower groups win is more, as more of their time is not arithmetic.
+        Narrower groups win more, as more of their time is not arithmetic.
 
         >>> widths = Widths(4, 2, {1: 100.0, 4: 200.0}, compiled=2.0, compile_seconds=10.0)
         >>> widths.compiling_pays(4, 1900), widths.compiling_pays(4, 2100)
@@ -251,7 +251,7 @@ class FullSizeTrainer(Protocol):
             tasks: Independent of each other. The next is taken when it can begin.
 
         Yields:
-            What each gave, as they are done.
+            The outcome of each, as they are done.
         """
         ...
 
@@ -262,7 +262,7 @@ class Finished:
 
     Attributes:
         seconds: Wall time that it took.
-        device: Which trained it; None where there is only one.
+        device: Name of the device that trained it; None if there is only one.
     """
 
     task: GroupTask
@@ -272,14 +272,14 @@ class Finished:
 
 
 class Devices(FullSizeTrainer, Protocol):
-    """What a backend opens for a run: devices that each train one task at a time."""
+    """Devices that a backend opens for a run; each trains one task at a time."""
 
     def idle(self) -> Sequence[int]:
         """The devices that have nothing to do."""
         ...
 
     def busy(self) -> bool:
-        """Whether any group is under way."""
+        """Return whether any group is under way."""
         ...
 
     def speed(self, device: int, kind: str) -> float | None:
@@ -309,13 +309,14 @@ class Devices(FullSizeTrainer, Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """Where trials train; `tune(backend=...)` takes one. It is made without a run, and can be opened for several.
+    """Place at which trials train; `tune(backend=...)` takes one. It is made without a run, and can be opened for
+    several.
 
     `hydro_rasda.testing` checks that an implementation keeps these promises. It may also have attributes
     `loader_workers` and `graph`, as `LocalBackend` has; without them, the defaults hold.
 
     Attributes:
-        device: Where models are that the tuner itself builds: before any training, and of what was trained.
+        device: Device of the models that the tuner itself builds, before any training and after it.
     """
 
     @property

@@ -81,7 +81,7 @@ class Categorical(Domain):
 
 
 class Function(Domain):
-    """What a function of the configuration, or of nothing, returns."""
+    """Draw the value of a function of the configuration, or of nothing."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self.pass_config = _binds(func, {})
@@ -110,7 +110,7 @@ def uniform(lower: float, upper: float) -> Domain:
     """Floats from `lower` to below `upper`, all equally likely.
 
     Raises:
-        ValueError: where a bound is no finite number.
+        ValueError: if a bound is no finite number.
     """
     return _float("uniform", lower, upper)
 
@@ -119,7 +119,7 @@ def quniform(lower: float, upper: float, q: float) -> Domain:
     """Floats from `lower` to `upper`, rounded to multiples of `q`.
 
     Raises:
-        ValueError: where `q` is no finite number above 0, or a bound is no multiple of it.
+        ValueError: if `q` is no finite number above 0, or a bound is no multiple of it.
     """
     check_quantum("q", q)
     return _float("uniform", lower, upper, q)
@@ -129,7 +129,7 @@ def loguniform(lower: float, upper: float) -> Domain:
     """Floats from `lower` to below `upper`, whose logarithms are all equally likely.
 
     Raises:
-        ValueError: where a bound is no finite number above 0.
+        ValueError: if a bound is no finite number above 0.
     """
     return _float("loguniform", lower, upper)
 
@@ -138,7 +138,7 @@ def qloguniform(lower: float, upper: float, q: float) -> Domain:
     """As `loguniform`, rounded to multiples of `q`.
 
     Raises:
-        ValueError: where `q` or a bound is no finite number above 0, or a bound is no multiple of `q`.
+        ValueError: if `q` or a bound is no finite number above 0, or a bound is no multiple of `q`.
     """
     check_quantum("q", q)
     return _float("loguniform", lower, upper, q)
@@ -155,12 +155,12 @@ def choice(categories: Sequence[Any]) -> Domain:
 
 
 def sample_from(func: Callable[..., Any]) -> Domain:
-    """What a function returns. It is given the configuration so far, as `config["lr"]` or `config.lr`.
+    """Value of a function. It is given the configuration so far, as `config["lr"]` or `config.lr`.
 
     A value that is drawn later is waited for where the function asks for it by attribute.
 
     Raises:
-        ValueError: where `func` cannot be called with one argument, nor without any.
+        ValueError: if `func` cannot be called with one argument, nor without any.
     """
     return _made(Function(func))
 
@@ -174,7 +174,7 @@ def check_quantum(name: str, value: object) -> None:
     """Refuse what values cannot be multiples of.
 
     Raises:
-        ValueError: where `value` is no finite number above 0.
+        ValueError: if `value` is no finite number above 0.
     """
     quantum = plain(value)
     holds = is_number(quantum) and quantum > 0
@@ -220,16 +220,16 @@ def to_ray(space: Any) -> Any:
 
 
 def is_a(value: object, *kinds: str) -> bool:
-    """Whether a value is a domain of one of some kinds: "Float", "Integer", "Categorical", "Function", or any "Domain".
+    """Return whether a value is a domain of a kind: "Float", "Integer", "Categorical", "Function", or any "Domain".
 
-    Whoever has a domain of Ray Tune's has loaded Ray Tune, so that it need not be loaded to find out.
+    A user with a domain of Ray Tune's has loaded Ray Tune, so that it need not be loaded to find out.
     """
     homes = [sys.modules[name] for name in (__name__, _RAYS) if name in sys.modules]
     return isinstance(value, tuple(getattr(home, kind) for home in homes for kind in kinds))
 
 
 def is_grid(value: object) -> bool:
-    """Whether a value is what `grid_search` returns."""
+    """Return whether a value is what `grid_search` returns."""
     return isinstance(value, Mapping) and set(value) == {"grid_search"}
 
 
@@ -238,7 +238,7 @@ class Law(NamedTuple):
 
     Attributes:
         name: "uniform", "loguniform" or "normal".
-        q: What values are rounded to multiples of; None where they are not.
+        q: Values are rounded to multiples of it; None if they are not rounded.
         spread: Mean and standard deviation of a normal law; None of others.
     """
 

@@ -42,18 +42,18 @@ from hydro_rasda.trial import Trial
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run found.
+    """Findings of a dry run.
 
     Attributes:
         parameters: Name and "shape dtype" of each parameter of the first target that could be built.
-        example_input: What the objective called it with: positional arguments, or a dict of keyword arguments, of a
-            few examples; None where it never called the model itself.
-        pretrained: Whether initial weights are the same from every seed. A narrow surrogate would keep a random part of
+        example_input: Arguments with which the objective called it, of a few examples: positional ones, or a dict of
+            keyword arguments. None if it never called the model itself.
+        pretrained: True if initial weights are the same from every seed. A narrow surrogate would keep a random part of
             what was learnt, so none was tried. With `sweep.surrogate=1` this is not looked for, and it is False.
         objective_reads: Keys of the configuration that the objective read.
-        whole_names: What `metrics` calls what it returns.
-        shared: Whether models of two calls of `model_fn` have tensors in common: it then returns, or wraps, a module
-            that it keeps, which training one trial would change for all others.
+        whole_names: Names of the values of `metrics`.
+        shared: True if models of two calls of `model_fn` have tensors in common: it then keeps a module, and training
+            one trial would change it for all others.
         peak: Bytes that training the full-size model takes, reckoned from a batch of it.
         epoch_seconds: Seconds that an epoch of it takes, reckoned likewise; infinite where the data have no length.
         steady_epoch_seconds: The same from a batch that was run before, on one thread of a CPU: as training goes, with
@@ -72,7 +72,7 @@ class DryRun:
 
 
 _BESIDE_A_STEP = 4
-"""What else a training holds, in sizes of the model: its weights, their average, and two moments of Adam's."""
+"""Further memory of a training, in sizes of the model: its weights, their average, and two moments of Adam's."""
 
 PRETRAINED_SHARE = 0.1
 """So many of a model's elements come out the same from two seeds where they were trained before."""
@@ -88,13 +88,13 @@ def dry_run(problem: Problem, trials: Iterable[Trial], survey: bool = True) -> D
 
     Args:
         trials: At least one.
-        survey: Whether to read the data once, too.
+        survey: True to read the data once, too.
 
     Raises:
-        ValueError: where, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
-            model's output and the target, loss or metric are never finite, or the model cannot be made narrower; or
-            where `model_fn` returns no module, the objective no dict of tensors, or the metric is unknown. Each names
-            the argument.
+        ValueError: if, for all of them, `model_fn` fails, the model cannot take a batch, the loss cannot take the
+            model's output and the target, or loss or metric are never finite. If the model cannot be made narrower,
+            `model_fn` returns no module, the objective no dict of tensors, or the metric is unknown. Each names the
+            argument.
     """
     unbuilt: list[Exception] = []
     misfits: list[Exception] = []
@@ -194,14 +194,14 @@ def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool])
 
 
 def _addresses(model: nn.Module) -> set[int]:
-    """Where those of its tensors lie in memory that training changes."""
+    """Return the addresses of those of its tensors that training changes."""
     # What is frozen can be shared: training writes to none of it.
     tensors = (*(p for p in model.parameters() if p.requires_grad), *model.buffers())
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
 
 def _is_pretrained(target: nn.Module, from_another_seed: nn.Module) -> bool:
-    """Whether another seed gives the same weights, constants and identities (of at most two values) aside."""
+    """Return whether another seed gives the same weights, constants and identities (of at most two values) aside."""
     other = dict(from_another_seed.named_parameters())
     same = total = 0
     for name, parameter in target.named_parameters():
@@ -240,7 +240,7 @@ def _try_copy(problem: Problem, trial: Trial, batch: Batch) -> None:
     """Fuse one trial's surrogate, and see that the copy computes what the surrogate does.
 
     Raises:
-        Misfit: where it cannot be fused even by itself, or computes something else.
+        Misfit: if it cannot be fused even by itself, or computes something else.
     """
 
     def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What a loss is the mean of: asked of the calls of torch's losses that it makes."""
+"""The weight of a loss that is a mean, from the calls of torch's losses that it makes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Call:
     weight: Tensor | None
 
     def leaves_out(self) -> bool:
-        """Whether some targets count less than others."""
+        """Return whether some targets count less than others."""
         return self.class_weight is not None or bool((self.target == self.ignored).any())
 
     def like(self, other: _Call) -> bool:
@@ -93,7 +93,7 @@ class LossCalls(TorchFunctionMode):
 
         Args:
             target: Of the batch, where it is known.
-            told: Whether to warn where targets are left out, and nobody knows by which weight.
+            told: True to warn where targets are left out, and nobody knows by which weight.
         """
         if WEIGHT in metrics or LOSS_WEIGHT in metrics:
             return
@@ -104,7 +104,7 @@ class LossCalls(TorchFunctionMode):
             any(call.leaves_out() for call in self._calls) or (target is not None and bool((target == IGNORED).any()))
         ):
             warn(
-                "some targets are ignored or weighted, but nobody can tell what the loss is the mean of: means over "
-                "batches count examples, unless an objective also returns the number of targets (or the sum of their "
-                f"weights) as {WEIGHT!r}",
+                "some targets are ignored or weighted, but the loss does not tell how many of them it averages. Means "
+                "over batches therefore count examples. To count targets, return their number, or the sum of their "
+                f"weights, as {WEIGHT!r} from an objective",
             )

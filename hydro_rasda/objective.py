@@ -1,4 +1,4 @@
-"""What one model does with one batch: a loss and metrics, written for ONE model, run for many."""
+"""Objectives: a loss and metrics of a batch, written for ONE model, run for many."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """`objective(model, batch) -> {"loss": scalar, ...}`. `model` is a real module, `batch` whatever the data yields.
 
 `loss` is the mean over the batch; it is differentiated. Any further scalars are metrics. All are averaged over the
-examples, unless a scalar "weight" says over how much they are means, such as the targets that are not ignored; then by
-that. "weight/NAME" is the weight of the metric NAME alone. Of a loss that makes one mean of `F.cross_entropy` or
-`F.nll_loss`, the weight is known without.
-Under fusion it runs once for K models (`torch.func.vmap`): no `.item()`, no branch on a tensor's values.
+examples, unless there is a scalar "weight", such as the number of targets that are not ignored. Then they are averaged
+by it. "weight/NAME" is the weight of the metric NAME alone. Of a loss that makes one mean of `F.cross_entropy` or
+`F.nll_loss`, the weight is known without. Under fusion it runs once for K models (`torch.func.vmap`): no `.item()`, no
+branch on a tensor's values.
 
 An object may also have a method `optimizer_settings(model, config) -> OptimizerSettings`, and, as `reads`, the keys of
 its own that this reads of a configuration.
@@ -37,7 +37,7 @@ class OptimizerSettings:
     """How the parameters of one model are updated.
 
     Attributes:
-        config: What optimizer, schedule and clipping read (`fusion.hyperparameters`); the batch size stays the
+        config: Keys for optimizer, schedule and clipping (`fusion.hyperparameters`); the batch size stays the
             configuration's.
         lr_factors: By name of a parameter, what its learning rate is multiplied by; 1 where absent.
     """
@@ -51,11 +51,11 @@ LossFn = Callable[..., Tensor]
 """`loss_fn(output [N, ...], target [N, ...]) -> scalar`, such as those of `torch.nn.functional`."""
 
 OUTPUTS, TARGETS = "outputs", "targets"
-"""What an objective returns beside its scalars where `tune(metrics=...)` looks at a whole data set: examples first."""
+"""Further keys of an objective's result, for `tune(metrics=...)`, which looks at a whole data set: examples first."""
 
 
 def scalars(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What an objective returned, without outputs and targets."""
+    """Return the result of an objective without outputs and targets."""
     return {name: value for name, value in metrics.items() if name not in (OUTPUTS, TARGETS)}
 
 
@@ -63,7 +63,7 @@ _CONFIG = "_hydro_rasda_config"
 
 
 def takes_config(function: Callable[..., Any]) -> bool:
-    """Whether a function has an argument called `config`."""
+    """Return whether a function has an argument called `config`."""
     try:
         return "config" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # what is written in C need not have a signature
@@ -73,8 +73,8 @@ def takes_config(function: Callable[..., Any]) -> bool:
 def give_config(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Have a model carry what an objective may read of its configuration: under fusion, each member its own.
 
-    Fused, one objective runs for all members. What a module holds is what members of one group share, but for floats,
-    of which each has its own (`fusion.settings`); so what the objective reads has to be there.
+    Fused, one objective runs for all members. The attributes of a module are shared by the members of a group, but for
+    floats, of which each has its own (`fusion.settings`). So the values that the objective reads have to be there.
     """
     setattr(model, _CONFIG, config)
 
@@ -86,7 +86,7 @@ def steering(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OwnConfig(Mapping[str, Any]):
-    """What an objective is given as `config`: it can be read, not written."""
+    """The argument `config` of an objective: it can be read, not written."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
@@ -106,7 +106,7 @@ class OwnConfig(Mapping[str, Any]):
 
 
 def config_of(model: nn.Module) -> OwnConfig:
-    """What `give_config` gave a model."""
+    """Return the configuration that `give_config` gave a model."""
     return OwnConfig(getattr(model, _CONFIG))
 
 
@@ -115,8 +115,8 @@ class Written:
     """An objective of (model, batch), made of a user's, with the weight of its loss.
 
     Attributes:
-        configured: Whether it also takes the configuration.
-        checked: Whether to warn where the weight cannot be known.
+        configured: True if it also takes the configuration.
+        checked: True to warn where the weight cannot be known.
     """
 
     objective: Callable[..., Mapping[str, Tensor]]
@@ -157,7 +157,7 @@ def as_objective(
 
 
 def reads_config(objective: Objective) -> bool:
-    """Whether an objective, as it was given, reads the configuration."""
+    """Return whether an objective, as it was given, reads the configuration."""
     return isinstance(objective, (Written, Supervised)) and objective.configured
 
 
@@ -167,9 +167,9 @@ class Supervised:
 
     Attributes:
         loss_fn: Mean loss of a batch.
-        checked: Whether to look at the targets' values first, which takes a model and a batch at a time.
-        configured: Whether the loss has an argument `config`.
-        collected: Whether to return outputs and targets, too.
+        checked: True to look at the targets' values first, which takes a model and a batch at a time.
+        configured: True if the loss has an argument `config`.
+        collected: True to return outputs and targets, too.
     """
 
     loss_fn: LossFn = F.cross_entropy
@@ -219,14 +219,14 @@ class Supervised:
 def supervised(loss_fn: LossFn = F.cross_entropy) -> Supervised:
     """The objective for batches `(inputs, target)`.
 
-    Classification also reports `accuracy`: where an integer target [N, ...] has the shape of the output without its
-    classes, which are the second dimension [N, C, ...], as torch's losses have them, or the last [N, ..., C], as
-    language models do. Ignored targets do not count. Regression (a floating-point target of the output's shape, but
-    for dimensions of size 1) reports `mae`, the mean absolute error.
+    Classification also reports `accuracy`. The integer target [N, ...] then has the shape of the output without its
+    classes. These are the second dimension [N, C, ...], as for torch's losses, or the last [N, ..., C], as in language
+    models. Ignored targets do not count. Regression (a floating-point target of the output's shape, but for dimensions
+    of size 1) reports `mae`, the mean absolute error.
 
     Args:
-        loss_fn: Mean loss of a batch; one with an argument `config` is given the configuration, see `tune`. Where
-            classes could be either dimension, they are the second for a loss of torch's, and the last for any other.
+        loss_fn: Mean loss of a batch; one with an argument `config` is given the configuration, see `tune`. If classes
+            could be either dimension, they are the second for a loss of torch's, and the last for any other.
 
     Returns:
         The objective. It raises ValueError where a floating-point target [N, ...] has another shape than the output,
@@ -247,7 +247,7 @@ def _of_torch(loss_fn: LossFn) -> bool:
 
 
 def _mixes_examples(loss_fn: Callable[..., Tensor], output: Tensor, target: Tensor) -> bool:
-    """Whether a loss compares each output with all targets: their values count in it, but not their order.
+    """Return whether a loss compares each output with all targets: their values count in it, but not their order.
 
     It is given values of its own, since outputs of a readout that begins at zero are all alike.
     """
@@ -275,7 +275,7 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
     """Check that cross-entropy measures something: of one class it is always 0, and torch says nothing.
 
     Raises:
-        ValueError: where the output has one class, or the target is no class and no probabilities of classes.
+        ValueError: if the output has one class, or the target is no class and no probabilities of classes.
     """
     told = "`loss_fn` is cross_entropy (the default), but "
     regression = "give loss_fn=F.mse_loss for regression"
@@ -298,7 +298,7 @@ def _check_rows(output: Tensor, target: Tensor) -> None:
     """Check that a model does not answer for a whole batch at once, which a loss may compare with each target.
 
     Raises:
-        ValueError: where the output has one row, and no dimension for the examples, of which there are more.
+        ValueError: if the output has one row, and no dimension for the examples, of which there are more.
     """
     examples = len(target) if target.ndim else 1
     if output.ndim > 1 and len(output) == 1 and examples not in output.shape:
@@ -325,7 +325,7 @@ def check_metrics(metrics: object) -> None:
     """Check what an objective returned for one model and one batch.
 
     Raises:
-        ValueError: where it is no mapping of names to scalar tensors, or `loss` is missing.
+        ValueError: if it is no mapping of names to scalar tensors, or `loss` is missing.
     """
     if not isinstance(metrics, Mapping) or not all(isinstance(v, Tensor) for v in metrics.values()):
         raise ValueError('`objective` must return a dict of tensors, such as {"loss": loss}')

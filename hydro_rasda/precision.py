@@ -22,8 +22,8 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Autocast:
     """An objective whose matrix products and convolutions compute in bfloat16 or float16 (`torch.autocast`).
 
-    What it returns is in float32, so that means and losses are summed there. bfloat16 has float32's range; of float16,
-    whoever trains has to scale the losses (`fusion.LossScale`).
+    Its results are in float32, so that means and losses are summed there. bfloat16 has float32's range. In float16, the
+    training has to scale the losses (`fusion.LossScale`).
     """
 
     objective: Objective

@@ -1,4 +1,4 @@
-"""What is tuned: the model function, the objective and the data."""
+"""The problem of a search: the model function, the objective and the data."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class OwnLoop:
 
 @dataclass(frozen=True)
 class Problem:
-    """What every stage and every worker needs to train a trial.
+    """All that every stage and every worker needs to train a trial.
 
     Attributes:
         model_fn: `model_fn(config)` or `model_fn(config, width_ratio)`.
-        objective: What one model does with one batch.
+        objective: Loss and metrics of one model and one batch.
         val_data: Batches to compare trials on.
-        settings: What `tune` was asked for in numbers and words: the surrogates' width, the metric, the seed, ...
-        example_input: What the model is called with, for a few examples (`dry_run` finds it): positional arguments, or
-            a dict of keyword arguments. A model that takes no width is narrowed by following it through the model.
+        settings: Arguments of `tune` that are numbers and words: the surrogates' width, the metric, the seed, ...
+        example_input: Arguments of the model for a few examples (`dry_run` finds them): positional ones, or a dict of
+            keyword arguments. A model that takes no width is narrowed by following it through the model.
         metrics: Of the whole validation set, beside the objective's; None for none.
-        whole_names: What these are called (`dry_run` finds it).
+        whole_names: Names of these (`dry_run` finds them).
         objective_reads: Keys of the configuration that the objective was seen to read (`dry_run`).
-        full_size: What trains the full-size models; None for the library's own loop.
-        copied: Whether each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
+        full_size: Function that trains the full-size models; None for the library's own loop.
+        copied: True if each model is a copy of what `model_fn` returns, which keeps its tensors for the next call.
         peak: Bytes that training the full-size model takes, as the dry run reckons.
         epoch_seconds: Seconds that an epoch of it takes, as the dry run reckons; infinite where that is not known.
         steady_epoch_seconds: The same, once nothing is done for the first time.
@@ -122,7 +122,7 @@ class Problem:
         """The model that stands in for it in the sweep, likewise.
 
         Args:
-            checked: Whether to run it on the example input, to see that its output has the target's shape.
+            checked: True to run it on the example input, to see that its output has the target's shape.
         """
         width = self.settings.sweep.surrogate
         if width == 1:
@@ -146,7 +146,7 @@ class Problem:
         return model.to(self.device)
 
     def _planned(self, config: Mapping[str, Any]) -> SurrogatePlan | None:
-        """What holds for all configurations in which what `model_fn` reads is equal; None where nothing is known."""
+        """Return the plan for configurations that agree in the keys that `model_fn` reads; None if there is none."""
         width = self.settings.sweep.surrogate
         if (known := self.plans.known_for(width, config)) is not None:
             return self.plans.by_reads[known]
@@ -203,7 +203,7 @@ def _check_there(model: nn.Module) -> None:
     """Refuse a model whose parameters are not there yet.
 
     Raises:
-        NoModule: where one has no shape, or no data.
+        NoModule: if one has no shape, or no data.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         told = f"`model_fn` returned a {type(model).__name__} whose {name!r}"
@@ -254,7 +254,7 @@ def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None
 
 
 def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: dict[str, Any], ratio: float) -> Any:
-    """What a model function of this form makes at a width ratio."""
+    """Build the model of a model function of this form at a width ratio."""
     if form is None:
         return model_fn(config)
     return model_fn(config, width_ratio=ratio) if form == "named" else model_fn(config, ratio)

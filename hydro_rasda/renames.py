@@ -26,7 +26,7 @@ ARGUMENTS: Mapping[str, str] = {
     **{name: f"backend.{name}" for name in ("address", "resources_per_worker")},
     "scheduler": "",
 }
-"""Where each argument that `tune` had is now: a field of the argument before the dot; "" for nowhere."""
+"""The new place of each argument that `tune` had: a field of the argument before the dot; "" for none."""
 
 _RAY_ALONE = ("address", "resources_per_worker")
 _PARTS = {"sweep": "SweepConfig", "race": "RaceConfig"}
@@ -104,7 +104,7 @@ NAMES: Mapping[str, str] = {
     "BubbleBackend": "bubbles.BubbleBackend",
     "RASDAConfig": "RaceConfig",
 }
-"""Where each name that `hydro_rasda` exported is now, relative to it."""
+"""The new place of each name that `hydro_rasda` exported, relative to it."""
 
 
 def refuse_name(package: str, name: str, new: str) -> NoReturn:

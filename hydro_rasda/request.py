@@ -1,4 +1,4 @@
-"""What `tune` is asked to tune: its functions, space and data, checked together before any work."""
+"""The request to `tune`: its functions, space and data, checked together before any work."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Request:
         return {"train_data": self.train_data, "val_data": self.val_data}
 
     def identity(self) -> Identity:
-        """What the run is asked to be, taken down before anything of the user's is called."""
+        """The identity of the run, noted before any code of the user is called."""
         functions: dict[str, Callable[..., Any] | None] = {
             "model_fn": self.model_fn,
             "loss_fn" if self.objective is None else "objective": self.objective or self.loss_fn or F.cross_entropy,
@@ -89,7 +89,7 @@ class Request:
         return searcher
 
     def problem(self, backend: Backend) -> Problem:
-        """What is tuned, as stages and workers need it."""
+        """The problem, as stages and workers need it."""
         pickle_config_modules()
         objective = as_objective(self.objective, self.loss_fn or F.cross_entropy, self.metrics is not None)
         settings, where, train = self.settings, backend.device, self.settings.race.train

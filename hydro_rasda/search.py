@@ -1,4 +1,4 @@
-"""Where configurations come from: random sampling of the space, or one of Ray Tune's searchers, without Ray running."""
+"""Sources of configurations: random sampling of the space, or one of Ray Tune's searchers, without Ray running."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) ->
     """Refuse what is neither a configuration of the space nor a part of one.
 
     Raises:
-        ValueError: where one is no dict, or has a key that the space has not.
+        ValueError: if one is no dict, or has a key that the space has not.
     """
     for i, config in enumerate(first):
         require(isinstance(config, Mapping), f"sweep.first[{i}]", config, "a configuration: a dict")
@@ -105,7 +105,7 @@ def check_searcher(searcher: object) -> None:
     """Refuse what cannot be asked for whole batches of configurations.
 
     Raises:
-        ValueError: where it is none of Ray Tune's searchers, or limits how many trials may run at a time.
+        ValueError: if it is none of Ray Tune's searchers, or limits how many trials may run at a time.
     """
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
@@ -119,7 +119,7 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mod
     """Tell a searcher what to search.
 
     Raises:
-        ValueError: where it cannot search this space.
+        ValueError: if it cannot search this space.
     """
     try:
         searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
@@ -133,7 +133,7 @@ class SearcherSearch:
     Most searchers learn from complete trials alone. So what a batch has reached when the next is asked for, the first
     milestone, counts as its end; only the last batch is told of later rungs.
 
-    A resumed run asks the searcher again and tells it again what it was told, so that it is where it was. Where it does
+    A resumed run asks the searcher again and tells it again what it was told, so that it is where it was. If it does
     not repeat its suggestions (it has no seed), the trials of the journal count, and it goes on without them.
     """
 

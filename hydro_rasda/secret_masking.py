@@ -24,7 +24,7 @@ _SHORT = 6
 
 
 def is_secret(name: str) -> bool:
-    """Whether a name is that of a secret.
+    """Return whether a name is that of a secret.
 
     >>> [is_secret(name) for name in ("hf_token", "WANDB_API_KEY", "clientSecret", "token_dropout", "pad_token", "key")]
     [True, True, True, False, False, False]
@@ -36,7 +36,7 @@ def is_secret(name: str) -> bool:
 
 
 def secrets_of(space: Mapping[str, Any]) -> frozenset[Place]:
-    """Where a space has secrets: constants that are texts, by their names. What is searched is none."""
+    """Return the places of a space's secrets: constants that are texts, by their names. Searched values are none."""
     return frozenset(_found(space, _is_text, False))
 
 
@@ -91,7 +91,7 @@ def _put(config: Mapping[str, Any], values: Mapping[Place, Any]) -> dict[str, An
 
 
 def value_at(config: Any, place: Place) -> Any:
-    """What a configuration has in a place; None where it has nothing there."""
+    """Return the value of a configuration in a place; None if it has none there."""
     for name in place:
         config = config.get(name) if isinstance(config, Mapping) else None
     return config

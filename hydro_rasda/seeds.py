@@ -22,7 +22,7 @@ def derive_seed(*parts: int | str) -> int:
     """A seed for one purpose of a run.
 
     Args:
-        parts: What tells the purpose apart, such as the run's seed, "weights" and a trial's number.
+        parts: Values that tell the purpose apart, such as the run's seed, "weights" and a trial's number.
 
     Returns:
         An integer in [0, 2**63), the same on every machine.

@@ -27,7 +27,7 @@ def check_value(name: str, value: object) -> None:
     """Refuse a value of which no trial could have a copy.
 
     Raises:
-        ValueError: where it contains itself, has a grid that is no list, or cannot be copied, as a lock, a file or a
+        ValueError: if it contains itself, has a grid that is no list, or cannot be copied, as a lock, a file or a
             generator cannot.
     """
     grids: list[Any] = []
@@ -54,9 +54,9 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
         strategy: `RaceConfig.strategy`: with "fsdp", batches cannot be taken in parts.
 
     Raises:
-        ValueError: where it is no mapping with string keys, it has no domain, one of reversed bounds or with a quantum
-            that is not above 0, a grid or a choice that is no list or of more points than can be tried, a value that
-            cannot be copied, or a key that the library reads can take a value that breaks its rule.
+        ValueError: if it is no mapping with string keys, or a value cannot be copied. If it has no domain, one of
+            reversed bounds, or a quantum that is not above 0. If a grid or a choice is no list, or has more points than
+            can be tried. If a key that the library reads can take a value that breaks its rule.
     """
     named = isinstance(space, Mapping) and all(isinstance(key, str) for key in space)
     require(named, "space", space, "a mapping of names to domains")
@@ -99,7 +99,7 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
         strategy: As of `check_space`.
 
     Raises:
-        ValueError: where `lr` is missing, batches are to be taken in parts that cannot be, or see
+        ValueError: if `lr` is missing, batches are to be taken in parts that cannot be, or see
             `fusion.hyperparameters.check`.
     """
     alias = next((key for key in config if ALIASES.get(key) == "lr"), None)
@@ -126,7 +126,7 @@ def sample(space: Mapping[str, Any], num_samples: int, seed: int) -> list[Config
         The configurations, in the order of sampling; plain Python numbers, not NumPy's.
 
     Raises:
-        ValueError: where the space cannot be sampled, such as where a `sample_from` raises.
+        ValueError: if the space cannot be sampled, such as where a `sample_from` raises.
     """
     rng = np.random.default_rng(seed)
     with preserved_generators():
@@ -154,7 +154,7 @@ def tuned(space: Mapping[str, Any]) -> list[str]:
 
 
 def derived(value: Any) -> bool:
-    """Whether something in a space can be computed from other values: by `sample_from`."""
+    """Return whether something in a space can be computed from other values: by `sample_from`."""
     if isinstance(value, Mapping):
         return any(map(derived, value.values()))
     if isinstance(value, (list, tuple)):
@@ -169,7 +169,7 @@ def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]
 
 
 def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """What `schedule` can be in a space, or is in these configurations of it."""
+    """Return the values that `schedule` can have in a space, or has in these configurations of it."""
     return [*_reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
 
 
@@ -186,7 +186,7 @@ def _is_domain(value: object) -> bool:
 
 
 def _can_be_read(name: str, space: Mapping[str, Any]) -> bool:
-    """Whether the library reads a key in some configuration of the space; where only sampling can tell, it may not."""
+    """Return whether the library reads a key in some configuration of the space; without sampling, it may not."""
     key = KEYS[name]
     if key.under is None:
         return True

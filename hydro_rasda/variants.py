@@ -29,7 +29,7 @@ def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[s
     A value that is drawn may hold domains: they are drawn next. Branches are drawn first (see `hydro_rasda.branches`).
 
     Raises:
-        Unresolved: where functions wait for each other.
+        Unresolved: if functions wait for each other.
     """
     space = copy.deepcopy(space)
     found = [*_open(space)]
@@ -58,7 +58,7 @@ def variants(space: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[s
 
 
 def _open(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """What is still to be drawn, with where it stands."""
+    """The domains that are still to be drawn, with their places."""
     if is_a(value, "Domain") or (isinstance(value, dict) and is_grid(value)):
         yield path, value
     elif isinstance(value, (dict, list, tuple)):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Print warnings without the line of source code. A formatter of the program's own stays in place."""
+    """Print warnings without the line of source code. A format of the user's own stays."""
     before = warnings.formatwarning
     if before.__module__ not in ("warnings", "_py_warnings"):
         yield

@@ -27,7 +27,7 @@ Sequences that are shorter than the longest are filled up with -100, which cross
 
 @dataclass
 class Collected:
-    """What models gave for a data set: by batch, outputs and targets [K, n, ...] on the CPU; None for a filler."""
+    """Outputs and targets of models for a data set: by batch, [K, n, ...] on the CPU; None for a filler."""
 
     batches: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
 
@@ -63,7 +63,7 @@ def of_members(
         losses: Mean loss of each member; the metrics of one that is not finite are NaN.
 
     Raises:
-        ValueError: where `metrics` returns something else than numbers of these names.
+        ValueError: if `metrics` returns something else than numbers of these names.
     """
     outputs_K, targets_K = collected.whole()
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -77,10 +77,10 @@ def of_members(
 
 
 def measured(metrics: WholeMetrics, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """What the user's function says of one model, as plain numbers.
+    """Return the values of the user's function for one model, as plain numbers.
 
     Raises:
-        ValueError: where it is no dict of numbers.
+        ValueError: if it is no dict of numbers.
     """
     values = metrics(outputs, targets)
     plain = {n: v.item() if hasattr(v, "item") else v for n, v in values.items()} if isinstance(values, Mapping) else {}

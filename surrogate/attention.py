@@ -1,9 +1,8 @@
 """Attention logits: muP divides them by the head size, not by its root, wherever the head size is a width.
 
-Relative to the target (head size D) a surrogate with head size d scales its logits by sqrt(D) / d where the
-target's own code scales by 1 / sqrt(D): an extra factor of sqrt(D / d). Where the number of heads shrinks
-instead and the head size stays, nothing changes: the better choice where there is one (Tensor Programs V,
-appendix D.4).
+Relative to the target (head size D), a surrogate with head size d scales its logits by sqrt(D) / d. The target's own
+code, with d in the place of D, scales by 1 / sqrt(d): an extra factor of sqrt(D / d). If the number of heads shrinks
+instead and the head size stays, nothing changes. This is the better choice (Tensor Programs V, appendix D.4).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ ModelFn = Callable[[Any, float], nn.Module]
 
 @dataclass(frozen=True)
 class SurrogatePlan:
-    """What `make_surrogate` finds out about a model function, as plain values.
+    """Plan of the surrogates of a model function, as plain values.
 
     Attributes:
         params: Parameter name -> its widths.
@@ -65,9 +65,9 @@ def make_surrogate(
         config: Handed to `model_fn` as it is.
         width_ratio: Surrogate width over target width, in (0, 1]. At 1 the result is the target itself, in
             standard parametrization, and every multiplier is 1.
-        example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments). Where it is given,
+        example_input: One batch (a tensor, a tuple of positional or a dict of keyword arguments). If it is given,
             the surrogate runs on it once, and an output whose size depends on the width is an error.
-        zero_readout: Whether readouts start at zero (Tensor Programs V, appendix D.2), so that surrogate and target
+        zero_readout: True if readouts start at zero (Tensor Programs V, appendix D.2), so that surrogate and target
             compute the same function, 0, before the first step. A readout that is tied to an embedding keeps its
             weights.
         plan: From `plan_surrogate`, at the same ratio, for a configuration with which `model_fn` does the same; found
@@ -78,10 +78,10 @@ def make_surrogate(
         `WidthPlan` in the attribute `width_plan`.
 
     Raises:
-        ValueError: where `width_ratio` is no number in (0, 1]; where `model_fn` takes no width ratio, fails, ignores
-            the ratio, or returns no `nn.Module`; where the model has other parameters at another width, grows as the
-            ratio falls, has a layer of one unit or lazy parameters; or where its output depends on the width.
-        PlanMismatch: where the model has other shapes than `plan`; it is a ValueError.
+        ValueError: if `width_ratio` is no number in (0, 1]. If `model_fn` takes no width ratio, fails, ignores
+            the ratio, or returns no `nn.Module`. If the model has other parameters at another width, grows as the
+            ratio falls, or has a layer of one unit or lazy parameters. If its output depends on the width.
+        PlanMismatch: if the model has other shapes than `plan`; it is a ValueError.
     """
     check_width_ratio(width_ratio)
     check_flag("zero_readout", zero_readout)
@@ -120,7 +120,7 @@ def plan_surrogate(model_fn: ModelFn, config: Config, width_ratio: float = 1 / 8
         `make_surrogate` then measures for each surrogate. Torch's random numbers stay as they are.
 
     Raises:
-        ValueError: where `width_ratio` is no number in (0, 1), or as for `make_surrogate`.
+        ValueError: if `width_ratio` is no number in (0, 1), or as for `make_surrogate`.
     """
     check_width_ratio(width_ratio)
     require(width_ratio < 1.0, "width_ratio", width_ratio, "below 1: the target itself needs no plan")
@@ -163,7 +163,7 @@ def parametrize(
     Args:
         module: The narrow model; its weights stay as they are.
         target_heads: Module name -> size of an attention head in the target.
-        rounded: What did not divide and was rounded, one line each.
+        rounded: Widths that did not divide and were rounded, one line each.
     """
     readouts = find_readouts(module, params)
     logits = find_logit_scales(module, target_heads)

@@ -22,7 +22,7 @@ def require(holds: bool, argument: str, value: object, rule: str) -> None:
 
 
 def is_metric(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
+    """Return whether a value is a number that a training may report, infinities and NaN included; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -30,7 +30,7 @@ def check_width_ratio(width_ratio: float, argument: str = "width_ratio") -> None
     """Refuse anything that is not a number in (0, 1].
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is none.
     """
     rule = "a number in (0, 1]: a surrogate is no wider than its target"
     require(is_metric(width_ratio) and 0.0 < width_ratio <= 1.0, argument, width_ratio, rule)

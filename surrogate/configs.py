@@ -33,7 +33,7 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
 def narrow_config(config: Any, width_ratio: float) -> Any:
     """A copy with fewer heads of the same size, a hidden size of that many heads and a narrower MLP.
 
-    Where the ratio leaves no whole number of heads, it is rounded up, and the MLP follows the hidden size. Key-value
+    If the ratio leaves no whole number of heads, it is rounded up, and the MLP follows the hidden size. Key-value
     heads are rounded up to a number that divides the heads.
 
     Args:

@@ -1,10 +1,10 @@
 """`coordinate_check`: whether activations keep their size as the width grows, at the start and after a few steps.
 
 In muP the coordinates of every module's output, and their change since initialization, do not grow with the width
-(Tensor Programs V, appendix D.1). Where a layer's do, hyperparameters that suit the narrow model blow up the wide one.
+(Tensor Programs V, appendix D.1). If a layer's do, hyperparameters that suit the narrow model blow up the wide one.
 Both are measured as a mean of absolute values, on one and the same batch after each step. The slope of log size over
-log width is 0 in theory, or below 0 in the first steps, where outputs start smaller in a wider model; in an ordinary
-model under Adam it is about 1/2 to 1 in the last layers.
+log width is 0 in theory, or below 0 in the first steps, if outputs start smaller in a wider model. In an ordinary model
+under Adam it is about 1/2 to 1 in the last layers.
 
 Three moments show a single layer that is not scaled, before others make up for it. At the start, outputs may not grow,
 and those of hidden layers may not shrink either: an unscaled initialization has a slope of 1/2. The first step's change
@@ -56,13 +56,13 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """What `coordinate_check` measured.
+    """Measurements of `coordinate_check`.
 
     Attributes:
         rows: One for each module, width and step.
         size_slopes: Module name -> slope of log size over log width after the last step.
         change_slopes: The same for the change since initialization.
-        max_slope: What the verdict allows a slope to be.
+        max_slope: The largest slope that the verdict allows.
         start_slopes: Module name -> slope of the size before the first step.
         first_slopes: Module name -> slope of the first step's change.
         hidden: Modules with a hidden weight, one of two widths: their outputs may not shrink at the start.
@@ -96,7 +96,7 @@ class CoordinateCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether no module's output grows with the width, and no hidden layer's starts smaller in a wider model."""
+        """Return whether no output grows with the width, and no hidden layer's starts smaller in a wider model."""
         return not self.growing and not self.shrinking
 
     def table(self) -> str:
@@ -153,12 +153,12 @@ def coordinate_check(
         batches: One optimizer step for each; outputs are recorded on the first one.
         objective: `objective(model, batch)` -> loss.
         seeds: How many random initializations to average over.
-        plain: Whether to do without muP: ordinary narrow models under ordinary optimizers, to see what failing looks
+        plain: True to do without muP: ordinary narrow models under ordinary optimizers, to see what failing looks
             like.
         max_slope: How steep log size over log width may be.
 
     Raises:
-        ValueError: where there are fewer than 2 width ratios, no batch or no seed, or as for `make_surrogate`.
+        ValueError: if there are fewer than 2 width ratios, no batch or no seed, or as for `make_surrogate`.
     """
     check_list("width_ratios", width_ratios, float | int)
     for i, width_ratio in enumerate(width_ratios):

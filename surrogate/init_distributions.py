@@ -35,11 +35,11 @@ _IS_META, _DEVICE = Tensor.is_meta.__get__, Tensor.device.__get__  # type: ignor
 
 @dataclass(frozen=True)
 class Law:
-    """What a tensor's elements are drawn from.
+    """Distribution of a tensor's elements.
 
     Attributes:
         sample: Elements drawn from it, [n]; None where the operations alone do not tell it.
-        random: Whether random numbers went in, or may have.
+        random: True if random numbers went in, or may have.
     """
 
     sample: Tensor | None
@@ -52,7 +52,7 @@ class Law:
 
     @property
     def constant(self) -> bool:
-        """Whether all elements are known to be equal."""
+        """Return whether all elements are known to be equal."""
         return self.sample is not None and bool((self.sample == self.sample[0]).all())
 
 
@@ -212,7 +212,7 @@ class _Follow(TorchDispatchMode):
 
 @dataclass
 class _Content:
-    """What a storage holds.
+    """Content of a storage.
 
     Attributes:
         whole: The law by which it was filled.
@@ -247,7 +247,7 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 
 def _region(tensor: Tensor) -> Any:
-    """Which part of its storage a tensor is; None for all of it."""
+    """Return the part of its storage that a tensor is; None for all of it."""
     if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
         return None
     return tensor.storage_offset(), tuple(tensor.shape), tensor.stride()

@@ -2,8 +2,8 @@
 
 muP relative to the target: a hidden weight's standard deviation is the target's / sqrt(width_mult); every other
 parameter's is the target's. How large the model's own initializer makes both is read off its constructor
-(`surrogate.init_distributions`), or measured where that does not tell it. What is not random stays as it was made, but
-for a constant outside of hidden weights: it gets the target's value, should that depend on the width.
+(`surrogate.init_distributions`), or measured if the constructor does not tell it. Weights that are not random stay as
+they were made, but for a constant outside of hidden weights: it gets the target's value, if that depends on the width.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_BUILDS = 8
 def corrections(
     params: Mapping[str, ParamWidth], narrow: Mapping[str, Law], target: Mapping[str, Law]
 ) -> tuple[dict[str, float], list[str]]:
-    """What to multiply each parameter of a freshly initialized surrogate by, as far as laws tell it.
+    """Return the factor of each parameter of a freshly initialized surrogate, as far as laws tell it.
 
     Args:
         narrow: Parameter name -> the law of its initial weights in the surrogate.
@@ -53,7 +53,7 @@ def measured_corrections(
     """The same for parameters whose laws do not tell it, from a few models of either width.
 
     Args:
-        names: Which parameters to measure; where there are none, no model is built.
+        names: Parameters to measure; without any, no model is built.
     """
     if not names:
         return {}

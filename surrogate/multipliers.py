@@ -53,7 +53,7 @@ _RULES: dict[str, Callable[[InfShape], float]] = {
 
 
 def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
-    """What each parameter's learning rate is multiplied by on a surrogate.
+    """Return the factor of each parameter's learning rate on a surrogate.
 
     The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. With m the width multiplier
     (surrogate over target, below 1):
@@ -64,8 +64,8 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     | input, output, bias, norm  | m                    | 1        |
     | no width                   | 1                    | 1        |
 
-    Adaptive ones divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop, and, while
-    `eps` is far below the squared gradients, Adadelta, whose default of 1e-6 often is not.
+    Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad and RMSprop.
+    Adadelta is adaptive while `eps` is far below the squared gradients, which its default of 1e-6 often is not.
 
     Muon's hold for the 2-D parameters that it updates: with `adjust_lr_fn="match_rms_adamw"` ("muon") 1 / sqrt(m) of a
     hidden one, with "original" ("muon.original") 1. All other parameters are updated by AdamW, by whose table they go.
@@ -78,7 +78,7 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
         Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio 1.
 
     Raises:
-        ValueError: where `optimizer` is another word, or `surrogate` has no width plan.
+        ValueError: if `optimizer` is another word, or `surrogate` has no width plan.
     """
     require(isinstance(optimizer, str) and optimizer in _RULES, "optimizer", optimizer, f"one of {sorted(_RULES)}")
     rule = _RULES[optimizer]
@@ -86,15 +86,15 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
 
 
 def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independent: bool = True) -> dict[str, float]:
-    """What each parameter's weight decay is multiplied by on a surrogate.
+    """Return the factor of each parameter's weight decay on a surrogate.
 
-    Independent weight decay keeps learning rate x weight decay, the fraction of a weight that one step removes, what it
-    is on the target: the multiplier is 1 over the learning rate's. It is what `mup`'s optimizers do.
+    Learning rate x weight decay is the fraction of a weight that one step removes. Independent weight decay keeps this
+    fraction as on the target: the multiplier is 1 over the learning rate's. `mup`'s optimizers do the same.
 
     Args:
         surrogate: As for `lr_multipliers`.
         optimizer: As for `lr_multipliers`.
-        independent: Whether the decay is independent; else it follows the multiplied learning rate, and every
+        independent: True if the decay is independent; else it follows the multiplied learning rate, and every
             multiplier is 1.
 
     Returns:
@@ -112,7 +112,7 @@ def width_plan(surrogate: nn.Module) -> WidthPlan:
     """The plan that `make_surrogate` or `shrink` left on a module.
 
     Raises:
-        ValueError: where there is none.
+        ValueError: if there is none.
     """
     plan = getattr(surrogate, PLAN_ATTRIBUTE, None)
     if not isinstance(plan, WidthPlan):

@@ -1,4 +1,4 @@
-"""What a model computes, as the sequence of torch's operators that it calls."""
+"""The computation of a model, as the sequence of torch's operators that it calls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def run_for_operators(module: nn.Module, example_input: Any) -> tuple[dict[str, 
     """Run a copy of a module on one batch, as `run_for_shapes` does.
 
     Returns:
-        The shapes of its outputs, and a digest of the operators that it called: in their order, with the shapes and
-        types of the tensors and all other arguments but floating point numbers.
+        The shapes of its outputs, and a digest of the operators that it called. The digest has their order, the shapes
+        and types of tensors, and all other arguments but floating point numbers.
     """
     record = _Record()
     shapes = run_for_shapes(module, example_input, record)
@@ -42,7 +42,7 @@ class _Record(TorchDispatchMode):
 
 
 def _counted(value: Any) -> Any:
-    """What counts of an argument: a tensor's shape and type; nothing of a float, in which models may differ."""
+    """Return the part of an argument that counts: of a tensor its shape and type, of a float nothing."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     return float if isinstance(value, float | torch.Generator) else value

@@ -1,4 +1,4 @@
-"""Whether a model's outputs keep their size at another width."""
+"""True if a model's outputs keep their size at another width."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_outputs(narrow: nn.Module, other: nn.Module, example_input: Any) -> No
     """Refuse a model whose output grows with its width.
 
     Raises:
-        ValueError: where the model fails on the batch, or an output's size differs between the widths.
+        ValueError: if the model fails on the batch, or an output's size differs between the widths.
     """
     try:
         shapes, others = run_for_shapes(narrow, example_input), run_for_shapes(other, example_input)

@@ -1,4 +1,4 @@
-"""What muP changes in the forward pass, as hooks that hold plain floats.
+"""The changes of muP to the forward pass, as hooks that hold plain floats.
 
 Hooks leave parameter names and module classes alone, run under `torch.func.functional_call` and `torch.vmap`,
 survive `copy.deepcopy` and pickling, and compare by value. (`mup.MuReadout` reads an attribute planted on its weight,

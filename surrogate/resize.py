@@ -20,7 +20,7 @@ AttributeKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class NarrowSizes:
-    """What sizes a module is copied at, as plain numbers.
+    """Sizes of the copy of a module, as plain numbers.
 
     Attributes:
         tensors: Parameter or buffer name -> its shape in the copy.

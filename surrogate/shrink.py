@@ -32,7 +32,7 @@ def shrink(
     """Build a narrow surrogate of `module`, which is the target.
 
     A model of the `transformers` library is built again from a narrower configuration. Any other module is followed
-    on symbolic sizes (see `surrogate.size_constraints`): its channels, features and heads shrink; the sizes of its
+    on symbolic sizes (see `surrogate.size_constraints`). Its channels, features and heads shrink. The sizes of its
     input and output, its kernels, its vocabularies and its depth stay. Heads become fewer and keep their size. Sizes
     that do not divide are rounded up, which `width_plan.rounded` reports. Integer attributes that the forward pass
     uses as sizes are adapted; a width that is written into the forward pass as a number keeps its size.
@@ -52,11 +52,11 @@ def shrink(
         `WidthPlan` in the attribute `width_plan`.
 
     Raises:
-        ValueError: where `module` is no `nn.Module`, has lazy parameters or hooks on parameters, or cannot run on
-            `example_input`; where `width_ratio` is no number in (0, 1]; where no width can be scaled, one falls to a
-            single unit, or one counts something else, such as the experts of a gate; or where the result cannot run on
-            `example_input`, naming the module inside it that fails.
-        PlanMismatch: where `plan` does not fit `module`; it is a ValueError.
+        ValueError: if `module` is no `nn.Module`, has lazy parameters or hooks on parameters, or cannot run on
+            `example_input`. If `width_ratio` is no number in (0, 1]. If no width can be scaled, one falls to a single
+            unit, or one counts something else, such as the experts of a gate. If the result cannot run on
+            `example_input`; the error names the module inside it that fails.
+        PlanMismatch: if `plan` does not fit `module`; it is a ValueError.
     """
     check_width_ratio(width_ratio)
     check_flag("zero_readout", zero_readout)

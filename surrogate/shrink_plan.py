@@ -27,7 +27,7 @@ class ShrinkPlan:
 
     Attributes:
         target: Parameter or buffer name -> its shape in the module.
-        sizes: What the module is copied at; None where it is built again from its `transformers` configuration.
+        sizes: Sizes of the copy; None if the module is built again from its `transformers` configuration.
         operators: A digest of the operators that the narrow model calls (see `surrogate.operators`).
     """
 
@@ -50,7 +50,7 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
         example_input: One batch, as for `shrink`.
 
     Raises:
-        ValueError: where `width_ratio` is no number in (0, 1), or as for `shrink`.
+        ValueError: if `width_ratio` is no number in (0, 1), or as for `shrink`.
     """
     check_width_ratio(width_ratio)
     require(width_ratio < 1.0, "width_ratio", width_ratio, "below 1: a copy of the module needs no plan")
@@ -79,7 +79,7 @@ def check_sizes(plan: ShrinkPlan, module: nn.Module) -> None:
     """Refuse a plan for a module of other sizes.
 
     Raises:
-        PlanMismatch: where they differ.
+        PlanMismatch: if they differ.
     """
     if _all_shapes(module) != plan.target or not _holds(plan.sizes, module):
         raise PlanMismatch("`plan` is of a module of other sizes, but must be of one like `module`")
@@ -89,7 +89,7 @@ def check_operators(plan: ShrinkPlan, narrow: nn.Module, example_input: Any) -> 
     """Refuse a plan for a module that computes something else than a narrow copy does.
 
     Raises:
-        PlanMismatch: where it does, or fails.
+        PlanMismatch: if it does, or fails.
     """
     try:
         operators = run_for_operators(narrow, example_input)[1]
@@ -103,7 +103,7 @@ def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
     """The shapes of a module's outputs.
 
     Raises:
-        ValueError: where it is no module, has lazy parameters or hooks on them, or cannot run on `example_input`.
+        ValueError: if it is no module, has lazy parameters or hooks on them, or cannot run on `example_input`.
     """
     require(isinstance(module, nn.Module), "module", module, "a torch.nn.Module")
     for name, parameter in module.named_parameters():
@@ -176,7 +176,7 @@ def _all_shapes(module: nn.Module) -> dict[str, Shape]:
 
 
 def _holds(sizes: NarrowSizes | None, module: nn.Module) -> bool:
-    """Whether a module's attributes are those that the sizes were found for."""
+    """Return whether a module's attributes are those that the sizes were found for."""
     attributes = {} if sizes is None else sizes.attributes
     layers = dict(module.named_modules())
     return all(

@@ -1,9 +1,9 @@
-"""Which sizes of a module must agree: asked of torch's own symbolic shape inference.
+"""Constraints between the sizes of a module, from torch's own symbolic shape inference.
 
 Every dimension of every parameter and buffer, and every integer attribute that could be a size, becomes a symbol; the
-input's sizes stay numbers. One forward pass without data (fake tensors) then leaves the constraints behind: residual
-sums, concatenations, flattening before a linear layer, grouped convolutions and attention heads all come out as
-equations, because torch's operators state them. Nothing here knows what the operators do.
+input's sizes stay numbers. One forward pass without data (fake tensors) then leaves the constraints behind,
+because torch's operators state them as equations. Examples are residual sums, concatenations, flattening before a
+linear layer, grouped convolutions and attention heads. Nothing here knows what the operators do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SizeTrace:
         seeds: The free symbols that are widths, or parts of one: what may be scaled.
         attributes: Integer attribute, or tuple of sizes -> expressions.
         sizes: Symbol -> its value in the module as it is.
-        equations: What must stay true beyond what was put in, e.g. that the number of heads divides a width.
+        equations: Further constraints that must stay true, e.g. that the number of heads divides a width.
     """
 
     tensors: dict[str, tuple[sympy.Expr, ...]]
@@ -59,7 +59,7 @@ def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
         example_input: One batch, as for `call_model`.
 
     Raises:
-        ValueError: where the forward pass fails; the message names the innermost module that was running.
+        ValueError: if the forward pass fails; the message names the innermost module that was running.
     """
     return _Tracer(module).trace(example_input)
 

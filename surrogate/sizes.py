@@ -13,7 +13,7 @@ from surrogate.resize import NarrowSizes
 from surrogate.size_constraints import SizeTrace
 
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""What widths are rounded up to a multiple of, tried in turn until all equations hold."""
+"""Widths are rounded up to a multiple of one of these, tried in turn until all equations hold."""
 
 
 def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = ()) -> NarrowSizes:
@@ -29,14 +29,14 @@ def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = 
 def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]:
     """Choose a value for every symbol.
 
-    Widths are multiplied by the ratio and rounded up. Where heads divide a width, their number shrinks and
+    Widths are multiplied by the ratio and rounded up. If heads divide a width, their number shrinks and
     their size stays, so a width is rounded up to whole heads.
 
     Args:
         width_ratio: In (0, 1].
 
     Raises:
-        ValueError: where nothing can be scaled, or no rounding satisfies the equations.
+        ValueError: if nothing can be scaled, or no rounding satisfies the equations.
     """
     roles = _roles(trace)
     if not roles.widths and not roles.counts:
@@ -82,7 +82,7 @@ def refuse_scores(trace: SizeTrace, values: Mapping[sympy.Symbol, int], lists: C
         if holders and counts and values[symbol] < trace.sizes[symbol]:
             raise ValueError(
                 f"parameter {holders[0]!r} has a size of {trace.sizes[symbol]} that no other layer reads: it seems to "
-                "count something, such as experts or scores, and no width; give the model a width argument and use "
+                "count something, such as experts or scores, and no width. Give the model a width argument and use "
                 "make_surrogate"
             )
 
@@ -116,7 +116,7 @@ def _scaled(size: int, width_ratio: float, unit: int) -> int:
 
 @dataclass(frozen=True)
 class _Roles:
-    """Which symbols are widths, rounded up to whole heads, and which count heads; the rest stays."""
+    """The symbols that are widths, rounded up to whole heads, and those that count heads; the rest stays."""
 
     widths: frozenset[sympy.Symbol]
     counts: frozenset[sympy.Symbol]

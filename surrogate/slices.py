@@ -1,8 +1,8 @@
 """Narrower weights, taken from the wide ones.
 
 A random part of each weight has the spread that the model's own initializer gave the whole, whatever it was.
-muP then asks for a hidden weight's spread to grow with 1 / sqrt(width_mult), and for all others to stay. A constant,
-or an identity, stays as it is.
+By muP, a hidden weight's spread then grows with 1 / sqrt(width_mult), and all others stay. A constant, or an identity,
+stays as it is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fill_from_target(narrow: nn.Module, target: nn.Module, params: Mapping[str, 
 
 
 def _is_pattern(tensor: Tensor) -> bool:
-    """Whether a tensor holds no more than two values: a constant, or an identity."""
+    """Return whether a tensor holds no more than two values: a constant, or an identity."""
     if len(tensor.flatten()[:_FIRST].unique()) > 2:  # most tensors: the rest need not be read
         return False
     return bool(((tensor == tensor.min()) | (tensor == tensor.max())).all())

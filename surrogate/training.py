@@ -29,11 +29,11 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
     Args:
         surrogate: From `make_surrogate` or `shrink`; at width ratio 1 all multipliers are 1.
         config: `lr` (required), `optimizer` (a name that `lr_multipliers` knows; default "adamw") and, where that has
-            them, `weight_decay`, `momentum`, `dampening`, `nesterov`, `alpha`, `rho`, `beta1`, `beta2`, `eps`. What is
-            left out has torch's default.
+            them, `weight_decay`, `momentum`, `dampening`, `nesterov`, `alpha`, `rho`, `beta1`, `beta2`, `eps`. Other
+            settings have torch's defaults.
 
     Raises:
-        ValueError: where `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
+        ValueError: if `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
             torch's optimizers do not have.
     """
     if "lr" not in config:
@@ -55,7 +55,7 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
 
 
 def _given(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration states, as torch's optimizer takes it: torch has the defaults."""
+    """Return the settings of a configuration as torch's optimizer takes them; torch has the defaults."""
     settings = inspect.signature(_OPTIMIZERS[kind]).parameters
     keys = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "alpha", "rho", "eps")
     given = {key: config[key] for key in keys if key in config and key in settings}
@@ -78,7 +78,7 @@ def make_plain_optimizer(model: nn.Module, config: Mapping[str, Any]) -> torch.o
     """`make_optimizer` for the loops of this package, which know no `schedule` and no warm-up.
 
     Raises:
-        ValueError: where the configuration has one, or as for `make_optimizer`.
+        ValueError: if the configuration has one, or as for `make_optimizer`.
     """
     _refuse(config, *_ABSENT)
     return make_optimizer(model, config)

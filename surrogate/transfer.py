@@ -20,7 +20,7 @@ ScoreFn = Callable[[Sequence[Config], float], Sequence[float]]
 
 @dataclass(frozen=True)
 class TransferCheck:
-    """What was trained, and how the widths agree.
+    """Trained configurations, and the agreement of the widths.
 
     Attributes:
         narrow_width_ratio: Width ratio of the surrogate in question.
@@ -60,7 +60,7 @@ def transfer_check(
         tolerance: As for `compare_rankings`.
 
     Raises:
-        ValueError: where the width ratios are out of range or order, `score_fn` returns another number of scores, or
+        ValueError: if the width ratios are out of range or order, `score_fn` returns another number of scores, or
             the arguments of `compare_rankings` are out of range.
     """
     check_function("score_fn", score_fn, 2)

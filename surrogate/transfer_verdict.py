@@ -33,7 +33,7 @@ class RankComparison:
         verdict: `"trusted"`: rho is at least 0.8 and the regret of the top k is within the tolerance.
             `"refused"`: rho is below 0.4 or undefined, and the regret exceeds the tolerance. `"doubtful"`: in
             between.
-        advice: What to do about it, in one sentence.
+        advice: The next thing to do, in one sentence.
     """
 
     rho: float
@@ -62,7 +62,7 @@ def compare_rankings(
         tolerance: A regret up to this counts as none; the seed-to-seed spread of the wide model is a good choice.
 
     Raises:
-        ValueError: where the lists differ in length or hold fewer than 4 scores, or `mode`, `top_k` or `tolerance` is
+        ValueError: if the lists differ in length or hold fewer than 4 scores, or `mode`, `top_k` or `tolerance` is
             out of range.
 
     >>> compare_rankings([1, 2, 3, 4], [10, 20, 40, 30]).rho
@@ -89,7 +89,7 @@ def check_comparison(count: int, mode: object, top_k: object, tolerance: object)
     """Refuse what `compare_rankings` cannot compare so many configurations by.
 
     Raises:
-        ValueError: where `mode`, `top_k` or `tolerance` is out of range.
+        ValueError: if `mode`, `top_k` or `tolerance` is out of range.
     """
     require(isinstance(mode, str) and mode in ("min", "max"), "mode", mode, "'min' or 'max'")
     check_int("top_k", top_k, at_least=1, at_most=count)

@@ -1,4 +1,4 @@
-"""Which hyperparameters transfer from a narrow model to a wide one, and which less surely.
+"""The hyperparameters that transfer from a narrow model to a wide one, and those that do so less surely.
 
 Tensor Programs V, table 1: what steers optimization transfers; what regularizes depends on the model's size
 as well, since a narrow model overfits less.
@@ -27,7 +27,7 @@ def doubtful_hyperparameters(keys: Collection[str], width_ratio: float) -> list[
         The doubtful keys, in their order; none at a ratio of 1/4 or more.
 
     Raises:
-        ValueError: where `keys` is no list of names, or `width_ratio` no number in (0, 1].
+        ValueError: if `keys` is no list of names, or `width_ratio` no number in (0, 1].
 
     >>> doubtful_hyperparameters(["lr", "dropout", "weight_decay"], 1 / 8)
     ['dropout', 'weight_decay']

@@ -1,7 +1,7 @@
-"""Which dimensions of a model are widths, and how much narrower they are than the target's.
+"""The dimensions of a model that are widths, and how much narrower they are than the target's.
 
-Read off by comparing shapes, never names. The base shapes (in the sense of the `mup` package) are the target's: every
-width multiplier of the surrogate is at most 1, and those of the target are exactly 1.
+Read off by comparing shapes, never names. The base shapes (in the sense of the `mup` package) are the target's.
+Every width multiplier of the surrogate is therefore at most 1, and those of the target are exactly 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mup.infshape import InfShape
 
 PLAN_ATTRIBUTE = "width_plan"
-"""Where a surrogate keeps its plan: an ordinary attribute, which survives `copy.deepcopy` and pickling."""
+"""The attribute in which a surrogate keeps its plan; it survives `copy.deepcopy` and pickling."""
 
 Shape = tuple[int, ...]
 
@@ -47,7 +47,7 @@ class ParamWidth:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether two dimensions are widths: a hidden weight in muP's table."""
+        """Return whether two dimensions are widths: a hidden weight in muP's table."""
         return bool(self.infshape().ninf() == 2)
 
     @property
@@ -64,7 +64,7 @@ class WidthPlan:
         params: Parameter name -> its widths, for every name of `named_parameters()`.
         readouts: Module name -> multiplier of that module's input, 1 / width_mult.
         attention: Module name -> multiplier of that module's attention logits, where the head size changed.
-        rounded: What did not divide and was rounded, one line each.
+        rounded: Widths that did not divide and were rounded, one line each.
     """
 
     width_ratio: float
@@ -83,8 +83,8 @@ def compare_shapes(target: Mapping[str, Shape], narrow: Mapping[str, Shape]) -> 
     """Compare two shape tables of one model at two widths.
 
     Raises:
-        ValueError: where the names or the numbers of dimensions differ, a dimension of the narrow model is larger than
-            the target's, no dimension differs, or a parameter has more than two widths, for which muP has no rule.
+        ValueError: if the names or the numbers of dimensions differ, or no dimension differs. If a dimension of the
+            narrow model is larger than the target's. If a parameter has more than two widths: muP has no rule for it.
     """
     if target.keys() != narrow.keys():
         differing = sorted(target.keys() ^ narrow.keys())
@@ -127,26 +127,26 @@ def refuse_single_units(params: Mapping[str, ParamWidth], narrow: nn.Module, tar
     """Refuse a width of one unit, or none, which says nothing of a wide layer. One head of the target's size is fine.
 
     Raises:
-        ValueError: where a width falls to 1 or 0; the message names the first parameter that has it.
+        ValueError: if a width falls to 1 or 0; the message names the first parameter that has it.
     """
     for name, param in params.items():
         if 0 in param.shape and 0 not in param.target_shape:
             raise ValueError(
                 f"parameter {name!r} is {param.shape} in the surrogate and {param.target_shape} in the target: a width "
-                "falls to no unit at all, as int() rounds down; make the surrogate wider, or round up: "
+                "falls to no unit at all, as int() rounds down. Make the surrogate wider, or round up: "
                 "max(2, round(size * width_ratio))"
             )
         fallen = [full for full, size in zip(param.target_shape, param.shape) if size == 1 < full]
         if any(not _counts_heads(name, full, narrow, target) for full in fallen):
             raise ValueError(
                 f"parameter {name!r} is {param.shape} in the surrogate and {param.target_shape} in the target: a width "
-                f"of {max(fallen)} falls to one unit, which ranks hyperparameters like no wide layer; make the "
+                f"of {max(fallen)} falls to one unit, which ranks hyperparameters like no wide layer. Make the "
                 f"surrogate wider (a width ratio of {2 / min(fallen):.3g} leaves two units), or keep that size fixed"
             )
 
 
 def _counts_heads(name: str, full: int, narrow: nn.Module, target: nn.Module) -> bool:
-    """Whether a size of a parameter is the number of heads of a module around it, which is 1 now."""
+    """Return whether a size of a parameter is the number of heads of a module around it, which is 1 now."""
     parts = name.split(".")[:-1]
     around = [".".join(parts[:depth]) for depth in range(len(parts) + 1)]
     return any(

@@ -1,1 +1,1 @@
-"""Where trials train: in this process, on a Ray cluster, or in virtual time."""
+"""Places at which trials train: in this process, on a Ray cluster, or in virtual time."""

@@ -10,13 +10,13 @@ class DeviceDied(Exception):
 
 
 class Answer(Protocol):
-    """What a device's process will have given."""
+    """The coming answer of a device's process."""
 
     def result(self) -> Any:
         """Wait for it.
 
         Raises:
-            DeviceDied: where there will be none.
+            DeviceDied: if there will be none.
         """
         ...
 

@@ -30,7 +30,7 @@ class _Ranks:
 
     Attributes:
         endings: By rank, what it gave, or what ended its process.
-        lost: Whether a machine has ended, and with it one of them.
+        lost: True if a machine has ended, and with it one of them.
     """
 
     task: FullSizeTask
@@ -54,11 +54,11 @@ class DoublingPool(DevicePool):
     A trial begins once as many devices are free as it is due; a pool that has no more than some number of devices
     never gives more. The ranks of one of which a process dies, or raises, are ended and replaced together.
 
-    Where one worker is all that is asked for, or one device all that there is, each device trains whole trials.
+    If one worker is asked for, or there is one device, each device trains whole trials.
 
     Args:
-        through: What carries the messages of ranks: NCCL wants a GPU for each.
-        grows: Whether trials grow where `race.workers` is 1 and `race.max_workers` says nothing.
+        through: The carrier of the ranks' messages: NCCL wants a GPU for each.
+        grows: True if trials grow where `race.workers` is 1 and `race.max_workers` says nothing.
     """
 
     def __init__(self, run: Run, count: int, through: Literal["gloo", "nccl"], grows: bool = False) -> None:
@@ -70,7 +70,7 @@ class DoublingPool(DevicePool):
         self._ranks: list[_Ranks] = []
 
     def _meeting(self, devices: Sequence[int]) -> Any:
-        """Where the ranks on these devices are to find each other; see `Trainer.train_rank`."""
+        """Return the address at which the ranks on these devices find each other; see `Trainer.train_rank`."""
         raise NotImplementedError
 
     def _end_meeting(self, meeting: Any) -> None:
@@ -123,8 +123,7 @@ class DoublingPool(DevicePool):
         return min(held if settled else rule.resize(growth), capacity)
 
     def _epoch_seconds(self, number: int) -> dict[int, float]:
-        """What an epoch of a full-size trial has taken, by number of workers: as a function of the user's may report
-        nothing of it."""
+        """Return the seconds of an epoch of a full-size trial, by number of workers."""
         taken = defaultdict[int, list[float]](list)
         for key, unit in self._run.store.units().items():
             if key.startswith(f"target/trial-{number}/to-") and unit.lines:

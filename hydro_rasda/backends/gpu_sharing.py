@@ -17,7 +17,7 @@ class SharedGpus:
         self._daemons = Daemons("processes")
 
     def environment(self, where: torch.device) -> dict[str, str]:
-        """What has a process compute on a GPU at the same time as others, rather than in turns with them.
+        """Return the environment to compute on a GPU at the same time as others, rather than in turns.
 
         The process sees that GPU alone, as its first. Empty where it has to take turns, or `where` is no GPU.
         """
@@ -32,5 +32,5 @@ class SharedGpus:
 
 
 def uuid_of(where: torch.device) -> str | None:
-    """What NVIDIA's programs call a GPU; None for another device."""
+    """Return the name of a GPU for NVIDIA's programs; None for another device."""
     return f"GPU-{torch.cuda.get_device_properties(where).uuid}" if where.type == "cuda" else None

@@ -24,29 +24,30 @@ from hydro_rasda.trial import Trial
 class LocalBackend:
     """This machine: one device trains in this process and in those forked of it, several have a process each.
 
-    Each of several devices trains groups of the sweep, then full-size models. As on a cluster, a device that has
-    nothing left to begin goes on with a trial that is already among the best at its rung, so that which trials are
-    promoted can depend on which device was faster; how wide groups are depends on how many devices share them, and with
-    that their last digits. A trial's random numbers, and a full-size training, are the same on any number of devices.
+    Each of several devices trains groups of the sweep, then full-size models. As on a cluster, an idle device goes on
+    with a trial that is already among the best at its rung. The promoted trials can therefore depend on the speed of
+    devices. The width of groups, and so their last digits, depends on the number of devices that share them. A trial's
+    random numbers, and a full-size training, are the same on any number of devices.
 
-    With `race.workers` or `race.max_workers` above 1, a full-size trial trains under DDP on several of the devices,
-    as on a Ray cluster, and on more after each milestone that it survives.
+    With `race.workers` or `race.max_workers` above 1, a full-size trial trains under DDP on several devices, as on a
+    Ray cluster. After each milestone that it survives, it trains on more.
 
     Args:
-        device: Where to train: a device, or a list of them, such as `["cuda:0", "cuda:1"]`; None for all GPUs where
+        device: Devices to train on: one, or a list of them, such as `["cuda:0", "cuda:1"]`; None for all GPUs where
             there are any, else the CPU. A device can be listed twice: it then has two processes, each with half of its
-            memory, which share a GPU through NVIDIA's Multi-Process Service where that is installed (as in `pack`).
+            memory. They share a GPU through NVIDIA's Multi-Process Service if that is installed (as in `pack`).
         memory: Bytes of a CPU's memory for all that trains at the same time, beside what the tuner holds; None: 90 % of
-            what is free, within the cgroup's limit. What was measured to fit trains beside each other.
+            what is free, within the cgroup's limit. Trainings that were measured to fit run beside each other.
         loader_workers: Processes that load a Dataset's batches ahead for each model or group in training, as a
-            DataLoader's `num_workers`; None: up to 4 for a GPU, none for a CPU, whose cores have models to train. The
+            DataLoader's `num_workers`. None: up to 4 for a GPU, none for a CPU, whose cores have models to train. The
             batches are the same, whoever loads them.
-        graph: Whether training steps are recorded as CUDA graphs and replayed, one launch for each batch (see
+        graph: True if training steps are recorded as CUDA graphs and replayed, one launch for each batch (see
             `fusion.GraphedStep`): of fused groups, and of full-size models that train on one worker. "auto": on CUDA;
             True: the same, and refused where there is no GPU; False: never. If a step cannot be recorded, a
             `fusion.graph.GraphWarning` names the line, and the step runs as it is written. On a CPU, "auto" compiles
-            the steps of a fused group that trains for minutes to its next milestone, if that was measured to win twice
-            the time that it takes. Results are the same up to rounding, and a run may go on under another value.
+            the steps of a fused group that trains for minutes to its next milestone. It does so if that was measured to
+            win twice the time of compiling. Results are the same up to rounding, and a run may go on under another
+            value.
 
     Raises:
         ValueError: for an argument that cannot be. From `open`, where it names several devices for a model
@@ -76,7 +77,7 @@ class LocalBackend:
 
     @property
     def devices(self) -> Sequence[torch.device]:
-        """Where it trains."""
+        """The devices that train."""
         return self._devices
 
     @property

@@ -26,9 +26,9 @@ LOOK_S = 0.5
 class _Device:
     process: DeviceProcess
     answer: Answer | None
-    """What is under way; None where it is idle."""
+    """The coming answer to its task; None if it is idle."""
     work: GroupTask | list[FullSizeTask] | None = None
-    """What that is of; None where it is the description that a new process gives of itself."""
+    """The task; None if the answer is a new process's description of itself."""
     machine: str = ""
     cores: int = 1
     node: str = ""
@@ -71,7 +71,7 @@ class DevicePool:
         raise NotImplementedError
 
     def _load(self, keys: Iterable[str]) -> Load:
-        """What gives these checkpoints in a device's process."""
+        """Return the loader of these checkpoints in a device's process."""
         raise NotImplementedError
 
     def _capacity(self) -> int:
@@ -79,7 +79,7 @@ class DevicePool:
         return self._count
 
     def _is_lost(self, device: int) -> bool:
-        """Whether a device whose process has died went with its machine, and not for what it trained."""
+        """Return whether a device whose process has died went with its machine, and not for what it trained."""
         return False
 
     def begin(self) -> None:
@@ -139,7 +139,7 @@ class DevicePool:
         return found
 
     def _in_time(self, answer: Answer) -> Any:
-        """What a device measured.
+        """Return the measurements of a device.
 
         Raises:
             DeviceDied: also where it hangs.
@@ -301,7 +301,7 @@ class DevicePool:
             yield from outcomes
 
     def _in_vain(self) -> bool:
-        """Whether no device is there that could train, and the time is over."""
+        """Return whether no device is there that could train, and the time is over."""
         return self._none_is_there() and self._run.out_of_time("target")
 
     def _next_targets(self, tasks: Iterator[FullSizeTask], cores: int) -> list[FullSizeTask]:

@@ -1,7 +1,7 @@
 """Several devices of this machine, each with a process of its own.
 
-The processes are started as new ones, as CUDA asks for, and run nothing of the user's script: what they need reaches
-them by cloudpickle, functions of scripts and notebooks included. Data lie in one file, which all of them map.
+The processes are started as new ones, as CUDA asks for, and run nothing of the user's script. The problem reaches them
+by cloudpickle, functions of scripts and notebooks included. Data lie in one file, which all of them map.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hydro_rasda.training.fused import Load
 from hydro_rasda.training.trainer import Trainer
 
 PROBLEM = "problem.pickle"
-"""What all processes are sent, in the run's folder while they train."""
+"""The file that all processes are sent, in the run's folder while they train."""
 
 _ALIGNED, _LENGTH = 64, struct.Struct("<Q")
 _SERVE = "from hydro_rasda.backends.process_pool import serve; serve({}, {})"
@@ -116,7 +116,7 @@ def loaded(files: Mapping[str, Path], key: str) -> Mapping[str, Any]:
 
 
 class _Answer:
-    """What a process will have said last of what it was asked; see `pool.Answer`."""
+    """The coming last answer of a process to its task; see `pool.Answer`."""
 
     def __init__(self, connection: Connection, status: Callable[[], int], hear: Callable[[str, Any], None]) -> None:
         self.connection, self._status, self._hear = connection, status, hear
@@ -257,7 +257,7 @@ def write_shared(path: Path, thing: Any) -> None:
 
 
 def read_shared(path: Path) -> Any:
-    """What `write_shared` wrote. What is written into it is seen by this process alone."""
+    """Return the object that `write_shared` wrote. Writes into it are seen by this process alone."""
     with open_to_read(path) as file:
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     at = _LENGTH.size + _LENGTH.unpack(whole[: _LENGTH.size])[0]

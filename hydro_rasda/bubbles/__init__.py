@@ -1,8 +1,8 @@
 """Trials in the bubbles of somebody else's pipeline: while the host waits for its neighbour, a guest trains.
 
-A guest is a process of its own beside each rank, which the kernel stops whenever the host does not wait: nothing of it
-is in the host's process, so that neither random numbers, gradients, threads nor collectives can meet. The idea is that
-of Hydro's coordinator, which interleaves trials with the pre-training of large models.
+A guest is a process of its own beside each rank. The kernel stops it whenever the host does not wait. It shares no
+process with the host, so that neither random numbers, gradients, threads nor collectives can meet. The idea is that of
+Hydro's coordinator, which interleaves trials with the pre-training of large models.
 """
 
 from typing import TYPE_CHECKING

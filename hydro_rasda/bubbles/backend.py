@@ -22,12 +22,12 @@ class BubbleBackend:
     """Trains where hosts wait for their neighbours; see `hydro_rasda.bubbles`.
 
     To the sweep, all hosts together are one device with `groups` cores, whoever of them is there: which trials train
-    together, and who goes on, does not depend on that. The answer is that of the same sweep on this machine alone with
-    as many threads (`torch.set_num_threads(groups)`), to the last digit, as far as its fused groups are as wide
-    (`sweep.fusion`, or what was measured on this machine lately).
+    together, and who goes on, does not depend on that. The answer is that of the same sweep on this machine alone, to
+    the last digit. Two conditions hold for this: as many threads (`torch.set_num_threads(groups)`), and fused groups of
+    the same width (`sweep.fusion`, or the widths that were measured on this machine lately).
 
     Hosts may come and go before, while and after `tune` runs; while there is none, it waits, within its time budget.
-    What a host's end interrupts goes on in another bubble from the last checkpoint.
+    Training that a host's end interrupts goes on in another bubble from the last checkpoint.
 
     Args:
         source: A folder that the tuner and its hosts both see, as they must the run's.

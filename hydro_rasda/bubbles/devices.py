@@ -1,4 +1,4 @@
-"""What hosts leave of their time, as the one device that a sweep sees; see `hydro_rasda.contracts.Devices`."""
+"""The time that hosts leave, as the one device that a sweep sees; see `hydro_rasda.contracts.Devices`."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ ARRIVAL_S = 60.0
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """What one guest trains: a task, from where the work stands to its end.
+    """The work of one guest: a task, from the present state of the work to its end.
 
     Attributes:
-        work: What it is a part of.
+        work: The whole that it is a part of.
     """
 
     work: GroupWork | TargetWork
@@ -54,7 +54,7 @@ class _Visitor:
     """A guest that is there.
 
     Attributes:
-        piece: What it trains; None where it is idle.
+        piece: Its work; None if it is idle.
     """
 
     name: str
@@ -95,7 +95,7 @@ class BubbleDevices:
         return self._task is not None
 
     def _in_vain(self, stage: Stage) -> bool:
-        """Whether the time is over, and nobody is there who could train for another epoch."""
+        """Return whether the time is over, and nobody is there who could train for another epoch."""
         had_time = time.monotonic() - self._opened > ARRIVAL_S
         return not self._visitors and had_time and self._run.out_of_time(stage)
 
@@ -250,7 +250,7 @@ class BubbleDevices:
             self._put(work, work.took(task, content, not self._run.out_of_time(stage)))
 
     def _learn_of_death(self, name: str, status: int) -> None:
-        """What a host says of the guest before: one that ended by itself may have died of what it trained.
+        """Learn from a host how its last guest ended: one that ended by itself may have died of its task.
 
         A host that is killed with its guest says nothing, and so it counts against no trial.
         """

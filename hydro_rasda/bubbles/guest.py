@@ -30,7 +30,7 @@ def begin(handle: int, host: int, source: str, device: str, preempt: bool, name:
         handle: Of the page.
         host: The host's number.
         source: The folder of sweeps.
-        preempt: Whether the host stops this process at the end of a bubble.
+        preempt: True if the host stops this process at the end of a bubble.
         name: Its own among all guests.
         before: The name of the host's guest before, and how that ended.
     """

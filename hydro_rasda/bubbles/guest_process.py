@@ -29,7 +29,7 @@ class GuestProcess:
 
     Args:
         source: The folder where it looks for a sweep.
-        preempt: Whether to stop and continue it.
+        preempt: True to stop and continue it.
         before: The name of the guest before, and how it ended, as `subprocess` says it: the tuner is told, since what
             that one trained may have been the cause.
 

@@ -39,12 +39,12 @@ def bubbles(
     Every rank of a host does so around its loop; nothing else of it changes. The guest is a process of its own: what
     the host computes is the same to the last bit. It trains groups of the sweep that
     `tune(backend=BubbleBackend(source))` runs meanwhile, wherever that is; without a sweep, it waits for one. Bubbles
-    that are too short to be worth it stay empty, by the last steps' waits, and so does one step in
-    `schedulers.bubble_policy.CONTROL`, with which the others are compared: where guests cost the host more than 1 %
-    of a step, longer bubbles alone are used.
+    stay empty if they are too short to be worth it, by the last steps' waits. One step in
+    `schedulers.bubble_policy.CONTROL` stays empty, too, for comparison. If guests cost the host more than 1 % of a
+    step, only longer bubbles are used.
 
-    Leaving lets the guest end the epoch that is under way, and hand over what it trained; where the host is killed, the
-    guest ends with it, and what it trained since its last checkpoint trains again in another bubble.
+    Leaving lets the guest end the current epoch and hand over its training. If the host is killed, the guest ends with
+    it. Its training since its last checkpoint is then repeated in another bubble.
 
     Args:
         schedule: The host's, of `torch.distributed.pipelining`: any that it has.
@@ -52,17 +52,17 @@ def bubbles(
         leave_free: Bytes of memory that the guest leaves for the host: with less, it ends at once, and comes back once
             there is twice as much. None for a tenth of what is free now.
         patience_s: Seconds that leaving may take.
-        preempt: Whether the kernel stops and continues the guest; otherwise the guest itself begins no quantum (the
-            forward pass of a step, or the rest of it) that a bubble is too short for. None for what fits the host's
-            device: on a GPU, what has begun cannot be stopped. That has not been run on GPUs yet.
+        preempt: True if the kernel stops and continues the guest. Otherwise the guest begins no quantum that a bubble
+            is too short for: the forward pass of a step, or the rest of it. None for the choice that fits the host's
+            device: on a GPU, work that has begun cannot be stopped. That has not been run on GPUs yet.
 
     Yields:
-        What the guest does; see `Guest`.
+        The state of the guest; see `Guest`.
 
     Raises:
         ValueError: for an argument that cannot be.
         RuntimeError: on other systems than Linux.
-        Unsafe: where others can write to `source`: what guests are to train is unpickled from where it says.
+        Unsafe: if others can write to `source`: what guests are to train is unpickled from where it says.
     """
     if sys.platform != "linux":
         raise RuntimeError("bubbles need Linux, whose kernel stops guests and ends them with their host")
@@ -84,19 +84,19 @@ def bubbles(
 
 
 def _device(schedule: Any) -> torch.device:
-    """Where a schedule's stages are."""
+    """Return the device of a schedule's stages."""
     stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]
     return torch.device(getattr(stages[0], "device", "cpu"))
 
 
 class Guest:
-    """What trains in a rank's bubbles.
+    """The process that trains in a rank's bubbles.
 
     Attributes:
         steps: Of the host so far.
         waited: Seconds that the host waited while there was something to train: the bubbles, whoever used them.
         open: The part of them in which the guest was let run.
-        paused: Whether it is let run no more, until the host says otherwise.
+        paused: True if it is let run no more, until the host says otherwise.
     """
 
     def __init__(self, source: Path, device: torch.device, leave_free: float, preempt: bool) -> None:
@@ -118,7 +118,7 @@ class Guest:
 
     @property
     def working(self) -> bool:
-        """Whether it has something to train."""
+        """Return whether it has something to train."""
         return self._process is not None and self._process.page.working
 
     @property

@@ -1,7 +1,7 @@
 """A unit of work in pieces: what guests gave of it so far, and what is left to train.
 
-A guest ends its piece early where its host leaves, and after `checkpoint_s`. What it gave is then kept as a checkpoint
-of the run, from which the next piece goes on, in this process or, where that is killed, in the next one.
+A guest ends its piece early if its host leaves, and after `checkpoint_s`. The piece is then kept as a checkpoint of the
+run. The next piece goes on from there, in this process or, if that is killed, in the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GroupWork:
     Attributes:
         method: Of `GuestTrainer`, that trains a piece.
         threads: Of torch, that it trains on.
-        outcome: What is over of it.
+        outcome: The part that is over.
         saved: Checkpoints of it that nobody needs once it is recorded.
     """
 
@@ -38,11 +38,11 @@ class GroupWork:
 
     @property
     def done(self) -> bool:
-        """Whether nothing of it is left to train."""
+        """Return whether nothing of it is left to train."""
         return self._left == 0
 
     def begin(self) -> Sequence[GroupTask]:
-        """What there is to train: the unit, or what an earlier process left of it."""
+        """Return the tasks to train: the unit, or the rest that an earlier process left of it."""
         self._left = 1
         key = self._key(self.task.members)
         if not self._run.can_load(key):
@@ -72,7 +72,7 @@ class GroupWork:
         return self._put([self._rest(task, key, part["members"]) for part in left])
 
     def _goes_on(self, members: Iterable[int]) -> bool:
-        """Whether members that trained together have epochs left, as they have but where all have diverged."""
+        """Return whether members that trained together have epochs left, as they have but where all have diverged."""
         last = [self.outcome.history[number][-1] for number in members]
         losses = {"train_loss": [metrics["train_loss"] for _, metrics in last]}
         return last[0][0] < self.task.span.stop and not diverged(losses)
@@ -121,7 +121,7 @@ class TargetWork:
     """A full-size model, from one milestone to the next; as `GroupWork`.
 
     Attributes:
-        outcome: What it gave, once it is done; None where it was given up.
+        outcome: Its result, once it is done; None if it was given up.
     """
 
     method = "train_full_size_trial"

@@ -1,4 +1,4 @@
-"""Where a host waits: the one place at which `torch.distributed.pipelining` waits for its neighbours."""
+"""The waits of a host: the one place at which `torch.distributed.pipelining` waits for its neighbours."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def watched(schedule: Any, watcher: Watcher) -> Iterator[None]:
         schedule: Any of `torch.distributed.pipelining`: it, and what it computes, stay as they are.
 
     Raises:
-        ValueError: where `schedule` is none.
-        RuntimeError: where this version of torch waits in another way.
+        ValueError: if `schedule` is none.
+        RuntimeError: if this version of torch waits in another way.
     """
     known = callable(getattr(schedule, "step", None)) and hasattr(schedule, "_step_microbatches")
     require(known, "schedule", schedule, "one of torch.distributed.pipelining, such as Schedule1F1B")

@@ -23,7 +23,7 @@ class Quanta:
 
     Args:
         page: Says until when the bubble that is open is expected to last.
-        where: What computes; a quantum is over once that is through with it.
+        where: The computing device; a quantum is over once it is through with it.
     """
 
     def __init__(self, page: Page, where: torch.device) -> None:

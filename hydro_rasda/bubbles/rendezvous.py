@@ -1,4 +1,4 @@
-"""Where a sweep and its guests find each other: a file in a folder that both see. Needs no torch.
+"""The meeting of a sweep and its guests: a file in a folder that both see. Needs no torch.
 
 ::
 
@@ -27,14 +27,14 @@ _GREET_S = 60.0
 
 
 class Rendezvous:
-    """Where a sweep's guests come in, each in a thread of its own.
+    """Accept a sweep's guests, each in a thread of its own.
 
     Args:
         come_in: Called with each guest's connection, in its thread.
 
     Raises:
-        ValueError: where another sweep has its door there.
-        Unsafe: where others can write to the folder.
+        ValueError: if another sweep has its door there.
+        Unsafe: if others can write to the folder.
     """
 
     def __init__(self, source: Path, come_in: Callable[[Connection], None]) -> None:
@@ -79,7 +79,7 @@ class Rendezvous:
 
 
 def _answers(source: Path) -> bool:
-    """Whether a sweep is there."""
+    """Return whether a sweep is there."""
     try:
         connect(source).close()
     except (OSError, ValueError, KeyError):
@@ -91,8 +91,8 @@ def connect(source: Path) -> Connection:
     """Go to the sweep of a folder.
 
     Raises:
-        OSError: where none is there.
-        ValueError: where what says so is damaged.
+        OSError: if none is there.
+        ValueError: if what says so is damaged.
         KeyError: likewise.
     """
     where = read_json(source / MEETING)

@@ -1,4 +1,4 @@
-"""What a host and its guest tell each other without a system call: a page of memory that both have. Needs no torch."""
+"""Messages of a host and its guest without a system call: a page of memory that both have. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Page:
         handle: Of the memory; None makes it.
 
     Attributes:
-        handle: What another process needs to open the same.
+        handle: The handle by which another process opens the same memory.
     """
 
     def __init__(self, handle: int | None = None) -> None:
@@ -29,7 +29,7 @@ class Page:
 
     @property
     def tied(self) -> bool:
-        """Whether the guest ends with its host: one that does not yet must not be stopped for ever."""
+        """Return whether the guest ends with its host: one that does not yet must not be stopped for ever."""
         return self._get(_TIED) != 0
 
     @tied.setter
@@ -38,7 +38,7 @@ class Page:
 
     @property
     def working(self) -> bool:
-        """Whether the guest has something to train."""
+        """Return whether the guest has something to train."""
         return self._get(_WORKING) != 0
 
     @working.setter
@@ -47,7 +47,7 @@ class Page:
 
     @property
     def leaving(self) -> bool:
-        """Whether the guest is to end after the epoch that is under way."""
+        """Return whether the guest is to end after the epoch that is under way."""
         return self._get(_LEAVING) != 0
 
     @leaving.setter

@@ -1,4 +1,4 @@
-"""What a guest does with what it is given: it trains, as any device's process does, within bubbles."""
+"""The training of a guest: that of any device's process, within bubbles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(connection: Connection, page: Page, device: str, preempt: bool, more: 
     """Train what a sweep sends, until it is over.
 
     Args:
-        preempt: Whether the host stops this process; otherwise it stops itself, between quanta.
+        preempt: True if the host stops this process; otherwise it stops itself, between quanta.
         more: Waits for the next that the tuner says; False where there is nothing to wait for.
     """
     where = torch.device(device)

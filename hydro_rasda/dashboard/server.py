@@ -43,7 +43,7 @@ STREAM_SECONDS = 600.0
 """After which a stream of events ends: a browser asks for the next, and who has stopped reading does not."""
 
 PATIENCE_SECONDS = 20.0
-"""Who takes nothing of an answer for so long, or asks for nothing, is disconnected."""
+"""A client that takes nothing of an answer for so many seconds, or asks for nothing, is disconnected."""
 
 
 def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None:
@@ -51,13 +51,13 @@ def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None
 
     Args:
         folder: A `storage_path` of `tune`, or a run's own folder; it may be yet to be made.
-        host: Where to listen.
+        host: Address at which to listen.
         port: 0 for any that is free.
 
     Raises:
-        ImportError: where the server's packages are not there; it says what to install.
-        ValueError: where the port is none.
-        OSError: where it is taken.
+        ImportError: if the server's packages are not there; it says what to install.
+        ValueError: if the port is none.
+        OSError: if it is taken.
     """
     require(0 <= port < 65536, "port", port, "a port, 0 to 65535")
     try:
@@ -175,9 +175,9 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
     """The server as an ASGI application.
 
     Args:
-        token: What the first request must bring, as `?token=`; a cookie keeps it.
-        host: Where it will listen; on this machine alone, it answers to no other name (DNS rebinding).
-        port: Where it will listen: browsers send the cookies of a machine to all of its ports.
+        token: The secret that the first request must bring, as `?token=`; a cookie keeps it.
+        host: Address at which it will listen; on this machine alone, it answers to no other name (DNS rebinding).
+        port: Port at which it will listen: browsers send the cookies of a machine to all of its ports.
     """
     require(bool(token), "token", token, "a secret that cannot be guessed")
     try:

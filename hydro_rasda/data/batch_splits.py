@@ -93,7 +93,7 @@ def length_of(data: Any, argument: str) -> int:
     """The number of examples of data that have a length.
 
     Raises:
-        ValueError: where `len()` of them is no integer, or raises; where there are none, or too many.
+        ValueError: if `len()` of them is no integer, or raises; if there are none, or too many.
     """
     try:
         length = len(data)
@@ -108,7 +108,7 @@ def check_length(length: int, argument: str) -> None:
     """Refuse data without examples, or with more than can be shuffled.
 
     Raises:
-        ValueError: where there are none, or too many.
+        ValueError: if there are none, or too many.
     """
     if length == 0:
         raise ValueError(f"`{argument}` is empty, but must have at least one example")

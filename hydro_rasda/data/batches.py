@@ -17,7 +17,7 @@ Batch = Any
 
 
 Data = Sequence[Tensor] | Dataset[Any] | Callable[[int], Iterable[Batch]]
-"""What `tune` takes as data: tensors, a map-style dataset, or a function of the batch size that makes a loader."""
+"""The data of `tune`: tensors, a map-style dataset, or a function of the batch size that makes a loader."""
 
 
 class Share(NamedTuple):
@@ -51,11 +51,11 @@ class Batches(Protocol):
         """One rank's part of each batch that one process would read.
 
         All ranks see the same number of shares. In training, no rank gets a single example where `batch_size` is above
-        1 and the batch has more: BatchNorm would refuse it. Where that leaves too few, the last ranks get fillers.
+        1 and the batch has more: BatchNorm would refuse it. If too few examples are left, the last ranks get fillers.
 
         Args:
             batch_size: Examples of a batch, over all ranks.
-            epoch: Which shuffled epoch, to train on; None for all examples once, for evaluation.
+            epoch: Number of the shuffled epoch, to train on; None for all examples once, for evaluation.
         """
         ...
 
@@ -88,8 +88,8 @@ def move(batch: Batch, device: torch.device, *, wait: bool = False, always: bool
     """A batch, or any nesting of tensors, with all of them on a device.
 
     Args:
-        wait: Whether the copies are there when this returns: what was copied to the CPU can then be read at once.
-        always: Whether to copy also what is on the device already.
+        wait: True to return when the copies are done, so that copies on the CPU can be read at once.
+        always: True to copy also tensors that are on the device already.
     """
 
     def moved(leaf: Any) -> Any:

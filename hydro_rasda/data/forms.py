@@ -29,7 +29,7 @@ def make_batches(
             `datasets.default_workers` says. Batches do not depend on it.
 
     Raises:
-        ValueError: where the data has none of the three forms, it is empty, or its tensors have different lengths.
+        ValueError: if the data has none of the three forms, it is empty, or its tensors have different lengths.
     """
     if isinstance(data, (DataLoader, IterableDataset)):
         raise ValueError(
@@ -49,7 +49,7 @@ def make_batches(
 
 
 def _is_sequence(data: object) -> bool:
-    """Whether data that is no Dataset reads like one: a list of examples, or another library's data set."""
+    """Return whether data that is no Dataset reads like one: a list of examples, or another library's data set."""
     if isinstance(data, (str, bytes, Mapping, type)) or (isinstance(data, tuple) and data):
         return False
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")

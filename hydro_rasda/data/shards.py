@@ -1,4 +1,4 @@
-"""What each of several ranks takes of a batch."""
+"""The parts of a batch that several ranks take."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """What one rank takes of a global batch.
+    """The part of a global batch that one rank takes.
 
     Attributes:
-        examples: How many of them count: 0 for a filler, where nothing is left for the rank.
-        weight: What to multiply the mean loss over the rows by, so that the ranks' average is the mean over the batch.
+        examples: Number of rows that count: 0 for a filler, if nothing is left for the rank.
+        weight: Factor of the mean loss over the rows, so that the ranks' average is the mean over the batch.
     """
 
     rows: slice
@@ -34,7 +34,7 @@ class Shard:
     def part(self, examples: int, least: int = 1) -> Part:
         """This rank's part of a global batch.
 
-        Where there is too little for all, the first ranks take it, and the others a filler of the same examples.
+        If there is too little for all, the first ranks take it, and the others a filler of the same examples.
 
         Args:
             examples: Size of the global batch, >= 1.

@@ -28,10 +28,10 @@ def unlike(batches: Batches, batch_size: int, argument: str) -> Iterator[tuple[s
         argument: Its name, for messages.
 
     Yields:
-        Which batch it is, in words, and the batch.
+        The name of the batch in words, and the batch.
 
     Raises:
-        ValueError: where a batch cannot be read or has no examples, the data can be read but once, or there is neither
+        ValueError: if a batch cannot be read or has no examples, the data can be read but once, or there is neither
             an end nor a length.
     """
     ends = monotonic() + SECONDS
@@ -74,7 +74,7 @@ def naming_batch(argument: str, name: str, batch_size: int) -> Iterator[None]:
 
 
 def non_finite(batch: Batch) -> str:
-    """Where a batch has infinite or NaN numbers, in words; empty where it has none."""
+    """Say in words at which place a batch has an infinite or NaN number; "" if it has none."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             at = (~leaf.isfinite()).nonzero()[0].tolist()
@@ -87,7 +87,7 @@ Ranges = dict[tuple[object, ...], tuple[int, int]]
 
 
 def _stands_out(batch: Batch, ranges: Ranges) -> bool:
-    """Whether it has another structure, or sizes or numbers beyond those before; takes its own in."""
+    """Return whether it has another structure, or sizes or numbers beyond those before; takes its own in."""
     beyond = bool(non_finite(batch))
     for key, low, high in _measures(batch):
         lowest, highest = ranges.get(key, (low, high))

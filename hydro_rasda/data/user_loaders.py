@@ -18,7 +18,7 @@ from hydro_rasda.seeds import derive_seed
 
 
 class LoaderBatches:
-    """What a function of the batch size makes."""
+    """The batches of loaders that a function of the batch size makes."""
 
     def __init__(
         self, make_loader: Callable[[int], Iterable[Batch]], argument: str, device: torch.device, seed: int
@@ -99,7 +99,7 @@ def _length(loader: Iterable[Batch]) -> int | None:
 
 
 def _apart(make: Callable[[], Iterable[Batch]], seed: int) -> Iterator[Batch]:
-    """What an iterable gives, made and read with random numbers of its own: models draw theirs in between."""
+    """Make and read an iterable with random numbers of its own: models draw theirs in between."""
     stream = Stream(seed)
     with stream.drawn_from():
         batches = iter(make())

@@ -20,8 +20,8 @@ class TrainLoader:
 
     Attributes:
         parts: That another library would accumulate the batch's gradient over.
-        drop_last: Whether the last part is left out where it is smaller.
-        shuffle: Whether each epoch has an order of its own.
+        drop_last: True if the last part is left out where it is smaller.
+        shuffle: True if each epoch has an order of its own.
         workers: Processes that load ahead.
     """
 

@@ -18,7 +18,7 @@ def check_parts(sweep: object, race: object) -> None:
     """Refuse what `tune` does not take as `sweep` and `race`.
 
     Raises:
-        ValueError: where one of them is of another class.
+        ValueError: if one of them is of another class.
     """
     check_is("sweep", sweep, SweepConfig)
     check_is("race", race, RaceConfig)

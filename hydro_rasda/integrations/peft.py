@@ -32,7 +32,7 @@ class Adapters:
     Attributes:
         base: The model, frozen; every model that is built shares its parameters.
         lora: Of the adapters, but for fields that a trial's configuration has.
-        rank: What adapters of lower rank are padded to.
+        rank: The rank to which adapters of lower rank are padded.
     """
 
     base: nn.Module
@@ -63,7 +63,7 @@ def adapters(base: nn.Module, lora: LoraConfig, max_rank: int | None = None) -> 
         max_rank: The largest rank of any trial; None: `lora.r`.
 
     Raises:
-        ValueError: where one of them is none of these.
+        ValueError: if one of them is none of these.
     """
     check_is("base", base, nn.Module)
     require(not hasattr(base, "peft_config"), "base", type(base).__name__, "a model without adapters")

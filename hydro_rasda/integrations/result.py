@@ -1,4 +1,4 @@
-"""What a tuning of another library's training gives."""
+"""The result of tuning another library's training."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ class MLflowLogger(TrialLogger):
 
     Args:
         experiment: Name of the experiment, which is made where it is not there; None for the run's name.
-        tracking_uri: Where to; None for what MLflow is set to (`MLFLOW_TRACKING_URI`).
+        tracking_uri: Address of the server; None for MLflow's own setting (`MLFLOW_TRACKING_URI`).
 
     Raises:
-        ImportError: where MLflow is not there.
+        ImportError: if MLflow is not there.
     """
 
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:

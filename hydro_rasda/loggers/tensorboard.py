@@ -16,10 +16,10 @@ class TensorBoardLogger(TrialLogger):
     """Writes event files, one folder a trial: scalars by epoch, and HParams once a trial ends.
 
     Args:
-        folder: Where; `tensorboard --logdir FOLDER` shows it. None for `tensorboard` in the run's folder.
+        folder: Folder of the files, for `tensorboard --logdir FOLDER`. None for `tensorboard` in the run's folder.
 
     Raises:
-        ImportError: where tensorboardX is not there, which Ray Tune brings along.
+        ImportError: if tensorboardX is not there, which Ray Tune brings along.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What loggers share: the events of a run as what becomes of each trial."""
+"""The part that loggers share: the events of a run, told trial by trial."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Logged:
 class TrialLogger:
     """Follows each trial from its first new epoch until it is dropped, fails, or the run is over.
 
-    What an earlier process of the run logged is not logged again. A trial that was closed and trains on is opened
-    again.
+    Events that an earlier process of the run logged are not logged again. A trial that was closed and trains on is
+    opened again.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def needed(module: str, logger: str, extra: str) -> Any:
     """A module that a logger needs.
 
     Raises:
-        ImportError: where it is not there; it says what to install.
+        ImportError: if it is not there; it says what to install.
     """
     try:
         return importlib.import_module(module)

@@ -20,7 +20,7 @@ class WandbLogger(TrialLogger):
         settings: More arguments of `wandb.init`, such as `mode="offline"`, `entity` or `tags`.
 
     Raises:
-        ImportError: where wandb is not there.
+        ImportError: if wandb is not there.
     """
 
     def __init__(self, project: str, group: str | None = None, **settings: Any) -> None:

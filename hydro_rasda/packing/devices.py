@@ -1,4 +1,4 @@
-"""What jobs run on: the GPUs of this machine, or its cores."""
+"""The devices of jobs: the GPUs of this machine, or its cores."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 @dataclass(frozen=True)
 class Device:
-    """Where jobs run beside each other.
+    """A GPU, or the cores of this machine, for jobs that run beside each other.
 
     Attributes:
         memory: Bytes for all jobs on it.
-        compute: Sum of the shares that it has room for: 1 for a GPU, the cores of a CPU; more for a GPU that was
-            measured to be faster than the others.
+        compute: Sum of the shares that it has room for: 1 for a GPU, the cores of a CPU. It is more for a GPU that
+            was measured to be faster than the others.
         environment: Set for its jobs.
         gpu: UUID of the GPU, by which memory and utilization are measured; "" for a CPU.
     """

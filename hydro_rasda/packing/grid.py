@@ -1,7 +1,7 @@
-"""Where every job stands, and the journal that says so.
+"""The states of all jobs, and their journal.
 
 A change is in the journal before it takes effect: a job is "running" there before it is started, so that none can run
-unseen. What a process left that was killed is settled when the grid is opened again: a job that ended meanwhile has
+unseen. After a process was killed, its jobs are settled when the grid is opened again: a job that ended meanwhile has
 ended, and one that did not waits again.
 """
 
@@ -36,14 +36,14 @@ class Grid:
 
     Args:
         tasks: All that are asked for. The first must be those that the run has so far; more may follow them.
-        retry_failed: Whether what failed before waits again.
+        retry_failed: True if what failed before waits again.
 
     Attributes:
         records: By name, where each stands.
 
     Raises:
-        ValueError: where a job is another than the one of its name in the run so far.
-        Unsafe: where others can write to the run's folder, or a link in it leads elsewhere.
+        ValueError: if a job is another than the one of its name in the run so far.
+        Unsafe: if others can write to the run's folder, or a link in it leads elsewhere.
     """
 
     def __init__(self, store: Store, tasks: Sequence[Task], retry_failed: bool = False) -> None:
@@ -93,7 +93,7 @@ class Grid:
         return self._store.path / "ends" / f"{name}.{self.records[name].attempt}.json"
 
     def log(self, name: str) -> Path:
-        """What the job wrote, in its last attempt."""
+        """Return the file of the job's output, in its last attempt."""
         return self._store.path / "logs" / f"{name}.log"
 
     def call_file(self, name: str, suffix: str) -> Path:
@@ -106,7 +106,7 @@ class Grid:
         return dict(json.loads(read_file(file, _INSIDE))) if file.exists() else None
 
     def value(self, name: str) -> Any:
-        """What a function returned; None for a command."""
+        """Return the value of a function; None for a command."""
         file = self.call_file(name, "json")
         return json.loads(read_file(file, _INSIDE)) if file.exists() else None
 

@@ -1,8 +1,8 @@
 """Estimates, corrected by what jobs of a kind were measured to take. Pure: plain values in, plain values out.
 
 A correction is a ratio of what was measured to what was given, so that estimates that differ within a kind, by batch
-size, say, keep their proportions. Where nothing was given, jobs of a kind are taken to be alike. What was learnt in one
-call of `pack` is where the next one begins.
+size, say, keep their proportions. Without given values, jobs of a kind are taken to be alike. One call of `pack` begins
+with the corrections of the last one.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _Ratios:
 
 
 class Estimates:
-    """What is known of jobs; corrected as they run.
+    """Estimates of jobs, corrected as they run.
 
     Args:
-        before: What `learnt` gave in an earlier call; it holds until a job of the kind is measured again.
+        before: The result of `learnt` in an earlier call; it holds until a job of the kind is measured again.
     """
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
@@ -75,7 +75,7 @@ class Estimates:
                 self._of(task, name).add(task.name, value / (given or 1.0))
 
     def of(self, task: Task) -> Job | None:
-        """What a job is expected to take; None where its memory or its share are not known, and cannot be guessed."""
+        """Return the expected needs of a job; None if its memory or share is unknown and cannot be guessed."""
         memory, share, seconds = (self._expected(task, name) for name in _FIELDS)
         if memory is None or share is None:
             return None
@@ -108,12 +108,12 @@ def _key(kind: str, name: str, alone: bool) -> str:
 class Slowdowns:
     """By how much jobs of a kind slow those of another, beyond what their shares explain; learnt from whole jobs.
 
-    The logarithm of a job's seconds is taken for the sum of its kind's own, and of one for each kind that ran beside
-    it, times how many of those did on average. Each job corrects all of them by what it took more or less (normalized
-    least mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
+    The logarithm of a job's seconds is a sum. It has a term of its own kind, and one for each kind that ran beside it,
+    times the average number of such jobs. Each job corrects all terms by its deviation from the sum (normalized least
+    mean squares: Haykin, "Adaptive Filter Theory", 1996, section 9.11).
 
     Args:
-        before: What `learnt` gave in an earlier call.
+        before: The result of `learnt` in an earlier call.
     """
 
     def __init__(self, before: Mapping[str, Mapping[str, tuple[float, float]]] | None = None) -> None:

@@ -38,7 +38,7 @@ class Process:
         memory: Peak of bytes so far.
         now: Bytes when they were looked at last.
         expected: Bytes that it was given when it began.
-        stopped: Whether it was told to end.
+        stopped: True if it was told to end.
         over: A file that becomes readable once no process of the job is left.
     """
 
@@ -99,14 +99,14 @@ class Process:
         self.memory = max(self.memory, self.now)
 
     def so_far(self) -> Estimate:
-        """What it is known to take: nothing until it has settled, unless it has outgrown what it was given."""
+        """Return its known needs: none until it has settled, unless it has outgrown its memory."""
         seconds = monotonic() - self._began
         if seconds >= SETTLED_S:
             return self._measured(self._alone(seconds), self._cpu)
         return Estimate(memory=self.memory if self.memory > self.expected else None)
 
     def in_all(self, end: End) -> Estimate:
-        """What it took, by what its child wrote in the end.
+        """Return its measured needs, from the numbers that its child wrote in the end.
 
         A job that was over before it was looked at has the memory of its largest process.
         """
@@ -117,7 +117,7 @@ class Process:
         return Estimate(measured.memory, measured.share, max(seconds, 1e-3))
 
     def _alone(self, seconds: float) -> float:
-        """What it would have taken without waiting for a core that others had."""
+        """Return its seconds without the waits for a core that others had."""
         return seconds * (1 - min(self._waited, _MOST_WAITED))
 
     def _measured(self, seconds: float, cpu: float) -> Estimate:
@@ -144,7 +144,7 @@ _LEAST = 0.01
 """A job keeps at least so much of a device busy."""
 
 _MOST_WAITED = 0.9
-"""Where a job waits for a core most of the time, little can be told of what it would do with one."""
+"""The largest share of waiting that counts: a job that waits more tells little of its speed on a free core."""
 
 
 def start_child(
@@ -170,7 +170,7 @@ def start_child(
 
 
 def _command(task: Task, grid: Grid) -> list[str]:
-    """What runs in the child."""
+    """The program that runs in the child."""
     if not callable(task.run):
         return list(task.run)
     function, value = grid.call_file(task.name, "pickle"), grid.call_file(task.name, "json")

@@ -28,7 +28,7 @@ _PREFIX = "hydro-rasda-mps-"
 
 
 def available() -> bool:
-    """Whether it can be started here: it is installed, and whoever called has not set up their own."""
+    """Return whether it can be started here: it is installed, and whoever called has not set up their own."""
     return shutil.which(CONTROL) is not None and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
@@ -51,7 +51,7 @@ class Daemon:
         environment: Set for processes that are to share the GPU through it.
 
     Raises:
-        OSError: where it does not start, with what it wrote.
+        OSError: if it does not start, with what it wrote.
     """
 
     def __init__(self, gpu: str) -> None:
@@ -77,12 +77,12 @@ class Daemon:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, by itself or by somebody else."""
+        """Return whether it has ended, by itself or by somebody else."""
         return self._child.poll() is not None
 
     @property
     def serves(self) -> bool:
-        """Whether it can be asked: what watches it may outlive it for a moment."""
+        """Return whether it can be asked: what watches it may outlive it for a moment."""
         return not self.over and self._tell("get_server_list")
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class Daemon:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tell(self, command: str) -> bool:
-        """Whether the daemon took a command."""
+        """Return whether the daemon took a command."""
         try:
             told = subprocess.run(
                 [CONTROL], input=command.encode(), env=self._own, capture_output=True, timeout=STARTS_S, check=False
@@ -109,11 +109,11 @@ class Daemons:
     """A daemon for each GPU that is shared, from when it is first asked for.
 
     Args:
-        who: What shares the GPUs, as a warning calls it where a daemon does not start.
-        wanted: Whether they are to be shared so, where that is possible.
+        who: Name of the processes that share the GPUs, for the warning if a daemon does not start.
+        wanted: True if they are to be shared so, where that is possible.
 
     Attributes:
-        possible: Whether GPUs can be shared so: False, too, once a daemon did not start.
+        possible: True if GPUs can be shared so: False, too, once a daemon did not start.
     """
 
     def __init__(self, who: str, wanted: bool = True) -> None:
@@ -121,7 +121,7 @@ class Daemons:
         self._of: dict[str, Daemon] = {}
 
     def environment(self, gpu: str) -> Mapping[str, str]:
-        """What has a process compute on a GPU, by its UUID, beside others; empty where it has to take turns with them.
+        """Return the environment to share a GPU, by its UUID; empty if processes have to take turns on it.
 
         A daemon that ended, or does not answer, is replaced.
         """

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of GPUs, and of the processes on them; nothing where `nvidia-ml-py` is not installed."""
+"""Measurements of GPUs and their processes by NVIDIA's driver; none if `nvidia-ml-py` is not installed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def memory_of(uuid: str, pids: Collection[int]) -> float:
 def share_of(uuid: str, pids: Collection[int]) -> float | None:
     """Share of a GPU that some processes kept busy of late; None where the driver does not tell.
 
-    Where it tells of the whole GPU alone, as under MPS, it is that of all processes there.
+    If it tells of the whole GPU alone, as under MPS, it is the share of all processes there.
     """
     library = _library()
     if library is None:

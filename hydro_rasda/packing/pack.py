@@ -35,33 +35,33 @@ def pack(
 ) -> PackResult:
     """Run jobs to their end, several on a device where memory and compute allow.
 
-    The first job whose memory or share are not known has a device to itself, until its end or some seconds show what it
-    takes; those of its kind are expected to take the same, and those of other kinds more than the largest so far.
-    Estimates are corrected by what is measured. That, and by how much kinds slow each other, is kept for later calls
-    from the same folder (below HYDRO_RASDA_CACHE, or the user's cache folder). The call can be repeated after whatever
-    ended it: jobs that are over stay so, those that were cut off start again, none runs twice.
+    The first job whose memory or share is unknown has a device to itself, until its end or some seconds show its needs.
+    Jobs of its kind are expected to need the same, and those of other kinds more than the largest so far. Estimates are
+    corrected by what is measured. That, and by how much kinds slow each other, is kept for later calls from the same
+    folder (below HYDRO_RASDA_CACHE, or the user's cache folder). The call can be repeated after whatever ended it: jobs
+    that are over stay so, those that were cut off start again, none runs twice.
 
     Args:
         jobs: Commands (lists of arguments), functions without arguments, or a `Task` with an estimate of either.
-        devices: Where they run; by default the GPUs of this machine, else its cores. A function is asked all the time:
-            jobs of a device that it no longer names are stopped and wait again, and a new one gets some.
+        devices: The devices to run on; by default the GPUs of this machine, else its cores. A function is asked all the
+            time: jobs of a device that it no longer names are stopped and wait again, and a new one gets some.
         policy: Says which jobs share a device; by default `FastestTogether`, by the slowdowns that were measured.
-        mps: Whether jobs share a GPU through NVIDIA's Multi-Process Service, each with as many of its threads as it was
-            measured to need, rather than in turns. "auto": where `nvidia-cuda-mps-control` is installed and
-            CUDA_MPS_PIPE_DIRECTORY is not set, as it is where you have started your own. A fault of one job then ends
-            all on its GPU; those run once more, alone.
+        mps: True if jobs share a GPU through NVIDIA's Multi-Process Service, each with its measured need of threads,
+            rather than in turns. With "auto", they do if `nvidia-cuda-mps-control` is installed and you have
+            not started your own, so that CUDA_MPS_PIPE_DIRECTORY is not set. A fault of one job then ends all on its
+            GPU; those run once more, alone.
         storage_path: Folder for runs.
         name: Of this one; its journal, the jobs' output and their ends are in `storage_path/name`.
-        retry_failed: Whether jobs that failed in an earlier call are tried again.
-        verbose: Whether to show a table on a terminal, elsewhere a line a minute.
+        retry_failed: True if jobs that failed in an earlier call are tried again.
+        verbose: True to show a table on a terminal, elsewhere a line a minute.
 
     Returns:
-        What became of each. A job that fails does not keep the others from running. One that is killed, as where memory
-        runs out, runs once more, alone on its device.
+        The record of each job. A job that fails does not keep the others from running. One that is killed, as when
+        memory runs out, runs once more, alone on its device.
 
     Raises:
-        ValueError: where an argument is wrong, or a job is another than the one of its name in the run so far.
-        RuntimeError: where another process works on the run.
+        ValueError: if an argument is wrong, or a job is another than the one of its name in the run so far.
+        RuntimeError: if another process works on the run.
     """
     folder = check_folder("storage_path", storage_path)
     check_name("name", name)
@@ -97,10 +97,10 @@ def _check_listed(devices: Sequence[Device]) -> None:
 
 
 def _lister(devices: Devices | None) -> Callable[[], Sequence[Device]]:
-    """What says which devices there are.
+    """Return the function that lists the devices.
 
     Raises:
-        ValueError: where `devices` is neither a list of devices nor a function that returns one.
+        ValueError: if `devices` is neither a list of devices nor a function that returns one.
     """
     rule = "None, a list of one `Device` or more, or a function without arguments that returns a list of them"
     if devices is None:

@@ -25,10 +25,10 @@ OUT_OF_MEMORY = (
     *("an't allocate memory", "annot allocate memory", "ailed to allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"),
     *("cudaErrorMemoryAllocation", "Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute"),
 )
-"""What a program that ran out of memory writes: all that `fusion.backoff` knows, which would import torch, and more."""
+"""Output of programs that ran out of memory: all texts of `fusion.backoff`, which would import torch, and more."""
 
 _BY_A_NEIGHBOUR = ("MPS client", "MPS server")
-"""What CUDA says where the fault of one process of a GPU ended all that shared it through one server."""
+"""Words of CUDA if the fault of one process of a GPU ended all that shared it through one server."""
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
@@ -39,7 +39,7 @@ class Packer:
     Args:
         listed: Says which devices there are now.
         policy: Says which jobs share one; None: `FastestTogether`, by what they were measured to slow each other.
-        mps: Whether jobs share GPUs through NVIDIA's Multi-Process Service, where it can be started.
+        mps: True if jobs share GPUs through NVIDIA's Multi-Process Service, where it can be started.
     """
 
     def __init__(
@@ -132,17 +132,17 @@ class Packer:
                     self._begin(name, self.devices[device])
 
     def _expected(self, name: str) -> Job | None:
-        """What a job takes, at most the compute of the largest device; None where that is not known."""
+        """Return the needs of a job, at most the compute of the largest device; None if they are unknown."""
         job = self._estimates.of(self._grid.tasks[name])
         most = max((device.compute for device in self.devices.values()), default=0.0)
         return None if job is None else job._replace(compute=min(job.compute, most))
 
     def _alone(self, record: JobRecord, job: Job) -> bool:
-        """Whether a job has to have a device to itself."""
+        """Return whether a job has to have a device to itself."""
         return record.alone or job.memory > max((device.memory for device in self.devices.values()), default=0.0)
 
     def _room(self, device: Device) -> Room:
-        """What a device has left. One whose job is not known, or has to be alone, has nothing."""
+        """Return the room that a device has left. One whose job is unknown, or has to be alone, has none."""
         there = []
         for process in self._on(device):
             job, record = self._expected(process.task.name), self._grid.records[process.task.name]
@@ -163,7 +163,7 @@ class Packer:
         self.running[name] = Process(self._grid.tasks[name], device, self._grid, expected, shared)
 
     def _shared(self, device: Device, share: float) -> dict[str, str]:
-        """What has a job compute beside others on a GPU, rather than in turns with them."""
+        """Return the environment for a job that computes beside others on a GPU, rather than in turns."""
         found = self._daemons.environment(device.gpu) if device.gpu else {}
         return {**found, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(share)} if found else {}
 
@@ -182,8 +182,8 @@ class Packer:
 
         Args:
             end: How it ended; None where it did not end by itself.
-            stopped: Whether it may have been ended from outside.
-            process: What was measured; None where an earlier process of this run had started it.
+            stopped: True if it may have been ended from outside.
+            process: Its measurements; None if an earlier process of this run had started it.
         """
         record = self._grid.records[name]
         changed: dict[str, Any]
@@ -212,7 +212,7 @@ class Packer:
         self._grid.forget_files(name)
 
     def _beside_too_much(self, name: str, end: End) -> bool:
-        """Whether what ran beside a job may have ended it."""
+        """Return whether what ran beside a job may have ended it."""
         told = self._grid.log_tail(name)
         return end["exit"] in _KILLED or any(words in told for words in (*OUT_OF_MEMORY, *_BY_A_NEIGHBOUR))
 

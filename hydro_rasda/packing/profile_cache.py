@@ -1,4 +1,4 @@
-"""What one call of `pack` learnt of jobs, kept for the next one."""
+"""Profiles of jobs that one call of `pack` learnt, kept for the next one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Learnt:
 
     @staticmethod
     def recall(devices: Sequence[Device]) -> Learnt:
-        """What was kept of the last weeks, as far as it is sound."""
+        """Return the sound profiles of the last weeks."""
         where = "GPUs" if any(device.gpu for device in devices) else "CPUs"
         key = f"packed on {where} from {Path.cwd()}"
         kept = recall(key) or {}

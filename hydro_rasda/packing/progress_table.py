@@ -1,4 +1,4 @@
-"""What a user sees while jobs run: a table on a terminal, else a line a minute."""
+"""The progress of jobs: a table on a terminal, else a line a minute."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Progress:
 
     Args:
         records: By name, as they stand whenever something is shown.
-        silent: Whether to show nothing.
+        silent: True to show nothing.
     """
 
     def __init__(self, records: Mapping[str, JobRecord], console: Console | None = None, silent: bool = False) -> None:
@@ -36,7 +36,7 @@ class Progress:
         self._said = 0.0
 
     def show(self, running: Collection[Process], devices: Collection[Device], seconds: float) -> None:
-        """Where everything stands, after so many seconds; off a terminal, at most once a minute."""
+        """Show the states of all jobs after so many seconds; off a terminal, at most once a minute."""
         line = f"{_counts(self._records)} after {duration(seconds)}"
         if self._live is not None:
             self._live.update(Group(Text(line), _table(running, devices)), refresh=True)

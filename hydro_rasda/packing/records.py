@@ -1,4 +1,4 @@
-"""What became of jobs."""
+"""Records of jobs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class JobRecord:
     Attributes:
         state: "pending", "running", "complete" or "failed".
         attempt: How often it was started.
-        device: Where it ran last; "" where it never did.
-        alone: Whether it has to have a device to itself: memory ran out beside others.
+        device: The device on which it ran last; "" if it never ran.
+        alone: True if it has to have a device to itself: memory ran out beside others.
         exit: Exit status, negative for a signal; None where it has not ended by itself.
         error: Why it failed, in words; "" where it did not.
         seconds: That it ran, once it is over.
         memory: Peak of bytes, over all of its processes.
         share: Of its device, on average; on CPUs, of one core.
-        value: What a function returned, as JSON has it.
+        value: The value of a function, as JSON has it.
     """
 
     name: str
@@ -45,13 +45,13 @@ class JobRecord:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether nothing is left to do."""
         return self.state in ("complete", "failed")
 
 
 @dataclass(frozen=True)
 class PackResult:
-    """What became of all jobs.
+    """The outcome of all jobs.
 
     Attributes:
         jobs: One record each, in the order in which they were handed in.
@@ -70,5 +70,5 @@ class PackResult:
 
     @property
     def values(self) -> list[Any]:
-        """What the functions returned, in their order; None for commands, and for what failed."""
+        """Values of the functions, in their order; None for commands and for failed jobs."""
         return [job.value for job in self.jobs]

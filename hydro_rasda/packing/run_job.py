@@ -3,7 +3,7 @@
     python -I -S child.py PARENT LOCK END COMMAND ...
 
 LOCK is held locked while any process of the job is there. END appears, whole, once the job has ended by itself: also
-where nobody is left to wait for it. Where PARENT dies, or on SIGTERM, all processes of the job are killed instead.
+if nobody is left to wait for it. If PARENT dies, or on SIGTERM, all processes of the job are killed instead.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What is to be run."""
+"""The jobs to run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Sequence[str] | Callable[[], Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job is expected to take; None where that is not known.
+    """Expected needs of a job; None for those that are unknown.
 
     Attributes:
         memory: Bytes, at the peak, over all of its processes.
@@ -43,7 +43,7 @@ class Task:
     Attributes:
         run: A command, as a list of its arguments (no shell reads them), or a function that cloudpickle can send to
             another process. A function's value is kept as JSON.
-        estimate: What it is expected to take.
+        estimate: Its expected needs.
         kind: Jobs of one kind correct each other's estimates. By default that is the program and its first argument, as
             in "python train.py", or the function's name.
         name: Its own; by default its place in the list.
@@ -86,7 +86,7 @@ def _check_words(words: Sequence[str]) -> None:
     """Refuse a command that no process can be started with.
 
     Raises:
-        ValueError: where an argument is no text that a program can be given, or one or all of them are too long.
+        ValueError: if an argument is no text that a program can be given, or one or all of them are too long.
     """
     require(words[0] != "", "run", words, "a program and its arguments, not one without a name")
     size = 0
@@ -110,7 +110,7 @@ def tasks_of(jobs: Iterable[Task | Run]) -> list[Task]:
     """Jobs as they were handed in, with a name and a kind each.
 
     Raises:
-        ValueError: where two have one name.
+        ValueError: if two have one name.
     """
     listed = isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes | Mapping)
     require(listed, "jobs", jobs, "a list of commands (lists of strings), functions and `Task`s")

@@ -1,4 +1,4 @@
-"""Where in the space the good trials lie: by one hyperparameter, by two, and by all."""
+"""Figures of the places of good trials in the space: by one hyperparameter, by two, and by all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How much each hyperparameter mattered, by Optuna's fANOVA.
 
-Trials stop at different epochs, so that their scores cannot be compared: places are, as successive halving orders them
-(who got furthest, then who is best; diverged and failed ones last).
+Trials stop at different epochs, so that their scores cannot be compared. Their places can: successive halving orders
+trials by how far they got, then by score, with diverged and failed ones last.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ another seed."""
 def importances(result: RunRecord) -> Figure:
     """How much each hyperparameter mattered for a trial's place: Optuna's fANOVA (Hutter et al. 2014), in shares of 1.
 
-    Where the space has branches, Optuna's PED-ANOVA (Watanabe et al. 2023).
+    If the space has branches, it is Optuna's PED-ANOVA (Watanabe et al. 2023).
 
     Raises:
-        ImportError: where Plotly, Optuna or scikit-learn is not there.
+        ImportError: if Plotly, Optuna or scikit-learn is not there.
     """
     found = importance_of(result)
     return importance_bars(found) if found else nothing(too_few(result))

@@ -1,4 +1,4 @@
-"""What all figures share: colours that are read on white and on black, axes, and how values are written."""
+"""The look of all figures: colours for white and black grounds, axes, and the format of values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new_figure(**layout: Any) -> Figure:
     """An empty figure.
 
     Raises:
-        ImportError: where Plotly is not there; it says what to install.
+        ImportError: if Plotly is not there; it says what to install.
     """
     go = graph_objects()
     figure = go.Figure()
@@ -62,7 +62,7 @@ def nothing(why: str) -> Figure:
 
 
 def is_empty(figure: Figure) -> bool:
-    """Whether a figure shows nothing but why."""
+    """Return whether a figure shows nothing but why."""
     return not figure.data
 
 

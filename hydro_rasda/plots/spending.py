@@ -1,4 +1,4 @@
-"""What a run spent: who trained beside whom, when, and what that cost."""
+"""Figures of the cost of a run: the times at which trials trained, beside which others, and their price."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BARS = 3_000
 
 
 def timeline(result: RunRecord) -> Figure:
-    """What trained when: a bar for each fused group and full-size model, a row for each place on a device.
+    """Draw a bar for each fused group and full-size model over time, and a row for each place on a device.
 
     Bars above each other trained beside each other. Numbers are the width of a group: its trials. A row says how much
-    of the time it was busy. Where the journal does not name devices, rows are what trained at once.
+    of the time it was busy. If the journal names no devices, a row holds trainings that did not overlap.
     """
     found = trainings(journal_of(result))
     if not found:

@@ -27,7 +27,7 @@ def most_children(device: torch.device) -> int:
 
 
 def can_be_pickled(thing: Any) -> bool:
-    """Whether a thing can be sent to another process; nothing of it is copied to find out."""
+    """Return whether a thing can be sent to another process; nothing of it is copied to find out."""
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, part: Any) -> Any:
@@ -54,15 +54,15 @@ def usable_children(problem: Problem) -> int:
 
     As many as its device allows, if they can share its data.
 
-    An open file has one position for all forked processes, so that what two of them read is right for neither. What
-    holds a file or a connection is recognised by that it cannot be pickled.
+    An open file has one position for all forked processes, so two of them would read wrong data from it. Data that hold
+    a file or a connection are recognised because they cannot be pickled.
     """
     most = most_children(problem.device)
     return most if most and can_be_shared(problem) else 0
 
 
 def can_be_shared(problem: Problem) -> bool:
-    """Whether several processes can train a problem's models: see `usable_children`."""
+    """Return whether several processes can train a problem's models: see `usable_children`."""
     return can_be_pickled(
         (problem.model_fn, problem.objective, problem.train_data, problem.val_data, problem.full_size, problem.metrics)
     )

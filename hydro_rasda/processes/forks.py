@@ -42,7 +42,7 @@ Piece = Callable[[Notify], Any]
 
 @dataclass(frozen=True)
 class Crowd:
-    """Which pieces may run beside each other: those that fit memory and cores together, the others after them.
+    """Choose the pieces that run beside each other: those that fit memory and cores together, the others after them.
 
     Attributes:
         memory: Bytes for all that run at the same time.
@@ -88,7 +88,7 @@ def imap_forked(
         caller takes no more are ended.
 
     Raises:
-        DamagedCheckpoint: where a piece did, which is no fault of what it trains.
+        DamagedCheckpoint: if a piece did, which is no fault of what it trains.
     """
     # Torch imports its compiler with a process's first optimizer: that would take each child longer than all else.
     import torch._dynamo  # noqa: F401
@@ -134,7 +134,7 @@ def imap_forked(
 
 
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
-    """What a child returned with its last message, once it has ended."""
+    """Return the result in a child's last message, once the child has ended."""
     connection.close()
     _, status = os.waitpid(pid, 0)
     if kind == "damage":
@@ -155,7 +155,7 @@ def map_forked(pieces: Sequence[Callable[[], Any]], children: int, pace: HangDet
         pace: As of `imap_forked`.
 
     Returns:
-        What each returned, or that it `Died`, in the order of the pieces.
+        The results, or `Died` for a piece that died, in the order of the pieces.
     """
     if not children:
         return [piece() for piece in pieces]
@@ -203,7 +203,7 @@ def receive(connection: Connection) -> tuple[str, Any]:
 
 
 def ending(status: int) -> str:
-    """What ended a process, in words, by the status that `os.waitpid` gave."""
+    """Say in words why a process ended, by the status that `os.waitpid` gave."""
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGKILL:
         return "SIGKILL, as where memory runs out"
@@ -249,9 +249,9 @@ def _forked(piece: Piece, threads: int) -> tuple[Connection, int]:
 def _end_idle_threads() -> None:
     """End the threads that OpenMP keeps for this one's next operation; that one starts them again.
 
-    GNU's runtime goes on counting them in a forked child, where they do not exist. With the child's own it counts more
-    threads than cores, and has them sleep rather than spin from one operation to the next: on two cores, a small CNN
-    trained half as fast on two threads as it does otherwise, and an LSTM slower than on one.
+    GNU's runtime goes on counting them in a forked child, where they do not exist. With the child's own, it counts more
+    threads than cores. It then lets them sleep rather than spin from one operation to the next. On two cores and two
+    threads, a small CNN trained half as fast, and an LSTM slower than on one thread.
     """
     soft = 1  # OpenMP 5.0, section 3.2.44
     with contextlib.suppress(AttributeError):  # another runtime, older than that

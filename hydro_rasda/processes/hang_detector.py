@@ -9,7 +9,7 @@ class HangDetector:
     """How long pieces of one kind took from one report to the next; so how long one may be silent.
 
     Args:
-        silence: What it is to be silent, in words: "no epoch was over".
+        silence: The silence in words, such as "no epoch was over".
         least: Seconds that one may be silent in any case; None for `LEAST_S`.
         foreseen: Seconds to a first report, as the dry run's times foresee them; infinite where they do not.
 
@@ -18,7 +18,7 @@ class HangDetector:
     """
 
     TIMES, LEAST_S = 100, 600.0
-    """What reports nothing for so many times as long as any has taken so far, and for so long, is taken to hang."""
+    """A piece hangs if it reports nothing for `TIMES` the longest time so far, and for at least `LEAST_S` seconds."""
 
     FIRST_LEAST_S = 3600.0
     """Before any has reported, `TIMES` as long as is foreseen, and so long, are waited for: compiling takes time."""

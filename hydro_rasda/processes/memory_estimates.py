@@ -1,4 +1,4 @@
-"""What trainings take from memory at their peak: so which of them a device trains beside each other.
+"""Peak memory of trainings, which decides which of them a device trains beside each other.
 
 Forked processes share what was there before the fork: libraries, data, the interpreter. Counted here is what one takes
 for itself: weights, gradients, optimizer state, activations.
@@ -29,7 +29,7 @@ _CHANGED = 0.05
 class Peaks:
     """Peaks of one stage, by kind and by how many train as one: measured, kept for later runs, and corrected.
 
-    Where all that trains at the same time fits memory by far, nothing is kept, as nothing depends on it.
+    If all trainings at the same time fit memory by far, nothing is kept, as nothing depends on it.
     """
 
     def __init__(self, problem: Problem, stage: Stage) -> None:
@@ -40,8 +40,8 @@ class Peaks:
     def expected(self, kind: str, members: int = 1) -> float:
         """Bytes that it takes; of a kind that is not known, more than the largest so far had for each member.
 
-        Where nothing is known, what the dry run let expect of a full-size model, if there was one; else 0: such a
-        training is not kept waiting.
+        If nothing is known, it is the dry run's estimate of a full-size model. Without a dry run it is 0, so that such
+        a training does not wait.
         """
         known = self._read()
         for found in (known["measured"].get(kind), known["estimated"].get(kind)):
@@ -59,7 +59,7 @@ class Peaks:
             found[members], self._new = peak, True
 
     def estimate(self, kind: str, peaks: Mapping[int, float]) -> None:
-        """What is reckoned of a kind; what is measured takes its place."""
+        """Note the estimated peaks of a kind, until measured ones replace them."""
         found = self._read()["estimated"][kind]
         self._new |= any(abs(found.get(members, 0.0) - peak) > _CHANGED * peak for members, peak in peaks.items())
         found.update(peaks)
@@ -107,7 +107,7 @@ def kind_of_target(trial: Trial) -> str:
 
 
 def _sound(kept: Any) -> defaultdict[str, Bytes]:
-    """What is sound of what was kept."""
+    """Return the sound part of the kept peaks."""
     found: defaultdict[str, Bytes] = defaultdict(dict)
     for kind, peaks in kept.items() if isinstance(kept, dict) else ():
         for members, peak in peaks.items() if isinstance(peaks, dict) else ():

@@ -1,4 +1,4 @@
-"""What follows where the process that trained something died, wherever it ran."""
+"""The rules for a training whose process died, wherever it ran."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RETRIES = 2
 class Deaths:
     """Counts deaths by task, and says what to do next.
 
-    What died with its process is trained once more, whole: memory may have run out by what ran beside it. Then a group
-    is halved, so that only those trials fail whose own processes die; each half has as many chances.
+    A training that died with its process is trained once more, whole: others beside it may have used up the memory.
+    Then a group is halved, so that only those trials fail whose own processes die; each half has as many chances.
     """
 
     def __init__(self) -> None:

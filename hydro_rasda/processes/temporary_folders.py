@@ -1,6 +1,6 @@
 """Temporary folders for checkpoints on their way and for ranks that meet, each named for the process that removes it.
 
-What is killed removes nothing: whatever next uses such folders on the machine does so in its place.
+A process that is killed removes nothing: the next process that uses such folders on the machine does so in its place.
 On Ray it is pickled by value, see `hydro_rasda.backends.ray.ranks`.
 """
 
@@ -46,7 +46,7 @@ def _is_mine(path: str) -> bool:
 
 
 def _place() -> str:
-    """Where numbers of processes are unique: a start of a machine, in a container; others may share its folder."""
+    """Name the scope of process numbers: a start of a machine, in a container; others may share its folder."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read()[:8]}{os.stat('/proc/self/ns/pid').st_ino:x}"

@@ -9,9 +9,11 @@ from typing import Literal
 Kind = Literal["epoch", "reading", "failure", "repair", "patience"]
 
 Event = tuple[float, int, Kind, int, int]
-"""Time, sequence number, kind, trial (or node, or milestone), and the segment that an epoch belongs to. "reading" is
-where an epoch's data begin to be read; when that ends depends on who else comes and goes, and `SharedStorage` alone
-knows it. "patience" is where a trial that waits at a milestone has waited its share."""
+"""Time, sequence number, kind, trial (or node, or milestone), and the segment that an epoch belongs to.
+
+"reading": an epoch's data begin to be read. Its end depends on other trials, and `SharedStorage` alone knows it.
+"patience": a trial that waits at a milestone has waited its share.
+"""
 
 
 class Clock:
@@ -42,10 +44,10 @@ class Clock:
 
 
 class SharedStorage:
-    """What trials read at the moment.
+    """The shared storage, and the readings of trials at the moment.
 
-    What is delivered to each trial that runs grows alike for all. A reading that begins when this is at b bytes is done
-    when it comes to b plus its size.
+    The bytes delivered to each trial that reads grow alike for all. A reading that begins when this is at b bytes is
+    done when it comes to b plus its size.
 
     Args:
         bandwidth: Bytes per second, to all trials together.

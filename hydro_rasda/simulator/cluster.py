@@ -48,13 +48,13 @@ class Cluster:
         speed_spread: Standard deviation of the logarithm of a node's speed, which the seed draws once. A trial runs at
             the speed of its slowest node.
         launch_seconds: That the head node takes to start one worker, one after another, of whichever trial.
-        staged_bytes: What each node copies from `storage` when the search begins, before its first step; all nodes copy
-            at once, and keep their copy.
+        staged_bytes: Bytes that each node copies from `storage` before its first step; all nodes copy at once, and keep
+            the copy.
         mtbf: Mean time in seconds between two failures of a node, exponentially distributed; inf for no failures.
         repair_seconds: Time from a node's failure until it is back.
 
     Raises:
-        ValueError: where one is no number or out of range, or there are no nodes.
+        ValueError: if one is no number or out of range, or there are no nodes.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -109,7 +109,7 @@ Allocation = Mapping[int, int]
 class Slots:
     """The free workers of each node.
 
-    A trial is put on nodes of one kind where these have enough free workers, the fastest kind first. Where it fits on
+    A trial is put on nodes of one kind where these have enough free workers, the fastest kind first. If it fits on
     one node, it gets the one that it fills best, otherwise those with the most free workers: an all-reduce over few
     nodes is fast.
     """

@@ -68,12 +68,12 @@ class CostModel:
         epoch_noise: Standard deviation of the logarithm of an epoch's time.
         restart_seconds: Time from when a trial is given its workers until its first step.
         checkpoint_seconds: Time of writing a checkpoint, at each milestone.
-        dataset_bytes: What an epoch reads from shared storage; 0 where the data stay in memory.
+        dataset_bytes: Bytes that an epoch reads from shared storage; 0 if the data stay in memory.
         noise_scale: The gradient noise scale in batches of one worker; inf where a larger batch teaches as much per
             example, see `passes`.
 
     Raises:
-        ValueError: where one is no finite number or out of range.
+        ValueError: if one is no finite number or out of range.
     """
 
     step_seconds: float

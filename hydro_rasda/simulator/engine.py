@@ -1,10 +1,10 @@
 """The event loop, which simulates a search in virtual time.
 
-An event is the end of an epoch, the failure of a node or its repair; where shared storage is slow, also the begin and
-the end of reading an epoch's data; where trials wait for their fellows, also the end of that. Rules are asked at
-milestones alone: by the contract of `Rule.report`, they decide nothing between them.
+An event is the end of an epoch, or the failure of a node or its repair. If shared storage is slow, the begin and the
+end of reading an epoch's data are events, too. If trials wait for others at a milestone, the end of the wait is one.
+Rules are asked at milestones alone: by the contract of `Rule.report`, they decide nothing between them.
 
-An epoch is one's worth of progress. Where a larger batch teaches less per example, it takes more passes over the data.
+An epoch is one's worth of progress. If a larger batch teaches less per example, it takes more passes over the data.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Simulation:
             self._admit()
 
     def _someone_fits(self) -> bool:
-        """Whether any trial can start: one that needs too many workers starts with fewer only while nodes are down."""
+        """Return whether any trial can start: one with too many workers starts with fewer while nodes are down."""
         free = self._slots.free
         if not free or not self._queue:
             return False
@@ -180,7 +180,7 @@ class Simulation:
         self._clock.after(trial.epoch_seconds - read + self._checkpoint(trial), "epoch", index, trial.segment)
 
     def _end_epoch(self, index: int) -> bool:
-        """Whether workers were freed."""
+        """Return whether workers were freed."""
         trial = self._trials[index]
         trial.epoch += 1
         self._measure(trial)
@@ -329,5 +329,5 @@ class Simulation:
 
 
 def _reads(cost: CostModel, cluster: Cluster) -> bool:
-    """Whether trials wait for each other's reading."""
+    """Return whether trials wait for each other's reading."""
     return cost.dataset_bytes > 0 and math.isfinite(cluster.storage)

@@ -29,11 +29,11 @@ MOST_TRIED = 3
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a search would take under one rule: medians over seeds, and the range of the time.
+    """Forecast of a search under one rule: medians over seeds, and the range of the time.
 
     Attributes:
         rule: A name in `RULES`, or "tune".
-        name: What people call it.
+        name: Its name for people.
         gpus: Of the cluster.
         workers: GPUs of a new trial.
         hours: Time until the last trial ends.
@@ -46,7 +46,7 @@ class Forecast:
         regret: By how much the winner's last score is worse than the best trial's would have been, in the mean; NaN for
             "tune", whose surrogates' scores say nothing of that.
         relative_regret: Likewise, over the way from the best trial's last score to the median one's.
-        spending: What GPU time goes into, in GPU hours; of "tune", its full-size stage's.
+        spending: Use of the GPU time, in GPU hours; of "tune", its full-size stage's.
         sweep_hours: Of "tune": the part of `hours` that surrogates take; else 0.
     """
 
@@ -71,7 +71,7 @@ def forecast(run: PastRun, study: Study) -> list[Forecast]:
     """Simulates each rule for each seed, and `tune()` where the past run had surrogates; the fastest rule first.
 
     Raises:
-        ValueError: where an argument of the study is out of range or does not fit the past run, or nodes fail so often
+        ValueError: if an argument of the study is out of range or does not fit the past run, or nodes fail so often
             that a trial never gets on.
     """
     check(study, run)
@@ -132,7 +132,7 @@ def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, st
 
 
 def forecast_tune(run: PastRun, study: Study) -> list[Forecast]:
-    """What `tune(backend="ray")` would take: the sweep on surrogates, then the finalists under the run's own RASDA.
+    """Forecast `tune(backend="ray")`: the sweep on surrogates, then the finalists under the run's own RASDA.
 
     Groups of surrogates take as long as they did, and go to whichever GPU is free. At each milestone, finalists wait
     for each other, and are halved; that more go on where `full_trainings` allows it is left out.
@@ -183,12 +183,12 @@ def _full_size(run: PastRun, study: Study) -> AnyPlan:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to run, under a deadline or a budget.
+    """Recommendation of a search, under a deadline or a budget.
 
     Attributes:
         rule: The best forecast that keeps the limits for each seed, of a rule whose winner is about the best trial
-            (`TOLERANCE`): with a deadline, that of the fewest GPU hours reserved, else the fastest. None where none
-            keeps them.
+            (`TOLERANCE`). With a deadline, it is that of the fewest GPU hours reserved, else the fastest. None if none
+            keeps the limits.
         tune: Likewise, of `tune()`; None where none keeps them, or the past run had no surrogates.
         nearest: The one that comes nearest to the limits.
     """

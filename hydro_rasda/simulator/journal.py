@@ -44,8 +44,8 @@ def read_run(folder: str | Path) -> PastRun:
         folder: `storage_path/name` of the run.
 
     Raises:
-        FileNotFoundError: where the folder holds no run.
-        ValueError: where the run has trained no epoch yet.
+        FileNotFoundError: if the folder holds no run.
+        ValueError: if the run has trained no epoch yet.
     """
     path = Path(folder)
     for name in (ASKED, JOURNAL):
@@ -143,7 +143,7 @@ def _resizes(lines: Iterable[Line]) -> list[float]:
 
 
 def _sweep(lines: Sequence[Line]) -> Sweep | None:
-    """What the groups of the surrogates took."""
+    """Return the cost of the groups of surrogates."""
     longest: dict[int, float] = {}
     total = 0.0
     for line in lines:

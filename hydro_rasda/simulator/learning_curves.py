@@ -24,7 +24,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "seconds": ("seconds", "epoch_seconds", "time_this_iter_s"),
     "workers": ("workers",),
 }
-"""What a column may be called."""
+"""Names that a column may have."""
 
 NEEDED = ("trial", "epoch")
 
@@ -93,7 +93,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], metric: str | None, mode:
         mode: "min" where a lower score is better, "max" where a higher is.
 
     Raises:
-        ValueError: where a column is missing or has what is no number, `metric` is no column, or `mode` is not given.
+        ValueError: if a column is missing or has what is no number, `metric` is no column, or `mode` is not given.
     """
     found = {what: next((name for name in names if name in columns), None) for what, names in COLUMNS.items()}
     for what in NEEDED:
@@ -122,7 +122,7 @@ def needed_mode(mode: Mode | None) -> Mode:
     """The mode, which the run does not tell.
 
     Raises:
-        ValueError: where it is not given, or unknown.
+        ValueError: if it is not given, or unknown.
     """
     check_mode(mode)
     assert mode is not None
@@ -133,7 +133,7 @@ def check_epoch(epoch: float, where: str) -> int:
     """An epoch's number.
 
     Raises:
-        ValueError: where it is no integer from 1 to `MOST_EPOCHS`.
+        ValueError: if it is no integer from 1 to `MOST_EPOCHS`.
     """
     holds = math.isfinite(epoch) and epoch == int(epoch) and 1 <= epoch <= MOST_EPOCHS
     require(holds, "epoch", epoch, f"an integer from 1 to {MOST_EPOCHS:,} ({where})")

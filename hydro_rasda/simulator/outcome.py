@@ -10,7 +10,7 @@ from hydro_rasda.schedulers import Mode, rank
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What became of one trial.
+    """Outcome of one trial.
 
     Attributes:
         epochs: Epochs trained, without those that failures undid.
@@ -50,7 +50,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulated search took and found.
+    """Cost and result of a simulated search.
 
     Attributes:
         trials: One for each row of the workload.

@@ -1,4 +1,4 @@
-"""What a past run, whoever made it, tells about a search: how trials learn, and how long an epoch takes."""
+"""Measurements of a past run, of any tool: how trials learn, and how long an epoch takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydro_rasda.simulator.workload import Floats, Workload
 
 
 class Sweep(NamedTuple):
-    """What surrogates took, on the devices of the past run.
+    """Cost of the surrogates, on the devices of the past run.
 
     Attributes:
         trials: How many were swept.
@@ -31,7 +31,7 @@ class Sweep(NamedTuple):
 
 @dataclass(frozen=True)
 class PastRun:
-    """What a past run tells about its search space.
+    """Measurements of a past run.
 
     Attributes:
         workload: All trials of the run, in their order there. `work` is measured by comparison with those that trained
@@ -45,7 +45,7 @@ class PastRun:
         gradient_bytes: Size of its gradients; 0 likewise.
         steps: Steps of an epoch at the trials' median batch size; None where the run does not tell how much data it
             had.
-        sweep: What its surrogates took; None where it had none.
+        sweep: Cost of its surrogates; None if it had none.
         finalists: The trials that it trained at full size after that, as a workload; None where it trained none.
         settings: The settings of the run (`run.json`); empty of a run that this library did not make.
     """
@@ -65,9 +65,9 @@ class PastRun:
 def continued(scores: Floats) -> Floats:
     """Fills in the scores of epochs that a trial did not train.
 
-    From one epoch to the next, such a score changes by as much as the scores of the trials that trained that epoch do
-    on average, and stays as it is where none did. So trials that were stopped together keep their order. Before a
-    trial's first score, it has that.
+    From one epoch to the next, such a score changes by the average change of the trials that trained that epoch. It
+    stays as it is if none did. So trials that were stopped together keep their order. Before a trial's first score, it
+    has that.
 
     Args:
         scores: [N, T]; NaN where a trial did not train, inf (of any sign) where it failed or diverged.
@@ -102,8 +102,8 @@ def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | Non
     """Seconds of an epoch on one device, and the cost of each trial relative to them.
 
     How fast a machine is changes with what else runs on it, and with how many trials are left. A trial is therefore
-    compared with those that trained the same epochs on as many workers, each of them in proportion to its cost so far;
-    epochs that it trained alone say nothing about its cost. Of several comparisons, the median counts. Seconds are the
+    compared with those that trained the same epochs on as many workers, each of them in proportion to its cost so far.
+    Epochs that it trained alone say nothing about its cost. Of several comparisons, the median counts. Seconds are the
     median of those on the fewest workers: the more workers, the more of their time is lost.
 
     Args:
@@ -122,7 +122,7 @@ def costs(stretches: Mapping[Stretch, Mapping[int, float]]) -> tuple[float | Non
 
 
 def restart_seconds(gaps: Sequence[float]) -> float | None:
-    """What a restart takes, given the gaps of a run between one size of a trial and the next; None where it had none.
+    """Estimate the seconds of a restart from the gaps of a run between two sizes of a trial; None without gaps.
 
     A trial may have waited for workers in some of them, which is no part of a restart: a quarter were as short or
     shorter.

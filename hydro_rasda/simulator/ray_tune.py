@@ -42,20 +42,20 @@ _TUNES = {
     "trial_id",
     "workers",
 }
-"""What a report says besides its metrics."""
+"""Keys of a report besides its metrics."""
 
 
 def is_experiment(folder: Path) -> bool:
-    """Whether trials of Ray Tune's lie in a folder."""
+    """Return whether trials of Ray Tune's lie in a folder."""
     return next(_trial_folders(folder), None) is not None
 
 
 def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> PastRun:
     """Reads the reports of all trials.
 
-    An epoch is a `training_iteration`. It takes what the trial reports as `epoch_seconds`, or Tune's `time_this_iter_s`
-    where that is not the first since a start, which counts as well; on as many workers as it reports as `workers`, as
-    elastic trials do, else on one. A restart is what lies between two reports on different workers, but for the epoch.
+    An epoch is a `training_iteration`. Its seconds are the reported `epoch_seconds`, or else Tune's `time_this_iter_s`,
+    but not of the first epoch since a start, which counts the start as well. Its workers are the reported `workers`, as
+    of elastic trials, else one. A restart is what lies between two reports on different workers, but for the epoch.
 
     Args:
         folder: The experiment's: `storage_path/name`.
@@ -63,7 +63,7 @@ def read_experiment(folder: Path, metric: str | None, mode: Mode | None) -> Past
         mode: "min" where a lower score is better, "max" where a higher is: Tune does not write it down in plain words.
 
     Raises:
-        ValueError: where no trial has reported, `metric` is none of theirs, or `mode` is not given.
+        ValueError: if no trial has reported, `metric` is none of theirs, or `mode` is not given.
     """
     reports = {trial.name: list(_reports(trial)) for trial in sorted(_trial_folders(folder))}
     reported = {name for lines in reports.values() for line in lines for name in line if is_metric(line[name])}
@@ -149,7 +149,7 @@ def _workers(line: Report) -> int:
 
 
 def _resized(before: Report, line: Report) -> bool:
-    """Whether the trial was given other workers between two reports of which Tune lost none, as it may at a resume."""
+    """Return whether a trial got other workers between two reports; at a resume, Tune may have lost some between."""
     next_one = line["training_iteration"] == before["training_iteration"] + 1
     return next_one and _workers(before) != _workers(line)
 

@@ -20,15 +20,15 @@ def read_past_run(run: str | Path | pd.DataFrame, metric: str | None = None, mod
     """Reads a past run, or learning curves that come from elsewhere.
 
     Args:
-        run: One of: the folder of a run of this library, on whichever backend; that of a Ray Tune experiment; a CSV
-            file, or a pandas frame, with a row for each trial and epoch and the columns trial (or trial_id), epoch (or
-            training_iteration), a metric, and, where they are known, seconds and workers of that epoch.
+        run: The folder of a run of this library or of a Ray Tune experiment, a CSV file, or a pandas frame. A file or
+            frame has a row for each trial and epoch. Its columns are trial (or trial_id), epoch (or
+            training_iteration), a metric, and, if known, seconds and workers of that epoch.
         metric: The name of the score; None where there is but one. A run of this library knows its own.
         mode: "min" where a lower score is better, "max" where a higher is; likewise.
 
     Raises:
-        FileNotFoundError: where there is no such file, or the folder holds no run.
-        ValueError: where it cannot be read, or `metric` or `mode` is missing or wrong.
+        FileNotFoundError: if there is no such file, or the folder holds no run.
+        ValueError: if it cannot be read, or `metric` or `mode` is missing or wrong.
     """
     check_text("metric", metric, optional=True)
     if mode is not None:

@@ -19,7 +19,7 @@ StateT = TypeVar("StateT")
 
 
 class Rule(Protocol[StateT]):
-    """What the simulator asks of a scheduler; `hydro_rasda.schedulers.RASDA` is one."""
+    """The contract of a scheduler for the simulator; `hydro_rasda.schedulers.RASDA` is one."""
 
     @property
     def max_t(self) -> int:
@@ -38,7 +38,7 @@ class Rule(Protocol[StateT]):
 
     @property
     def mode(self) -> Mode:
-        """Whether a lower score is better ("min") or a higher ("max")."""
+        """Return whether a lower score is better ("min") or a higher ("max")."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class FixedWorkers:
         workers: Workers of each trial, from start to end.
 
     Raises:
-        ValueError: where `workers` is no integer above 0.
+        ValueError: if `workers` is no integer above 0.
     """
 
     halving: AsyncSuccessiveHalving
@@ -102,7 +102,7 @@ class FixedWorkers:
 
     @property
     def mode(self) -> Mode:
-        """Whether a lower score is better ("min") or a higher ("max")."""
+        """Return whether a lower score is better ("min") or a higher ("max")."""
         return self.halving.mode
 
     @property
@@ -157,8 +157,8 @@ class Plan(Generic[StateT]):
         patience: After so many starts of trials that waited less, the longest waiting one is next; see `place`.
 
     Raises:
-        ValueError: where `patience` is no integer above 0, or the rule breaks its contract: milestones are strictly
-            increasing epochs, the last of which is `max_t`; it has one worker or more; it waits no negative time.
+        ValueError: if `patience` is no integer above 0, or the rule breaks its contract. Its milestones must be
+            strictly increasing epochs, the last of which is `max_t`. It needs one worker or more, and no negative wait.
     """
 
     rule: Rule[StateT]

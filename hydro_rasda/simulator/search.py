@@ -29,9 +29,9 @@ def simulate(plan: AnyPlan, workload: Workload, cluster: Cluster, cost: CostMode
         Run time, GPU time and what became of each trial.
 
     Raises:
-        ValueError: where the curves are shorter than `max_t`, the rule's mode is not the workload's, a new trial needs
+        ValueError: if the curves are shorter than `max_t`, the rule's mode is not the workload's, a new trial needs
             more workers than there are, or `plan.resize` gives none.
-        RuntimeError: where node failures hit one trial over and over.
+        RuntimeError: if node failures hit one trial over and over.
 
     >>> from hydro_rasda.simulator import FixedWorkers, Plan, power_law
     >>> from hydro_rasda.schedulers import AsyncSuccessiveHalving

@@ -1,4 +1,4 @@
-"""What the GPU time of a search goes into, and why one search takes longer than another."""
+"""The use of the GPU time of a search, and why one search takes longer than another."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Spending(NamedTuple):
     """GPU seconds of a search; all together are those of the whole cluster from start to end.
 
     Attributes:
-        training: What the epochs would have taken on the workers of a new trial.
-        growing: What they took beyond that, as they had more workers, which make them shorter, but not by as much.
+        training: Time of the epochs on the workers of a new trial.
+        growing: Further time of the epochs, because more workers do not shorten them in proportion.
         restarts: From the grant of workers to the first step.
         idle: GPUs that no trial had.
     """

@@ -27,10 +27,10 @@ RULES: Mapping[str, str] = {
 """Rules that can be compared, and what people call them. "waiting" has `wait`, "efficient" `grow="efficient"`."""
 
 RESTART_SECONDS = 30.0
-"""Where neither the study nor the past run tells."""
+"""The default, if neither the study nor the past run tells."""
 
 MOST_SECONDS = 1e9
-"""Of an epoch or a restart: 32 years. What is more is a mistake, and sums of it are no numbers any more."""
+"""Of an epoch or a restart: 32 years. More is a mistake, and its sums are no numbers any more."""
 
 _LEAST = {
     "trials": 1,
@@ -60,7 +60,7 @@ _NOT_BELOW_ZERO = ("restart_seconds", "launch_seconds", "wait")
 
 @dataclass(frozen=True)
 class Study:
-    """What is asked; where it says nothing of the search, that is as in the past run.
+    """A question to the simulator; parts that it leaves out are as in the past run.
 
     Attributes:
         gpus: GPUs of the cluster.
@@ -116,7 +116,7 @@ def check(study: Study, run: PastRun) -> None:
     """Refuses what is out of range, or does not fit the past run.
 
     Raises:
-        ValueError: where an argument is or does not.
+        ValueError: if an argument is or does not.
     """
     given = {field.name: value for field in fields(study) if (value := getattr(study, field.name)) is not None}
     for argument, least in _LEAST.items():

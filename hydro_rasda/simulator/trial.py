@@ -1,4 +1,4 @@
-"""What the simulation keeps of a trial."""
+"""State of a simulated trial."""
 
 from __future__ import annotations
 

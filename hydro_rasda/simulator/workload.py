@@ -1,4 +1,4 @@
-"""What trials score and what they cost: a table of learning curves, wherever they come from.
+"""Scores and costs of trials: a table of learning curves, wherever they come from.
 
 Shapes: N trials, T epochs.
 """
@@ -29,7 +29,7 @@ class Workload:
         mode: "min" where a lower score is better, "max" where a higher is.
 
     Raises:
-        ValueError: where one is no array of numbers, shapes do not agree, `work` is not finite and positive, or `mode`
+        ValueError: if one is no array of numbers, shapes do not agree, `work` is not finite and positive, or `mode`
             is unknown.
     """
 

@@ -1,4 +1,4 @@
-"""What a backend promises, a check for each part of it.
+"""Checks of the promises of a backend, one for each.
 
 Each check drives the devices as a run does, on models that train in milliseconds.
 """
@@ -128,7 +128,7 @@ def check_failures(make_backend: Callable[[], Backend], folder: Path) -> None:
 def check_deaths(make_backend: Callable[[], Backend], folder: Path) -> None:
     """A trial that kills each process that trains it fails alone; other trials cost that no more than time.
 
-    Where a backend trains in the tuner's own process, such a trial raises instead.
+    If a backend trains in the tuner's own process, such a trial raises instead.
     """
     deadly = {"lr": 0.1, "kills_other_than": os.getpid()}
     with opened(make_backend(), folder, [{"lr": 0.1}, deadly, {"lr": 0.2}]) as (_, devices):
@@ -190,7 +190,7 @@ def _interrupted_once(holds: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_race(make_backend: Callable[[], Backend], folder: Path) -> None:
-    """What is trained at full size is recorded so that each backend goes on with what another began.
+    """Full-size training is recorded so that each backend goes on with the training that another began.
 
     Here the local backend trains all finalists for an epoch, the backend goes on to the end, and the local one finds
     nothing left to do. No epoch is trained twice.

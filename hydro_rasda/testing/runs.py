@@ -193,7 +193,7 @@ def by_epoch(outcomes: Iterable[FullSizeOutcome]) -> dict[tuple[int, int], Mappi
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there that has not ended."""
+    """Return whether a process is there that has not ended."""
     if pid == os.getpid():
         return False
     try:

@@ -38,7 +38,7 @@ class RayBackend:
     Args:
         address: Of a running cluster; None starts Ray on this machine, and stops it again. A Ray that this process is
             connected to already is used as it is.
-        resources_per_worker: What Ray gives a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
+        resources_per_worker: Resources of a worker, which is also a device of the sweep: {"CPU": 4, "GPU": 1}; None:
             a GPU where the cluster has any, else all CPUs of a node. On CPUs, "memory" bounds the bytes of what a
             device trains at the same time. With {"GPU": 0.5}, two workers share a GPU, each with half of its memory
             (not yet run).
@@ -68,8 +68,8 @@ class RayBackend:
         """Connect to the cluster, and start its devices.
 
         Raises:
-            ValueError: where no node has such a device, or the cluster has fewer than `race.workers` of them.
-            ConnectionError: where there is no cluster at `address`.
+            ValueError: if no node has such a device, or the cluster has fewer than `race.workers` of them.
+            ConnectionError: if there is no cluster at `address`.
         """
         with _connected(self.address), head_watched(ray.get_runtime_context().gcs_address):
             nodes = living_nodes()
@@ -151,7 +151,7 @@ def _watch_head(address: str, over: threading.Event) -> None:
         misses = 0 if _head_answers(address) else misses + 1
     print(
         f"Ray's head at {address} does not answer any more. Unless it comes back, Ray ends this process within "
-        "minutes. What was trained is kept: once a cluster runs again, the same call goes on with the run.",
+        "minutes. The run is kept: once a cluster runs again, the same call goes on with it.",
         file=sys.stderr,
         flush=True,
     )

@@ -1,6 +1,6 @@
 """How the actors of a pool tell the tuner, while they train, of epochs and warnings. Needs no torch.
 
-A call of an actor answers once, at its end. What comes before goes through a small actor beside the tuner.
+A call of an actor answers once, at its end. Earlier messages go through a small actor beside the tuner.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Bulletin:
     """The tuner's side.
 
     Attributes:
-        board: What actors are handed.
+        board: The handle for actors.
         coming: Ray's future of the next messages.
     """
 

@@ -38,7 +38,7 @@ def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, f
         asked: `resources_per_worker`.
 
     Raises:
-        ValueError: where no node has as much.
+        ValueError: if no node has as much.
 
     >>> worker_resources([{"CPU": 4}, {"CPU": 16}, {"CPU": 16}], None)
     {'CPU': 16}
@@ -63,7 +63,7 @@ def worker_resources(nodes: Sequence[Mapping[str, float]], asked: Mapping[str, f
 
 @dataclass(frozen=True)
 class _Answer:
-    """What an actor will have given; see `pool.Answer`."""
+    """The coming answer of an actor; see `pool.Answer`."""
 
     future: Any
 
@@ -75,7 +75,7 @@ class _Answer:
 
 
 def share_on(node: Mapping[str, float], worker: Mapping[str, float]) -> Share:
-    """What a device has of what it shares with others: a GPU, or the memory of its node.
+    """Return a device's share of a GPU, or of the memory of its node.
 
     Args:
         node: Resources of its node, in Ray's words.
@@ -202,7 +202,7 @@ class _Stored:
 
 
 def _fetched(argument: Any) -> Any:
-    """What an actor is given, without anything that is still in Ray's store."""
+    """Return an actor's argument without anything that is still in Ray's store."""
     if isinstance(argument, Given) and isinstance(argument.load, _Stored):
         states = {key: argument.load(key) for key in argument.load.futures}
         return replace(argument, load=states.__getitem__)

@@ -1,9 +1,9 @@
 """A training function as a Ray Tune trainable that uses as many workers as its trial has.
 
-This file runs in the trials' actors, and is pickled by value: an actor that imported the package would import torch,
-which takes longer than all else that a resize does. Training happens in ranks that each node's fork server starts
-(`hydro_rasda.backends.ray.fork_server`): rank 0 for the trial's own actor, each other one for a rank actor, which holds
-one bundle of the trial's placement group, so that Ray counts each worker's resources as used.
+This file runs in the trials' actors, and is pickled by value. An actor that imported the package would import torch,
+which takes longer than the rest of a resize. Training happens in ranks that each node's fork server starts
+(`hydro_rasda.backends.ray.fork_server`). Rank 0 is for the trial's own actor, each other one for a rank actor. A rank
+actor holds one bundle of the trial's placement group, so that Ray counts each worker's resources as used.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def elastic(
         checkpoint_every: Also save every so many iterations, for safety from crashes; None to save only where a trial
             may pause and at its end. Schedulers of Ray's that pause or copy trials (HyperBand, PBT) need 1, or the
             interval at which they do.
-        timeout_s: A rank that the others wait for longer is taken for dead; so is one that reports nothing for longer,
-            and for 100 times as long as any iteration has taken since the trial started or was resized.
+        timeout_s: A rank is taken for dead if the others wait for it longer than this. A silent rank is, too, after
+            this time and 100 times the longest iteration since the trial started or was resized.
         backend: "gloo" or "nccl"; None for NCCL where each worker has a GPU to itself, and gloo elsewhere.
 
     Returns:
@@ -81,7 +81,7 @@ def elastic(
         the same size as often as `tune.FailureConfig(max_failures=...)` allows.
 
     Raises:
-        ValueError: where `checkpoint_every` is below 1, `timeout_s` is not positive, or `backend` is unknown.
+        ValueError: if `checkpoint_every` is below 1, `timeout_s` is not positive, or `backend` is unknown.
     """
     check_function("train", train, 1, rule="a function of a Worker")
     known = scheduler is None or isinstance(scheduler, TrialScheduler)

@@ -1,4 +1,4 @@
-"""What RASDA decides of the trials of one Ray Tune experiment: who goes on, when, and with how many workers."""
+"""Decisions of RASDA on the trials of one Ray Tune experiment: who goes on, when, and with how many workers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Experiment:
         """Decides those that have waited long enough, or whose fellows are there.
 
         Args:
-            reporting: What becomes of it is left to the caller.
+            reporting: The trial whose decision is left to the caller.
         """
         decided: dict[str, Decision] = {}
         for milestone, (scores, undecided) in self.fellows.take().items():
@@ -112,7 +112,7 @@ class Experiment:
         return self.grants.of(trial)
 
     def grows(self, trial: Trial, due: int) -> bool:
-        """Whether a trial goes on with more workers, or waits for nodes that hold them."""
+        """Return whether a trial goes on with more workers, or waits for nodes that hold them."""
         if due <= self.sizes.of(trial):
             return False
         count = self.sizes.slots.count()
@@ -132,7 +132,7 @@ class Experiment:
         return self._rule.milestones[self._rule.rungs_survived(t)]
 
     def waits_still(self, trial: Trial) -> bool:
-        """Whether a restored trial had come to a milestone and was not decided there; it then is, as soon as may be."""
+        """Return whether a restored trial was not decided at its milestone; it then is, as soon as may be."""
         report, t = self.rung_history.take_undecided(trial.trial_id), self.restart_t(trial)
         if report is None or report.t != t or report.score is None:
             return False

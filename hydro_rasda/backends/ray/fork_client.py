@@ -105,7 +105,7 @@ def _private_folder() -> str:
 
 
 def _is_private(path: str) -> bool:
-    """Whether a path is a folder, no link, of this user, that nobody else can enter."""
+    """Return whether a path is a folder, no link, of this user, that nobody else can enter."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -117,7 +117,7 @@ def check_peer(connected: socket.socket) -> None:
     """Refuse to talk with another user's process: what it sent would be unpickled, and so run.
 
     Raises:
-        PermissionError: where the other end belongs to another user.
+        PermissionError: if the other end belongs to another user.
     """
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)

@@ -1,10 +1,10 @@
 """A fork server on each node: ranks are forked of it, so that one starts in milliseconds instead of seconds.
 
 Most of what a resize costs is processes that import torch. This one imports it once, loads the training function and
-its data once, and forks a fresh rank for each connection; all ranks of a node share the data's memory pages, and none
+its data once, and forks a fresh rank for each connection. All ranks of a node share the data's memory pages, and none
 inherits another's state. It runs no training, starts no thread and touches no GPU itself.
 
-Whoever holds the other end of a rank's connection owns the rank: when that end closes, the rank is killed, however it
+The holder of the other end of a rank's connection owns the rank: when that end closes, the rank is killed, however it
 hangs. The server ends with its guardian (the node's raylet), or after `IDLE_S` seconds without ranks.
 
 Linux only, as is a Ray cluster of more than one node.

@@ -59,10 +59,10 @@ _SETTLES_WITHIN_S = 5.0
 class SettledGroups(PlacementGroupResourceManager):  # type: ignore[misc]
     """Ray Tune's placement groups, removed only while Ray is not just placing them.
 
-    Tune takes a request back where an actor that it can reuse comes free first. If Ray removes a group between
-    reserving its bundles on the nodes and having them committed there, their resources stay reserved for nobody until
-    the cluster ends (Ray 2.60; ray-project/ray#64693), and a survivor that is due every worker waits for ever. Of 3,300
-    groups that were removed at random moments five or more were lost so; of 6,000 removed as here, none.
+    Tune takes a request back where an actor that it can reuse comes free first. Ray may remove a group between
+    reserving its bundles on the nodes and having them committed there. Their resources then stay reserved for nobody
+    until the cluster ends (Ray 2.60; ray-project/ray#64693). A survivor that is due every worker waits for ever. Of
+    3,300 groups that were removed at random moments five or more were lost so; of 6,000 removed as here, none.
     """
 
     def __init__(self, update_interval_s: float = 0.1) -> None:
@@ -115,7 +115,7 @@ def training_function(cls: type) -> Any:
 
 
 def is_settled(row: Mapping[str, Any]) -> bool:
-    """Whether a group can be removed: it is placed, found no room or is gone, by its row of `placement_group_table`."""
+    """Return whether a group can be removed: placed, without room, or gone, by its row of `placement_group_table`."""
     state = row.get("state")
     if state in ("PENDING", "RESCHEDULING"):
         return row["stats"]["scheduling_state"] not in ("QUEUED", "SCHEDULING_STARTED")
@@ -139,7 +139,7 @@ class ControllerStage:
         """Refuse to have actors reused that cannot be reset.
 
         Raises:
-            ValueError: where that was asked for.
+            ValueError: if that was asked for.
         """
         cls = trial.get_trainable_cls()
         if self._controller._reuse_actors and cls.reset_config is Trainable.reset_config:
@@ -157,9 +157,9 @@ class ControllerStage:
     def clear(self, queue: WaitingQueue) -> None:
         """Take trials that are over off the stage, and have those wait again whose actor was not free in time.
 
-        Ray leaves a trial on its stage that failed while it was given another one's actor, and from then on
-        keeps one actor of that size for it: a trial that needs all workers would wait for ever. And it tells
-        nobody of those that failed only because the last training in that actor took too long to end.
+        Ray leaves a trial on its stage that failed while it was given another one's actor. From then on, Ray keeps one
+        actor of that size for it: a trial that needs all workers would wait for ever. And it tells nobody of those that
+        failed only because the last training in that actor took too long to end.
         """
         for trial in [trial for trial in self._controller._staged_trials if trial.is_finished()]:
             self._controller._unstage_trial_with_resources(trial)

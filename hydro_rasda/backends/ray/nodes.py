@@ -1,4 +1,4 @@
-"""What the living nodes of a Ray cluster hold, counted in workers, and the nodes that Ray's autoscaler is asked for."""
+"""The workers that the living nodes of a Ray cluster hold, and the nodes that Ray's autoscaler is asked for."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class NodeRequests:
         request_resources(bundles=[self._worker] * self._asked)
 
     def awaited(self, due: int, count: int) -> bool:
-        """Whether trials that are due so many workers still wait for nodes."""
+        """Return whether trials that are due so many workers still wait for nodes."""
         self._note(count)
         return due > count and time.monotonic() < self._until.get(due, 0.0)
 
@@ -100,7 +100,7 @@ class NodeRequests:
             request_resources(bundles=[])
 
     def _note(self, count: int) -> None:
-        """Where nodes came, more may come: sizes that are still too large get their time again."""
+        """Give sizes that are still too large their time again if nodes came: more may come."""
         if count > self._had:
             self._until = {due: time.monotonic() + self._wait_s for due in self._until if due > count}
         self._had = count

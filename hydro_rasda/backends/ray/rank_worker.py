@@ -25,7 +25,7 @@ class RankWorker(Worker):
     """A worker that reports through a connection; its checkpoints are folders, which Ray Tune takes.
 
     Args:
-        job: What `elastic` asks of a rank.
+        job: The request of `elastic` to a rank.
     """
 
     def __init__(self, job: Mapping[str, Any], data: Any, connection: Connection) -> None:
@@ -43,9 +43,9 @@ class RankWorker(Worker):
         super().report(metrics, state, final=final)
 
     def _saves_at(self, metrics: Mapping[str, Any]) -> bool:
-        """Whether a trial may pause at this report, ends with it, or is saved for safety.
+        """Return whether a trial may pause at this report, ends with it, or is saved for safety.
 
-        Which metric decides is not known here: each decides at its first report since a milestone.
+        The deciding metric is not known here: each metric decides at its first report since a milestone.
         """
         iteration, every, at = self.iteration + 1, self._job["checkpoint_every"], self._job["milestones"]
         flat, name = _flat(metrics), self._job["time_attr"]

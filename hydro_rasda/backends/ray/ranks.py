@@ -113,7 +113,7 @@ def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
 def blame(endings: dict[int, Ending]) -> int:
     """The rank to name: one that died, then one that raised, then one that is silent.
 
-    Where there is no such rank, one that returned while others waited for it; those that waited come last.
+    Without such a rank, it is one that returned while others waited for it; those that waited come last.
     """
     order = {"died": 0, "error": 1, "silent": 2, "done": 3}
 
@@ -125,7 +125,7 @@ def blame(endings: dict[int, Ending]) -> int:
 
 
 def _waited(message: str) -> bool:
-    """Whether an error only says that another rank did not come."""
+    """Return whether an error only says that another rank did not come."""
     return any(mark in message for mark in ("gloo/", "ProcessGroupNCCL", "DistBackendError", "DistStoreError"))
 
 

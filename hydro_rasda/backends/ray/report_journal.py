@@ -56,7 +56,7 @@ class Journal:
 
     @property
     def entries(self) -> Sequence[JournalEntry]:
-        """What was appended, by this process and by those before it, in order."""
+        """The entries of this process and of those before it, in order."""
         return self._entries
 
     def append(self, entry: JournalEntry) -> None:
@@ -106,7 +106,7 @@ def read_journal(folder: str) -> list[JournalEntry]:
         folder: Of the experiment: a path, or the address of a store, such as "s3://bucket/ray_results/experiment".
 
     Raises:
-        ValueError: where the folder holds no such file, or its store cannot be asked.
+        ValueError: if the folder holds no such file, or its store cannot be asked.
     """
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem, LocalFileSystem

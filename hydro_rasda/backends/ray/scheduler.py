@@ -35,7 +35,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     At its milestones it stops trials as `ASHAScheduler` does, and trains the survivors on `scaling_factor` times their
     workers. A worker is one bundle of the trial's placement group, so that a trainable learns its number of workers
-    from `len(tune.get_context().get_trial_resources().bundles)`; `elastic` turns a training function into one that uses
+    from `len(tune.get_context().get_trial_resources().bundles)`. `elastic` turns a training function into one that uses
     them. Resources given by `tune.with_resources` are overruled, which is said.
 
     Promoted trials start before new ones, deepest rung first, see `hydro_rasda.schedulers.place`. The rungs and all
@@ -53,25 +53,25 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
         workers: Workers of a new trial.
         resources_per_worker: In Ray's words; one CPU by default.
         max_workers: No trial gets more; None for what the cluster holds.
-        metric: What trials report; None to take `TuneConfig`'s.
+        metric: A key that trials report; None to take `TuneConfig`'s.
         mode: "min" or "max"; None to take `TuneConfig`'s.
-        time_attr: What counts iterations in a report; a whole number that grows. "a/b" is b in a nested a.
+        time_attr: The key that counts iterations in a report; a whole number that grows. "a/b" is b in a nested a.
         patience: Starts out of turn before the longest waiting trial comes first.
         wait: How long a trial waits at a milestone for those that began with it, at most, over the time that it took to
             come there; see `hydro_rasda.schedulers.MilestoneBarrier`. Those that are there are then decided at once.
         grow: With how many workers a survivor goes on: "due", or "efficient", see
-            `hydro_rasda.schedulers.growth.efficient`. Efficiency is what trials report as "scaling_efficiency", or else
-            comes of their "epoch_seconds", or of Ray's time of an iteration; the noise scale is what they report as
+            `hydro_rasda.schedulers.growth.efficient`. Efficiency is the reported "scaling_efficiency", or else follows
+            from "epoch_seconds", or from Ray's time of an iteration. The noise scale is the reported
             "gradient_noise_scale", in examples, beside "global_batch_size". `Worker.measure` has both reported.
         least_efficiency: With "efficient", a survivor whose efficiency is not above this keeps its workers; 0 for any.
         batch_over_noise: With "efficient", a survivor's batch is at most so many noise scales; inf for any.
-        autoscale_wait_s: How long a survivor that is due more workers than the nodes hold waits for Ray's autoscaler,
-            which it asks for more, at most; it then goes on with those that there are. 0: the autoscaler is not asked.
+        autoscale_wait_s: Seconds that a survivor waits for Ray's autoscaler at most, if it is due more workers than the
+            nodes hold. It then goes on with those that there are. 0: the autoscaler is not asked.
         brackets: As of `ASHAScheduler`; 1 only.
         stop_last_trials: As of `ASHAScheduler`; True only: a trial ends at `max_t`.
 
     Raises:
-        ValueError: where a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it where no
+        ValueError: if a number is out of range, or `mode` or `grow` is unknown. `Tuner.fit` raises it where no
             worker fits on any node, a new trial does not fit on the cluster, or `reuse_actors` is set for a class that
             cannot be reset.
     """
@@ -144,7 +144,7 @@ class RASDAScheduler(TrialScheduler):  # type: ignore[misc]
 
     @property
     def time_attr(self) -> str:
-        """What counts iterations in a report."""
+        """The key that counts iterations in a report."""
         return self._time_attr
 
     def set_search_properties(self, metric: str | None, mode: Mode | None, **spec: Any) -> bool:

@@ -25,10 +25,10 @@ _LIBRARIES = ("ray.", "torch.")
 
 @cache
 def reads_checkpoint(cls: type) -> bool:
-    """Whether the function of a trainable class, or one that it could call, names `get_checkpoint`.
+    """Return whether the function of a trainable class, or one that it could call, names `get_checkpoint`.
 
-    Functions are followed through closures, globals and attributes of modules. Where none is found, or too many are,
-    the answer is yes.
+    Functions are followed through closures, globals and attributes of modules. If none is found, or too many are, the
+    answer is yes.
     """
     found: set[FunctionType] = set()
     waiting = [*_functions(training_function(cls))]
@@ -53,7 +53,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _reached(function: FunctionType) -> Iterator[Any]:
-    """What a function refers to."""
+    """Yield the objects that a function refers to."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -123,7 +123,7 @@ class Sizes:
             trial.update_resources(request)
 
     def can_pause(self, trial: Trial, result: Mapping[str, Any], t: int) -> bool:
-        """Whether a trial could go on from a checkpoint; a trainable that saves none is named."""
+        """Return whether a trial could go on from a checkpoint; a trainable that saves none is named."""
         cls = trial.get_trainable_cls()
         if issubclass(cls, FunctionTrainable):
             able = bool(result.get(SHOULD_CHECKPOINT))

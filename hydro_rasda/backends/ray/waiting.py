@@ -26,7 +26,7 @@ from hydro_rasda.training.report_keys import EPOCH_SECONDS, NOISE_SCALE, SCALING
 class WaitingQueue:
     """The trials of an experiment that wait, in order of arrival, and the clock of those that hold workers.
 
-    What a decision costs does not grow with the number of paused trials: of those that are alike, only the first to
+    The cost of a decision does not grow with the number of paused trials: of those that are alike, only the first to
     come is looked at.
 
     Args:
@@ -53,7 +53,7 @@ class WaitingQueue:
         self._arriving[trial.trial_id] = trial
 
     def place(self, trial: Trial) -> int | None:
-        """Where the trial stands, or stood before it was given workers; None once it is over."""
+        """Return the place of the trial, or its place before it was given workers; None once it is over."""
         return self._places.get(trial.trial_id)
 
     def start(self, trial: Trial, rung: int) -> None:
@@ -138,7 +138,7 @@ class Undecided:
 
 
 class Cohort:
-    """Who is on the way to which milestone, who waits there, and who is to be stopped."""
+    """The trials on the way to each milestone, those that wait there, and those to be stopped."""
 
     def __init__(self, wait: float) -> None:
         self._gathering = MilestoneBarrier(wait)
@@ -182,7 +182,7 @@ class Cohort:
 
 
 class Grants:
-    """What survivors were granted where they do not simply get what they are due."""
+    """Workers that survivors were granted, if the rule does not simply grant what they are due."""
 
     def __init__(self, rule: RASDA) -> None:
         self._rule = rule

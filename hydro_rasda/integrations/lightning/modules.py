@@ -1,4 +1,4 @@
-"""What of a `LightningModule`, a `LightningDataModule` and a `Trainer` can be followed."""
+"""The parts of a `LightningModule`, a `LightningDataModule` and a `Trainer` that `tune` can follow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def unfollowed(module: LightningModule) -> list[str]:
-    """What of a module cannot be followed, in words."""
+    """List in words the parts of a module that cannot be followed."""
     name = type(module).__name__
     told = [f"{name}.{hook}(): it is overridden" for hook in HOOKS if is_overridden(hook, module)]
     if not module.automatic_optimization:
@@ -59,7 +59,7 @@ def unfollowed(module: LightningModule) -> list[str]:
 
 
 def unfollowed_by(trainer: Any) -> list[str]:
-    """What of a trainer cannot be followed, in words."""
+    """List in words the settings of a trainer that cannot be followed."""
     told = []
     for name, expected in _SETTINGS.items():
         value = getattr(trainer, name, None)

@@ -35,7 +35,7 @@ class StepObjective:
 
     Attributes:
         epochs: `trainer.max_epochs`.
-        drop_last: Whether a smaller last batch is left out.
+        drop_last: True if a smaller last batch is left out.
     """
 
     examples: int
@@ -73,7 +73,7 @@ class StepObjective:
 
 @contextmanager
 def _recorded(model: LightningModule, part: str) -> Iterator[dict[str, Tensor]]:
-    """What a module logs meanwhile."""
+    """Record the values that a module logs meanwhile."""
     found: dict[str, Tensor] = {}
 
     def log(name: str, value: Any, *_: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **__: Any) -> None:

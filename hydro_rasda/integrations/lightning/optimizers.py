@@ -1,4 +1,4 @@
-"""What `configure_optimizers` returns, in terms of the library's keys, factors by parameter, and a schedule."""
+"""The result of `configure_optimizers` as the library's keys, factors by parameter, and a schedule."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def optimizer_settings(
         steps: Of a full training, `trainer.estimated_stepping_batches`.
 
     Raises:
-        Unfollowed: where it has none of SGD, Adam and AdamW, more than one optimizer, or a scheduler that depends on
+        Unfollowed: if it has none of SGD, Adam and AdamW, more than one optimizer, or a scheduler that depends on
             metrics, changes momenta, or changes groups by different factors.
     """
     with _attached(module, epochs, steps):
@@ -155,7 +155,7 @@ def _factors(
     epochs: int,
     steps: int,
 ) -> Iterator[float]:
-    """What the learning rates are multiplied by, in each step or epoch: the scheduler is run through."""
+    """Run the scheduler through, and yield the factor of the learning rates in each step or epoch."""
     fixed = [{name: group.get(name) for name in ("momentum", "betas")} for group in optimizer.param_groups]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing was updated before it is asked

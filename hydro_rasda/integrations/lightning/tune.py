@@ -66,23 +66,23 @@ def tune_module(
 ) -> LightningResult:
     """Find good hyperparameters for a `LightningModule`, and train it with them.
 
-    `training_step`, `validation_step` and `configure_optimizers` are the module's own: a batch goes through them as it
-    is, several models at once (`torch.func.vmap`), so that no step can branch on a tensor's values or call `.item()`.
-    What `self.log` is given is averaged over an epoch by its `batch_size`, by default the number of examples; the loss,
-    by what torch's cross-entropy is the mean of, or the "weight" that a step returns beside "loss". Optimizers may be
+    `training_step`, `validation_step` and `configure_optimizers` are the module's own. A batch goes through them as it
+    is, with several models at once (`torch.func.vmap`), so no step can branch on a tensor's values or call `.item()`.
+    Values of `self.log` are averaged over an epoch by their `batch_size`, by default the number of examples. The loss
+    counts by the items that torch's cross-entropy averages, or by the "weight" that a step returns. Optimizers may be
     SGD, Adam or AdamW, with groups of different learning rates and weight decays, and a scheduler that is a function of
     the step. `batch_idx` is 0, and so are `current_epoch` and `global_step`; in `configure_optimizers`,
     `trainer.estimated_stepping_batches` and `trainer.max_epochs` are what they are for `Trainer`.
 
     Args:
         module_fn: `module_fn(config)`, or `module_fn(config, width_ratio)`. A module that takes no width is made
-            narrower by `surrogate.shrink`, or, where that fails, swept at its full width, which is said.
+            narrower by `surrogate.shrink`. If that fails, it is swept at its full width, with a message.
         space: Domains; all reach `module_fn`. `batch_size` is the loaders', which keep theirs without it.
         trainer: Its `max_epochs`, `gradient_clip_val` and `precision` hold; it trains nothing.
         train_dataloaders: A DataLoader.
         val_dataloaders: Likewise.
         datamodule: In place of both.
-        monitor: What trials are compared by: a name that `validation_step` logs.
+        monitor: The metric by which trials are compared: a name that `validation_step` logs.
         sweep: As for `tune`.
         race: As for `tune`; its `ema` is 0 by default, as `Trainer` averages no weights.
         options: Other arguments of `tune`, such as `num_samples`, `mode`, `backend` or `name`.
@@ -178,10 +178,10 @@ def _first(
 
 
 def _called_with(module: LightningModule, objective: StepObjective, batch: Any) -> Any:
-    """What a step calls the module with: positional arguments, or a dict of keyword arguments.
+    """Return the arguments with which a step calls the module: positional ones, or a dict of keyword arguments.
 
     Raises:
-        ValueError: where it does not call it.
+        ValueError: if it does not call it.
     """
     calls: list[Any] = []
     handle = module.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs or args), with_kwargs=True)

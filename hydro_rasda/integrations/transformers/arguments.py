@@ -1,4 +1,4 @@
-"""What becomes of each of `TrainingArguments`: it is followed, it has no effect here, or it is refused.
+"""The treatment of each of `TrainingArguments`: it is followed, it has no effect here, or it is refused.
 
 Fields that this version does not know, such as those of a subclass, are refused where they are not at their default.
 """
@@ -161,7 +161,7 @@ def to_key(name: str, args: TrainingArguments, value: Any) -> Any:
 
 
 def from_key(name: str, args: TrainingArguments, value: Any) -> Any:
-    """What `to_key` was given."""
+    """Return the value that `to_key` was given."""
     if name == "optim":
         return next(optim for optim in (_word(args.optim), *OPTIMIZERS) if OPTIMIZERS[optim] == value)
     if name == "per_device_train_batch_size":

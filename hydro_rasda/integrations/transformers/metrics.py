@@ -34,7 +34,7 @@ class TrainerMetrics:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What an objective returns for `TrainerMetrics`: predictions and labels of a batch.
+    """Make the predictions and labels of a batch, which an objective returns for `TrainerMetrics`.
 
     Attributes:
         labels: `label_names`; None: those of the model's class.
@@ -48,7 +48,7 @@ class Predictions:
         """Of a batch, for which a model returned this.
 
         Raises:
-            ValueError: where these are several tensors, or the batch has no labels.
+            ValueError: if these are several tensors, or the batch has no labels.
         """
         base: Any = base_of(model)
         ignored = {"loss", *getattr(base.config, "keys_to_ignore_at_inference", ["past_key_values"])}
@@ -69,5 +69,5 @@ class Predictions:
 
 
 def predictions_of(args: TrainingArguments, preprocess: Callable[[Tensor, Tensor], Tensor] | None) -> Predictions:
-    """What these arguments ask for."""
+    """Return the `Predictions` that these arguments ask for."""
     return Predictions(None if args.label_names is None else tuple(args.label_names), preprocess)

@@ -60,7 +60,7 @@ def _without_cache(model: nn.Module, use_cache: bool) -> nn.Module:
 
 
 def model_function(model: Any, model_class: Any, own: tuple[str, ...], use_cache: bool) -> FromInit | FromConfig:
-    """What `tune` builds models with.
+    """Return the function with which `tune` builds models.
 
     Args:
         model: A `PretrainedConfig`, or `model_init`.
@@ -69,7 +69,7 @@ def model_function(model: Any, model_class: Any, own: tuple[str, ...], use_cache
         use_cache: `TrainingArguments.use_cache`.
 
     Raises:
-        ValueError: where it is neither, nobody says of which class the model is, or a hyperparameter is nobody's.
+        ValueError: if it is neither, nobody says of which class the model is, or a hyperparameter is nobody's.
     """
     if not isinstance(model, PretrainedConfig):
         callable_ = callable(model) and not isinstance(model, nn.Module)

@@ -1,4 +1,4 @@
-"""What `Trainer` does with a model and a batch, and which parameters it lets decay."""
+"""The loss of `Trainer` for a model and a batch, and the parameters that it lets decay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrainerObjective:
         schedule: `lr_scheduler_type`, where the configuration has none.
         warmup: `warmup_steps`, likewise.
         options: `lr_scheduler_kwargs`, as pairs.
-        predictions: What is returned besides in evaluation, for `compute_metrics`.
+        predictions: Makes the further outputs of an evaluation, for `compute_metrics`.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset(SCHEDULED)
@@ -89,10 +89,10 @@ def _own_loss(batch: Mapping[str, Any], outputs: Any) -> Tensor:
 
 
 def _items(model: Any, batch: Mapping[str, Any]) -> Tensor | None:
-    """What `Trainer` divides the sum of a batch's losses by: its labels, as it counts them.
+    """Count the labels of a batch as `Trainer` does, which divides the sum of losses by their number.
 
-    It counts a first token, which nothing predicts, for models that it does not know to predict the next one: GPT-2's
-    losses are smaller there than their mean, by as much.
+    It counts a first token, which nothing predicts, for models that it does not know to predict the next one. GPT-2's
+    losses are therefore smaller there than their mean.
     """
     base = base_of(model)
     if not isinstance(labels := batch.get("labels"), Tensor):

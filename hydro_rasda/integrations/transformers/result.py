@@ -1,4 +1,4 @@
-"""What was found, for `Trainer`."""
+"""The result of a search, for `Trainer`."""
 
 from __future__ import annotations
 

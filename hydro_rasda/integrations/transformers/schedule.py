@@ -14,7 +14,7 @@ from transformers import get_scheduler
 
 @dataclass(frozen=True)
 class TrainerSchedule:
-    """What `Trainer` multiplies the learning rate with: `schedule(step, steps)`, from step 0.
+    """The factor of the learning rate in `Trainer`: `schedule(step, steps)`, from step 0.
 
     Attributes:
         kind: `lr_scheduler_type`.

@@ -62,22 +62,22 @@ def tune_trainer(
 ) -> TrainerResult:
     """Find good training arguments for a model of `transformers`, and train it with them.
 
-    `TrainingArguments` mean what they mean to `Trainer`: learning rate, `lr_scheduler_type` with its warm-up (step by
-    step), weight decay (biases and norms are spared), gradient accumulation, clipping, fp16, bf16, label smoothing,
-    batch sizes, epochs and seed. The best epoch's weights are kept where `load_best_model_at_end` is set, else the
-    last's.
+    `TrainingArguments` mean the same as for `Trainer`. This covers the learning rate, `lr_scheduler_type` with its
+    warm-up (step by step), weight decay (biases and norms are spared), gradient accumulation and clipping. It also
+    covers fp16, bf16, label smoothing, batch sizes, epochs and seed. `load_best_model_at_end` keeps the best epoch's
+    weights, else the last epoch's are kept.
     Random numbers are the library's own: each trial has its own initial weights, shuffles and dropout.
 
     A batch is `per_device_train_batch_size * gradient_accumulation_steps` examples, and goes through the model at once:
     the gradient that `Trainer` accumulates, in one piece.
 
-    Surrogates are built from a narrower configuration (see `surrogate.shrink`). Where the model cannot be made
-    narrower, or its weights are pretrained, it is swept at full width, which is said.
+    Surrogates are built from a narrower configuration (see `surrogate.shrink`). If the model cannot be made
+    narrower, or its weights are pretrained, it is swept at full width, with a message.
 
     Args:
-        model: `Trainer`'s `model_init`, which takes nothing or the trial's hyperparameters (a dict, with the keys of
-            `space` that are no training arguments among them), such as `hydro_rasda.integrations.peft.adapters`; or a
-            `PretrainedConfig`, some of whose attributes may be in `space`.
+        model: `Trainer`'s `model_init`, or a `PretrainedConfig`, some of whose attributes may be in `space`. A
+            `model_init` takes nothing, or a dict of the trial's hyperparameters. The dict has the keys of `space` that
+            are no training arguments. `hydro_rasda.integrations.peft.adapters` makes one.
         args: The training arguments of all trials, but for those in `space`.
         space: Domains by the name of a training argument: `learning_rate`, `per_device_train_batch_size`,
             `weight_decay`, `adam_beta1`, `adam_beta2`, `adam_epsilon`, `max_grad_norm`, `optim`, `lr_scheduler_type`,
@@ -88,7 +88,7 @@ def tune_trainer(
         processing_class: Likewise: a tokenizer pads batches where there is no collator.
         compute_metrics: Likewise: of the whole validation set, after each epoch, for each trial. With it, trials are
             compared by `args.metric_for_best_model`, in the direction of `args.greater_is_better`; else by the loss.
-        preprocess_logits_for_metrics: Likewise: what is kept of a batch's logits until then, such as their argmax.
+        preprocess_logits_for_metrics: Likewise: reduces a batch's logits, which are kept until then.
         model_class: Class of a `PretrainedConfig`'s model; None: as its `architectures` say.
         sweep: As for `tune`.
         race: As for `tune`. `args.load_best_model_at_end` decides its `keep`; its `ema` is 0 by default, as `Trainer`
