@@ -168,7 +168,8 @@ def _warn_of_endless(warmup: float, max_t: int) -> None:
 
 def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether a learning rate falls in some training, or the user's own code may see to it."""
-    own = problem.full_size is not None or hasattr(as_given(problem.objective), "optimizer_settings")
+    of_objective = getattr(as_given(problem.objective), "optimizer_settings", None)
+    own = problem.full_size is not None or of_objective is not None
     return own or any(schedule != "constant" for schedule in schedules(space, configs))
 
 
