@@ -241,6 +241,16 @@ def read(config: Mapping[str, Any], name: str) -> Any:
     return value if value is None else key.kind(value)
 
 
+def warmup_epochs(config: Mapping[str, Any], max_epochs: int) -> float:
+    """Return how many epochs a configuration's warm-up lasts, in a training of so many.
+
+    >>> warmup_epochs({"warmup": 0.25}, 8), warmup_epochs({"warmup_epochs": 1.5}, 8)
+    (2.0, 1.5)
+    """
+    epochs: float = read(config, "warmup_epochs") or read(config, "warmup") * max_epochs
+    return epochs
+
+
 def optimizer_name(config: Mapping[str, Any]) -> str:
     """The name of a configuration's optimizer; `OWN` where that is a function of the user's.
 

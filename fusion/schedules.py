@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fusion.checks import check_int, check_mapping, is_number, require
-from fusion.hyperparameters import SCHEDULES, check, read
+from fusion.hyperparameters import SCHEDULES, check, read, warmup_epochs
 
-__all__ = ["SCHEDULES", "as_lambda_lr", "lr_factor", "warmup_epochs"]
+__all__ = ["SCHEDULES", "as_lambda_lr", "lr_factor"]
 
 
 def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_per_epoch: float = 1) -> float:
@@ -111,16 +111,6 @@ def as_lambda_lr(
 
 def _at_step(config: Mapping[str, Any], max_epochs: int, steps_per_epoch: int, step: int) -> float:
     return lr_factor(config, step / steps_per_epoch, max_epochs, steps_per_epoch)
-
-
-def warmup_epochs(config: Mapping[str, Any], max_epochs: int) -> float:
-    """Return how many epochs a configuration's warm-up lasts, in a training of so many.
-
-    >>> warmup_epochs({"warmup": 0.25}, 8), warmup_epochs({"warmup_epochs": 1.5}, 8)
-    (2.0, 1.5)
-    """
-    epochs: float = read(config, "warmup_epochs") or read(config, "warmup") * max_epochs
-    return epochs
 
 
 def _constant(config: Mapping[str, Any], epoch: int) -> float:

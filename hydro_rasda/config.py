@@ -18,7 +18,7 @@ from hydro_rasda.checks import (
     is_number,
     require,
 )
-from hydro_rasda.schedulers.milestones import milestones
+from hydro_rasda.schedulers.milestones import milestones, sweep_milestones
 from hydro_rasda.schedulers.ranking import Mode as Mode
 from hydro_rasda.schedulers.rasda import GROW, Grow
 from hydro_rasda.schedulers.sweep_rule import SweepRule
@@ -281,6 +281,11 @@ class TuneConfig:
     def first_look(self) -> int:
         """Epochs before the race of the finalists stops any: `race.grace_period`, or half of `max_t`, rounded up."""
         return self.race.grace_period or math.ceil(self.max_t / 2)
+
+    @property
+    def sweep_milestones(self) -> tuple[int, ...]:
+        """Epochs after which successive halving compares surrogates; it ends at the last one."""
+        return sweep_milestones(self.sweep.grace_period, self.max_t, self.sweep.reduction_factor)
 
     @property
     def race_milestones(self) -> tuple[int, ...]:

@@ -147,6 +147,7 @@ class FullSizeTask:
         source: Name of the checkpoint to go on from; None starts from the trial's initial weights.
         seed: Determines those, and dropout.
         beside: How many trials are trained to this milestone, itself included: they share the devices.
+        horizon: Epochs over which its schedule runs; None: those of a full training.
     """
 
     key: str
@@ -155,6 +156,7 @@ class FullSizeTask:
     source: str | None
     seed: int
     beside: int = 1
+    horizon: int | None = None
 
 
 @dataclass(frozen=True)

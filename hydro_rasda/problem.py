@@ -67,6 +67,10 @@ class Problem:
         peak: Bytes that training the full-size model takes, as the dry run reckons.
         epoch_seconds: Seconds that an epoch of it takes, as the dry run reckons; infinite where that is not known.
         steady_epoch_seconds: The same, once nothing is done for the first time.
+        horizon: The epoch at which schedules end; None: `max_t`. If the space has shares of the training, that is the
+            sweep's last rung, see `stages.preparation`.
+        unhurried: Until this epoch schedules run as in a full training; then all that is left of them passes before
+            `horizon`.
         plans: How its models are made narrower, as far as that was found; shared by this problem's copies. For
             models of other shapes they are not used; a copy with a `model_fn` that draws initial weights of the same
             shapes by other rules needs its own.
@@ -87,6 +91,8 @@ class Problem:
     peak: float = 0.0
     epoch_seconds: float = math.inf
     steady_epoch_seconds: float = math.inf
+    horizon: int | None = None
+    unhurried: int = 0
     plans: Plans = field(default_factory=Plans, compare=False, repr=False)
 
     def first_epoch_seconds(self, stage: str) -> float:
@@ -96,6 +102,17 @@ class Problem:
     def with_settings(self, **changes: Any) -> Problem:
         """The same problem, some of its settings changed: `problem.with_settings(seed=1)`."""
         return replace(self, settings=replace(self.settings, **changes))
+
+    def at_full_size(self, seed: int, horizon: int | None) -> Problem:
+        """The same problem for a full-size training with this seed, schedules over so many epochs (None: `max_t`)."""
+        return replace(self.with_settings(seed=seed), horizon=horizon, unhurried=0)
+
+    def schedule_time(self, epoch: float) -> float:
+        """Return the point of a full training, in epochs, whose learning rate a training has at an epoch of its own."""
+        if self.horizon is None or epoch <= self.unhurried:
+            return epoch
+        passed = (epoch - self.unhurried) / (self.horizon - self.unhurried)
+        return self.unhurried + passed * (self.settings.max_t - self.unhurried)
 
     def on(self, device: torch.device) -> Problem:
         """The same problem, its models and batches on another device."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.hyperparameters import ALIASES, KEYS, check, is_group, read
+from fusion.hyperparameters import ALIASES, KEYS, check, is_group, is_read, read, warmup_epochs
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
@@ -162,10 +162,18 @@ def derived(value: Any) -> bool:
     return is_a(value, "Function") or (is_a(value, "Categorical") and derived(value.categories))
 
 
-def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> float:
-    """The longest warm-up, in epochs, that a space can reach, or that these configurations of it have."""
-    reached = [*_reached("warmup_epochs", space), *(read(config, "warmup_epochs") for config in configs)]
-    return max([0.0, *map(float, reached)])
+def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], epochs: int) -> float:
+    """The longest warm-up, in epochs of so many, that a space can reach, or that these configurations of it have."""
+    reached = [*_reached("warmup_epochs", space), *(epochs * share for share in _reached("warmup", space))]
+    return max([0.0, *map(float, reached), *(warmup_epochs(config, epochs) for config in configs)])
+
+
+def has_shares(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> bool:
+    """Tell whether shares of a training decide a schedule somewhere in a space, or in these configurations of it."""
+    found, names = reachable(space), ("decay_start", "floor", "warmup")
+    if any(name in found and _can_be_read(name, space) for name in names) or "wsd" in _reached("schedule", space):
+        return True
+    return any(read(c, "schedule") == "wsd" or any(n in c and is_read(n, c) for n in names) for c in configs)
 
 
 def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> list[Any]:

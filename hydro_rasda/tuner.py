@@ -226,8 +226,9 @@ def _run(
     problem = request.problem(backend)
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, settings.race.strategy)
     candidates = RandomSearch(*sampled)
+    where, halving = None if name is None else folder / name, settings.sweep.rule is None
     with held_back.catching():
-        ready = get_ready(problem, request.space, candidates.trials, None if name is None else folder / name)
+        ready = get_ready(problem, request.space, candidates.trials, where, halving=halving)
     batch_size = candidates.trials[0].batch_size
     spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
     with Store.open(_folder(folder, name), spec, resume) as store, contextlib.ExitStack() as stack:

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+from fusion.schedules import as_lambda_lr
 from fusion.streams import preserved_generators
 from hydro_rasda.checks import check_function, check_int, check_path
 from hydro_rasda.data import Data, batch_length, make_batches
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
+from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
 from hydro_rasda.results.records import RunRecord
@@ -183,6 +187,23 @@ class TuneResult(RunRecord):
         from hydro_rasda.results.recipe import recipe_of
 
         return recipe_of(self, self._problem, trial)
+
+    def as_lambda_lr(self, optimizer: Optimizer, steps_per_epoch: int, epochs: int | None = None) -> LambdaLR:
+        """Make torch's scheduler of the winner's schedule and warm-up, to be stepped after each step of the optimizer.
+
+        Args:
+            optimizer: Its learning rates are the highest ones, `best_config["lr"]` for instance.
+            steps_per_epoch: Steps of the optimizer in an epoch, >= 1.
+            epochs: Of the training, over which the schedule is stretched; None: `max_t`.
+
+        Raises:
+            ValueError: where `tune_trainer` or `tune_module` set the schedule by arguments of their own, or it is a
+                function of which a loaded run knows the name alone.
+        """
+        if getattr(as_given(self._problem.objective), "optimizer_settings", None) is not None:
+            raise ValueError("the objective sets the schedule by itself (`optimizer_settings`): ask what made it")
+        check_int("epochs", epochs, at_least=1, optional=True)
+        return as_lambda_lr(optimizer, self.best_config, epochs or self._problem.settings.max_t, steps_per_epoch)
 
     def to_optuna(self) -> Study:
         """The run as a study of Optuna's, in memory, for its importances, plots and dashboard.

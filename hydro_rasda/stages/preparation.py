@@ -12,10 +12,11 @@ from fusion.warn import warn
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import naming_batch
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
+from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.fingerprint import spread_indices
 from hydro_rasda.schedulers import first_milestone
-from hydro_rasda.space import longest_warmup, schedules, tuned
+from hydro_rasda.space import has_shares, longest_warmup, schedules, tuned
 from hydro_rasda.stages.isolated_dry_run import survived_dry_run
 from hydro_rasda.training.parameters import check_rule
 from hydro_rasda.trial import Trial
@@ -28,6 +29,11 @@ _PRETRAINED = (
     "the model's initial weights are the same from every seed, as pretrained ones are: a surrogate of {:g} of its "
     "width would lose them, so the model itself is swept (`sweep.surrogate=1`). If it should start at random, have "
     "`model_fn` neither load weights nor seed itself"
+)
+
+_NO_DECAY = (
+    'the learning rate never decays: a decay usually gains more than any other key. Add `"schedule": "linear"` to '
+    'the space, and `"decay_start": uniform(0, 0.9)` to search where it begins'
 )
 
 
@@ -48,13 +54,21 @@ class Ready:
     messages: list[str]
 
 
-def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial], folder: Path | None = None) -> Ready:
+def get_ready(
+    problem: Problem,
+    space: Mapping[str, Any],
+    trials: Sequence[Trial],
+    folder: Path | None = None,
+    *,
+    halving: bool = True,
+) -> Ready:
     """Try a problem out, and warn of what would go wrong without a word.
 
     Args:
         space: What the trials' configurations are drawn from.
         trials: At least one.
         folder: The run's; None where no later call could have the same.
+        halving: Whether successive halving decides the sweep, and no rule of the user's: it is known where it ends.
 
     Raises:
         ValueError: where no trial can be trained; see `dry_run`. Or where a `schedule` gives no factors, the largest
@@ -65,7 +79,8 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     _check_schedules(problem, space, trials)
     found = survived_dry_run(problem, trials, folder)
     _check_largest_batches(problem, trials)
-    warmup = longest_warmup(space, (trial.config for trial in trials))
+    configs = [trial.config for trial in trials]
+    warmup = longest_warmup(space, configs, settings.max_t)
     if found.pretrained:
         told = _PRETRAINED.format(settings.sweep.surrogate)
         messages.append(told)
@@ -83,6 +98,12 @@ def get_ready(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial
     if settings.sweep.surrogate < 1 and settings.num_samples <= settings.race.top_k:
         few = f"all {settings.num_samples} configurations can become finalists, whatever their surrogates say"
         messages.append(f"{few}: `sweep.surrogate=1` trains them at full size from the start")
+    if halving and settings.sweep.surrogate < 1 and has_shares(space, configs):
+        *_, before, last = (0, *later.sweep_milestones)
+        problem = replace(problem, horizon=last, unhurried=before)
+        messages.append(f"between epochs {before} and {last} of the sweep, schedules pass to their ends")
+    elif not _has_decay(problem, space, configs):
+        messages.append(_NO_DECAY)
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
     problem = replace(problem, peak=found.peak, epoch_seconds=found.epoch_seconds)
@@ -143,6 +164,13 @@ def _warn_of_endless(warmup: float, max_t: int) -> None:
             f"`warmup_epochs` is up to {warmup:g}, and `max_t` is {max_t}: no trial is halved before the end, as no "
             "rung lies before a warm-up is over; shorten the warm-ups",
         )
+
+
+def _has_decay(problem: Problem, space: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether a learning rate falls in some training, or the user's own code may see to it."""
+    of_objective = getattr(as_given(problem.objective), "optimizer_settings", None)
+    own = problem.full_size is not None or of_objective is not None
+    return own or any(schedule != "constant" for schedule in schedules(space, configs))
 
 
 def _without_rungs_before(warmup: float, settings: TuneConfig) -> TuneConfig:

@@ -24,7 +24,6 @@ from hydro_rasda.run.events import RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import Run, failure_line, metric_lines
 from hydro_rasda.schedulers import Bracket, Continue, Move, Stop, SuccessiveHalving, SweepRule, SweepState, rank
-from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
     checked_epochs,
@@ -68,9 +67,10 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
 def halving(run: Run) -> SweepRule:
     """Successive halving, as the run's settings say."""
     settings = run.settings
-    stops = sweep_milestones(settings.sweep.grace_period, settings.max_t, settings.sweep.reduction_factor)
     return Bracket(
-        SuccessiveHalving(stops, settings.sweep.reduction_factor, settings.mode, keep_at_least=settings.race.top_k)
+        SuccessiveHalving(
+            settings.sweep_milestones, settings.sweep.reduction_factor, settings.mode, keep_at_least=settings.race.top_k
+        )
     )
 
 

@@ -38,7 +38,8 @@ def check_transfer(
     run.begin_stage("transfer check", epochs * (len(chosen) + 1))
     seed, span = run.settings.seed, Span(0, epochs)
     keys, seeds = check_keys(chosen), [*[seed] * len(chosen), next_seed(seed)]
-    tasks = [FullSizeTask(key, number, span, None, s, len(keys)) for (key, number), s in zip(keys, seeds, strict=True)]
+    beside, horizon = len(keys), run.problem.horizon if run.problem.horizon == epochs else None
+    tasks = [FullSizeTask(*key, span, None, s, beside, horizon) for key, s in zip(keys, seeds, strict=True)]
     for outcome in device.train_each([task for task in tasks if not run.store.done(task.key)]):
         run.record(outcome.task.key, _unit(run, outcome))
     run.end_stage()

@@ -117,7 +117,7 @@ def train_target_on_ranks(
     started = time.perf_counter()
     own_loop = problem.full_size is not None
     try:
-        problem = problem.with_settings(seed=task.seed)
+        problem = problem.at_full_size(task.seed, task.horizon)
         worker = PlacedWorker(problem, trial, task, state, place, should_stop, on_epoch)
         with place.joined(open_store):
             with contextlib.suppress(Over):

@@ -24,7 +24,7 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
     ema = settings.race.ema if settings.race.keep == "best" else 0.0
     scale = loss_scale(settings.precision, 1, problem.device)
     how: dict[str, Any] = {"graph": records(problem), "scale": scale, "sharded": settings.race.strategy == "fsdp"}
-    return SingleLearner(model, trial.config, problem.objective, settings.max_t, shard, ema, **how)
+    return SingleLearner(model, trial.config, problem.objective, problem.horizon or settings.max_t, shard, ema, **how)
 
 
 def train_full_size_trial(
@@ -61,7 +61,7 @@ def train_full_size_trial(
         return FullSizeOutcome(task, learner.state(), history, None, time.perf_counter() - started, ended=ended)
 
     try:
-        problem = problem.with_settings(seed=task.seed)
+        problem = problem.at_full_size(task.seed, task.horizon)
         if problem.full_size is not None:
             return train_own(problem, trial, task, state, should_stop, on_epoch)
         return with_graphs(train, problem)

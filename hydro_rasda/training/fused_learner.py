@@ -43,7 +43,7 @@ class FusedLearner:
         self.optimizer = fused_optimizer(self.fused, self._configs, **factors)
         self._objective = problem.objective
         self._scale = loss_scale(problem.settings.precision, self.fused.K, problem.device)
-        self._max_t = problem.settings.max_t
+        self._max_t, self._time = problem.settings.max_t, problem.schedule_time
         self._scheduled: tuple[int, float] | None = None
         graph = records(problem) and self.optimizer.can_be_recorded
         self._graph = recorded(self._update, self.fused, self.optimizer) if graph else None
@@ -101,7 +101,7 @@ class FusedLearner:
         first = round((epoch - whole) * steps)
         coming = range(first, max(first + 1, math.ceil(steps)))
         self.optimizer.schedule(
-            [[lr_factor(c, whole + i / steps, self._max_t, steps) for c in self._configs] for i in coming]
+            [[lr_factor(c, self._time(whole + i / steps), self._max_t, steps) for c in self._configs] for i in coming]
         )
         self._scheduled = (whole, steps)
 

@@ -36,7 +36,6 @@ from hydro_rasda.processes.memory_estimates import Peaks, kind_of_group
 from hydro_rasda.run import cache
 from hydro_rasda.run.cache import Measured, is_count, is_positive, remember
 from hydro_rasda.run.fingerprint import content, digest
-from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.packing_policy import MARGIN
 from hydro_rasda.training import surrogate_probe
 from hydro_rasda.training.recorded_steps import records
@@ -136,7 +135,7 @@ def _longest_training(problem: Problem, batch_size: int) -> float:
     settings = problem.settings
     if settings.graph is False or problem.device.type != "cpu":
         return 0.0
-    stops = (0, *sweep_milestones(settings.sweep.grace_period, settings.max_t, settings.sweep.reduction_factor))
+    stops = (0, *settings.sweep_milestones)
     return (problem.train_data.steps(batch_size) or 0.0) * max(stop - start for start, stop in pairwise(stops))
 
 

@@ -82,7 +82,7 @@ def test_bad_branches_are_refused(space: dict[str, Any], message: str) -> None:
 def test_all_that_looks_at_a_space_looks_into_its_branches() -> None:
     check_space(SPACE)
     warm = {**SPACE, "when": choice([{"warmup_epochs": randint(1, 4)}, {}])}
-    assert longest_warmup(warm, []) == 3
+    assert longest_warmup(warm, [], 9) == 3
     assert set(reachable(SPACE)) == {"lr", "optimizer", "momentum", "beta1", "net"}
     assert tuned(SPACE) == ["lr", "momentum", "beta1", "depth", "scale"]
     assert describe(SPACE) != describe({**SPACE, "by": choice([SGD])})

@@ -113,7 +113,7 @@ def test_a_space_may_mix_both(space: Callable[[Any], dict[str, Any]]) -> None:
 
 
 def said(space: dict[str, Any]) -> tuple[Any, ...]:
-    return describe(space), tuned(space), derived(space), longest_warmup(space, []), schedules(space, [])
+    return describe(space), tuned(space), derived(space), longest_warmup(space, [], 9), schedules(space, [])
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -127,7 +127,7 @@ def test_both_are_described_and_searched_alike(space: Callable[[Any], dict[str, 
         describe(theirs),
         tuned(theirs),
         derived(theirs),
-        longest_warmup(theirs, []),
+        longest_warmup(theirs, [], 9),
         schedules(theirs, []),
     )
 

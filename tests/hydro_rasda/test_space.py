@@ -18,7 +18,7 @@ from torch import nn
 from fusion.hyperparameters import KEYS
 from hydro_rasda import choice, grid_search, loguniform, qloguniform, quniform, randint, sample_from, uniform
 from hydro_rasda.search import check_first
-from hydro_rasda.space import check_config, check_space, describe, longest_warmup, sample
+from hydro_rasda.space import check_config, check_space, describe, has_shares, longest_warmup, sample
 
 EVERY_DOMAIN: dict[str, Any] = {
     "lr": loguniform(1e-4, 1.0),
@@ -367,5 +367,28 @@ def test_nesterov_needs_momentum() -> None:
     ],
 )
 def test_the_longest_warmup(domain: Any, sampled: list[float], longest: float) -> None:
-    assert longest_warmup({"warmup_epochs": domain}, [{"warmup_epochs": epochs} for epochs in sampled]) == longest
-    assert longest_warmup({}, [{}]) == 0
+    assert longest_warmup({"warmup_epochs": domain}, [{"warmup_epochs": epochs} for epochs in sampled], 9) == longest
+    assert longest_warmup({}, [{}], 9) == 0
+
+
+def test_the_longest_warmup_as_a_share() -> None:
+    assert longest_warmup({"warmup": choice([0.1, 0.25])}, [], 8) == 2
+    assert longest_warmup({"warmup": sample_from(lambda _: 0.5)}, [{"warmup": 0.5}], 8) == 4
+
+
+@pytest.mark.parametrize(
+    ("space", "configs", "found"),
+    [
+        ({"schedule": "linear"}, [], False),
+        ({"schedule": "linear", "floor": 0.1}, [], True),
+        ({"schedule": choice(["constant", "cosine"]), "decay_start": uniform(0, 1)}, [], True),
+        ({"schedule": choice(["constant", "step"]), "decay_start": uniform(0, 1)}, [], False),
+        ({"warmup": 0.1}, [], True),
+        ({"schedule": choice(["wsd", "linear"])}, [], True),
+        ({"by": choice([{"schedule": "constant"}, {"schedule": "cosine", "floor": 0.1}])}, [], True),
+        ({"schedule": sample_from(lambda _: "wsd")}, [{"schedule": "wsd"}], True),
+        ({"schedule": lambda step, steps: 1.0, "floor": "oak"}, [{"floor": "oak"}], False),
+    ],
+)
+def test_whether_a_schedule_takes_shares_of_the_training(space: Any, configs: Any, found: bool) -> None:
+    assert has_shares(space, configs) == found

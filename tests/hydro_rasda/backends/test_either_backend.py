@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult
+from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult, choice
 from hydro_rasda.contracts import Backend, Event, FullSizeOutcome, FullSizeTask, Span
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.full_size_stage import targets_over
@@ -49,7 +49,7 @@ def decisions(path: Path) -> dict[str, Any]:
 
 # One rung, at which all trials come together before any goes on: else who goes on may depend on which device was first.
 RACE: dict[str, Any] = {
-    "space": SPACE | {"batch_size": 32},
+    "space": SPACE | {"batch_size": 32, "schedule": "linear", "decay_start": choice([0.5, 0.8]), "floor": 0.1},
     "num_samples": 6,
     "max_t": 8,
     "sweep": SweepConfig(grace_period=4, fusion=1),

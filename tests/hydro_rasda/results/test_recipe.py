@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from fusion import lr_factor
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load
 from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.objective import OptimizerSettings
@@ -136,6 +137,25 @@ def test_it_trains_what_was_handed_back(name: str, quick: Quick, digits: tuple[P
     assert_same(again(text, model_fn, digits[0]), result, rtol)
     if model_fn is not in_parts:  # of which a loaded run does not know that it takes a second argument
         assert_same(again(load(result.path).recipe(), model_fn, digits[0]), result, rtol)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_winners_schedule_is_had_as_torchs(quick: Quick) -> None:
+    space = {**SGD, "schedule": "linear", "decay_start": choice([0.25, 0.5]), "floor": 0.1, "warmup": 0.1}
+    result = quick(space=space, num_samples=2)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=result.best_config["lr"])
+    for epochs in (None, 8):
+        scheduler = result.as_lambda_lr(optimizer, steps_per_epoch=3, epochs=epochs)
+        rates = []
+        for _ in range(3 * (epochs or 4)):
+            rates += scheduler.get_last_lr()
+            optimizer.step()
+            scheduler.step()
+        found = [
+            result.best_config["lr"] * lr_factor(result.best_config, i / 3, epochs or 4, 3) for i in range(len(rates))
+        ]
+        assert rates == pytest.approx(found)
+        assert rates[-1] < rates[len(rates) // 4]
 
 
 @pytest.mark.usefixtures("one_process")

@@ -33,6 +33,7 @@ EPOCHS = 3
 CONFIGS: list[dict[str, Any]] = [
     {"optimizer": "sgd", "lr": 0.1},
     {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2, "schedule": "cosine"},
+    {"optimizer": "sgd", "lr": 0.1, "schedule": "wsd", "decay_start": 0.4, "floor": 0.1, "warmup": 0.2},
     {"optimizer": "sgd", "lr": 0.2, "momentum": 0.8, "nesterov": True, "grad_clip": 0.05},
     {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.1, "schedule": "step", "step_size": 1, "gamma": 0.5},
     {"optimizer": "adamw", "lr": 1e-2, "beta1": 0.8, "beta2": 0.95, "warmup_epochs": 1.5, "grad_clip": 0.5},

@@ -23,7 +23,8 @@ from tests.hydro_rasda.ranks import on_ranks
 
 Pair = tuple[Tensor, Tensor]
 
-CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "schedule": "cosine", "grad_clip": 1.0}
+SCHEDULE: dict[str, Any] = {"schedule": "cosine", "decay_start": 0.3, "floor": 0.1, "warmup": 0.2}
+CONFIG: dict[str, Any] = {"lr": 0.01, "batch_size": 32, "dropout": 0.2, "grad_clip": 1.0, **SCHEDULE}
 
 
 def test_means_are_over_examples_in_double_precision() -> None:
