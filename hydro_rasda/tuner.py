@@ -280,7 +280,7 @@ def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> Tu
     """Both stages of a run that is ready."""
     try:
         with backend.open(run) as devices:
-            finalists = run_sweep(run, search, devices, asked.rule)
+            finalists = run_sweep(run, search, devices, None if isinstance(asked.rule, str) else asked.rule)
             hand_over(run, finalists)
             tried = train_finalists(run, finalists, devices)
         for line in overfitting_line(run, tried):

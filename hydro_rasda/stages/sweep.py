@@ -23,7 +23,7 @@ from hydro_rasda.processes.child_count import usable_children
 from hydro_rasda.run.events import RungDecided, TrialConfigured
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import Run, failure_line, metric_lines
-from hydro_rasda.schedulers import Bracket, Continue, Move, Stop, SuccessiveHalving, SweepRule, SweepState, rank
+from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule, rank
 from hydro_rasda.schedulers.milestones import sweep_milestones
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
@@ -52,7 +52,7 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
         run: Gets each trial and its metrics.
         search: Gives the configurations.
         devices: Train groups.
-        rule: Decides who goes on; None halves at each milestone, until the `top_k` best are left.
+        rule: Decides who goes on; None: the one that the run's settings name.
 
     Returns:
         The finalists' numbers, best first; at most `top_k`.
@@ -61,20 +61,18 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
         AllTrialsFailed: where no trial has a finite metric.
         ValueError: where the rule decides what cannot be done.
     """
-    under_way = _Sweep(run, search, devices, rule or halving(run))
+    under_way = _Sweep(run, search, devices, rule or _named(run))
     with run.store.sweeping():
         finalists = under_way.finalists()
     run.end_stage()
     return finalists
 
 
-def halving(run: Run) -> SweepRule:
-    """Successive halving, as the run's settings say."""
-    settings = run.settings
-    stops = sweep_milestones(settings.sweep.grace_period, settings.max_t, settings.sweep.reduction_factor)
-    return Bracket(
-        SuccessiveHalving(stops, settings.sweep.reduction_factor, settings.mode, keep_at_least=settings.race.top_k)
-    )
+def _named(run: Run) -> SweepRule:
+    settings, asked = run.settings, run.settings.sweep
+    assert isinstance(asked.rule, str)
+    stops = sweep_milestones(asked.grace_period, settings.max_t, asked.reduction_factor)
+    return named_rule(asked.rule, stops, asked.reduction_factor, settings.mode, settings.race.top_k)
 
 
 class _Sweep:
@@ -198,8 +196,9 @@ class _Sweep:
         """The scores at the first milestone, and which it is, once all trials have come to it."""
         state = self._state
         first = min(state.scores, default=0)
-        over = first and not state.left and len(state.scores[first]) == len(state.trials)
-        return (dict(state.scores[first]), first) if over else None
+        if not first or state.left or any(trial.epoch < first for trial in state.trials.values()):
+            return None
+        return {number: trial.curve.get(first, math.nan) for number, trial in state.trials.items()}, first
 
     def _carry_out(self, moves: Mapping[int, Move], recalled: bool) -> None:
         state, run = self._state, self._run
