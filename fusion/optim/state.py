@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusion.checks import check_each, check_mapping, refusal, require
 from fusion.hyperparameters import RULES
-from fusion.members import member_indices, member_rows, member_vector
+from fusion.members import copy_rows, member_indices, member_pairs, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim.muon import hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters
@@ -113,6 +113,28 @@ class OptimizerState:
         self._moments = {key: rows.keep(chosen) for key, rows in self._moments.items()}
         if self._schedule_SK is not None:
             self._schedule_SK = self._schedule_SK[:, chosen]
+        self._tabulate()
+
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Make members copies of others, in place, hyperparameters and schedule included; see `FusedModel.copy`.
+
+        Call the model's `copy` with the same `sources`.
+        """
+        targets, copied = member_pairs(sources, self.K)
+        if not targets:
+            return
+        for name in _TABLES:
+            copy_rows(getattr(self, name), targets, copied)
+        for rows in self._moments.values():
+            rows.overwrite(targets, copied)
+        if self._schedule_SK is not None:
+            copy_rows(self._schedule_SK.T, targets, copied)
+        members, apart = list(self.members), dict(self._apart)
+        for k, source in zip(targets, copied):
+            self.members[k] = members[source]
+            self._apart.pop(k, None)
+            if source in apart:
+                self._apart[k] = copy.deepcopy(apart[source])
         self._tabulate()
 
     def concat(self, other: OptimizerState) -> None:
