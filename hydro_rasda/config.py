@@ -72,8 +72,11 @@ class SweepConfig(_Part):
         rule: Decides who goes on, and ends the sweep at its last rung. "halving": successive halving. "hyperband":
             brackets of it, the later of which give a trial more epochs before its first decision (Li et al. 2018).
             "median": after each epoch, a trial stops whose best score is worse than the median of the others' averages
-            (Golovin et al. 2017). "none": no trial stops. Or an object of your own subclass of
-            `hydro_rasda.schedulers.SweepRule`, which does not look at `grace_period` and `reduction_factor`.
+            (Golovin et al. 2017). "pbt": population based training (Jaderberg et al. 2017). After each `grace_period`
+            epochs, the worst quarter of the trials goes on as copies of the best quarter. Floats that the space draws
+            change by a factor of 0.8 or 1.2 with each copy, or are drawn anew. "none": no trial stops. Or an object of
+            your own subclass of `hydro_rasda.schedulers.SweepRule`, which does not look at `grace_period` and
+            `reduction_factor`.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`. None samples at random.
         first: Configurations that are known to be good. They are tried first, and count as samples; keys that one
             leaves out are sampled.

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from fusion.hyperparameters import ALIASES, KEYS, check, is_group, read
+from fusion.hyperparameters import ALIASES, KEYS, VECTORIZED, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT_BATCHES
 from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
+from hydro_rasda.schedulers import Range
 from hydro_rasda.variants import variants
 
 Config = dict[str, Any]
@@ -174,6 +175,43 @@ def longest_warmup(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]
 def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> list[Any]:
     """What `schedule` can be in a space, or is in these configurations of it."""
     return [*_reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
+
+
+def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
+    """Find what population based training changes: ranges and lists of floats at the top level of a space.
+
+    Left out are keys of schedules; and, where an optimizer is updated by torch's own, its keys but for `lr`.
+
+    Raises:
+        ValueError: where nothing is left.
+    """
+    optimizers = _reached("optimizer", space)
+    alone = "optimizer" in reachable(space) and not (optimizers and set(map(str, optimizers)) <= {*VECTORIZED})
+    readers = {"training loop"} if alone else {"training loop", "optimizer"}
+    found: dict[str, Range | tuple[float, ...]] = {}
+    for name, values in reachable(space).items():
+        if name != "lr" and name in KEYS and KEYS[name].reader not in readers:
+            continue
+        ranges = [_range(value) for value in values]
+        (one, *others) = ranges
+        if one is not None and all(other == one for other in others):
+            found[name] = one
+    rule = "one with a float that population based training can change, such as lr=loguniform(1e-4, 1)"
+    require(bool(found), "space", dict(space), rule)
+    return found
+
+
+def _range(domain: Any) -> Range | tuple[float, ...] | None:
+    """What a domain of floats holds; None for any other, and for floats that are rounded."""
+    if is_a(domain, "Categorical"):
+        floats = [plain(value) for value in domain.categories]
+        return tuple(sorted(floats)) if all(isinstance(value, float) for value in floats) else None
+    if not is_a(domain, "Float") or None in (domain.lower, domain.upper):
+        return None
+    law, (low, high) = law_of(domain), _extremes(domain)
+    if law.q is not None or law.name not in ("uniform", "loguniform"):
+        return None
+    return Range(float(low), float(high), law.name == "loguniform")
 
 
 def _is_listed(grid: object) -> bool:

@@ -27,6 +27,7 @@ from hydro_rasda.schedulers.packing_policy import (
     worst_fit_decreasing,
 )
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
+from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
 from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain
 from hydro_rasda.schedulers.ranking import Mode, rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
@@ -55,8 +56,10 @@ __all__ = [
     "Placed",
     "Placement",
     "Policy",
+    "PopulationBasedTraining",
     "Queue",
     "Race",
+    "Range",
     "Resize",
     "Room",
     "Standing",
