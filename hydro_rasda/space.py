@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion.hyperparameters import ALIASES, KEYS, VECTORIZED, check, is_group, read
+from fusion.hyperparameters import ALIASES, KEYS, check, is_group, read
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
@@ -180,14 +180,14 @@ def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) ->
 def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
     """Find what population based training changes: ranges and lists of floats at the top level of a space.
 
-    Left out are keys of schedules; and, where an optimizer is updated by torch's own, its keys but for `lr`.
+    Left out are keys of schedules; and, where a function makes an optimizer, its keys but for `lr`.
 
     Raises:
         ValueError: where nothing is left.
     """
     optimizers = _reached("optimizer", space)
-    alone = "optimizer" in reachable(space) and not (optimizers and set(map(str, optimizers)) <= {*VECTORIZED})
-    readers = {"training loop"} if alone else {"training loop", "optimizer"}
+    named = "optimizer" not in reachable(space) or (bool(optimizers) and all(isinstance(of, str) for of in optimizers))
+    readers = {"training loop", "optimizer"} if named else {"training loop"}
     found: dict[str, Range | tuple[float, ...]] = {}
     for name, values in reachable(space).items():
         if name != "lr" and name in KEYS and KEYS[name].reader not in readers:

@@ -135,6 +135,41 @@ def test_a_copy_draws_its_own_numbers_once_it_is_seeded() -> None:
     assert apart[0, 0] != apart[0, 1]
 
 
+CHANGES: list[dict[str, Any]] = [
+    {"lr": 0.02, "weight_decay": 0.2, "beta1": 0.7},
+    {"lr": 0.05, "momentum": 0.5},
+    {"lr": 0.02, "weight_decay": 0.1, "alpha": 0.9},
+    {"lr": 0.01, "beta2": 0.9},
+]
+
+
+def test_members_go_on_from_a_state_with_hyperparameters_of_their_own() -> None:
+    """As `torch.optim` does whose groups are changed in training."""
+    fused, opt = group(CONFIGS["mixed"])
+    fused.eval()
+    train(fused, opt, range(2))
+    changed, its_opt = group([{**config, **own} for config, own in zip(CONFIGS["mixed"], CHANGES)])
+    changed.eval()
+    changed.load_state_dict(fused.state_dict())
+    its_opt.load_state_dict(opt.state_dict(), hyperparameters=False)
+    twins = [fused.unfuse(k) for k in range(4)]
+    for k, (twin, own) in enumerate(zip(twins, CHANGES)):
+        alone = opt.unfuse(k, twin)
+        for of in alone.param_groups:
+            betas = own.get("beta1", 0.9), own.get("beta2", 0.999)
+            of.update({name: value for name, value in {**own, "betas": betas}.items() if name in of})
+        rates = [0.1 if k == 0 and i == 1 else own["lr"] for i in range(len(alone.param_groups))]
+        for step in range(2, 5):
+            for of, rate in zip(alone.param_groups, rates):
+                of["lr"] = rate / (1 + step)
+            alone.zero_grad()
+            classify(twin, batch(step)).backward()
+            alone.step()
+    train(changed, its_opt, range(2, 5))
+    for k, twin in enumerate(twins):
+        torch.testing.assert_close(dict(changed.unfuse(k).state_dict()), dict(twin.state_dict()))
+
+
 def test_a_schedule_and_a_gradient_are_copied_too() -> None:
     fused, opt = group(CONFIGS["sgd"])
     fused.seed([0] * 4)

@@ -111,6 +111,7 @@ CASES: list[tuple[Callable[[Any], object], str, Right]] = [
     (lambda v: sgd().unfuse(v, nn.Linear(2, 3)), "k", integer(-2, 1)),
     (lambda v: sgd().unfuse(0, v), "module", nothing),
     (lambda v: sgd().load_state_dict(v), "state_dict", nothing),
+    (lambda v: sgd().load_state_dict(sgd().state_dict(), hyperparameters=v), "hyperparameters", flag),
     (lambda v: fused_optimizer(v, [CONFIG] * 2), "fused", nothing),
     (lambda v: fused_optimizer(fused(), v), "configs", nothing),
     (lambda v: fused_optimizer(fused(), [CONFIG, v]), "configs", nothing),
