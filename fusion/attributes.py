@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fusion.tensors import is_batched, named_tensors
+from fusion.tensors import copied, is_batched, named_tensors
 
 _PLAIN = (bool, int, float, str, type(None))
 _BY_TORCH = frozenset(vars(nn.Module()))
@@ -198,6 +198,12 @@ class OwnValues:
             if owned or (_has_data((here[0], there[0])) and not _same(here[0], there[0])):
                 joined[place] = [*here, *there]
         return OwnValues(self.K + other.K, joined)
+
+    def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
+        """Give members copies of what others have; `part` must have looked at the module."""
+        for values in self.of_members.values():
+            for k, value in zip(targets, [copied(values[k]) for k in sources]):
+                values[k] = value
 
     def copy(self) -> OwnValues:
         """The same, to be changed apart."""

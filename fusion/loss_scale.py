@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fusion.checks import check_mapping, require
 from fusion.clip import gradients
-from fusion.members import member_indices, member_rows
+from fusion.members import copy_rows, member_indices, member_pairs, member_rows
 from fusion.model import FusedModel
 
 INITIAL, INTERVAL = 2.0**16, 2000
@@ -101,6 +101,13 @@ class LossScale:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
         self.scale_K, self.steps_K = member_rows(self.scale_K, chosen), member_rows(self.steps_K, chosen)
+
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Make members' scales copies of others, in place, as `FusedModel.copy` does."""
+        targets, copied = member_pairs(sources, self.K)
+        if targets:
+            copy_rows(self.scale_K, targets, copied)
+            copy_rows(self.steps_K, targets, copied)
 
     def concat(self, other: LossScale) -> None:
         """Append the members of `other`, as `FusedModel.concat` does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,27 @@ def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> lis
         if not -K <= k < K:
             raise IndexError(f"`{name}` has {k}, but must be in [-{K}, {K}): there are {K} members")
     return [k % K for k in chosen]
+
+
+def member_pairs(sources: Mapping[int, int], K: int) -> tuple[list[int], list[int]]:
+    """Targets and sources of copies as non-negative integers, checked; those of a member to itself are left out.
+
+    >>> member_pairs({2: 0, -1: 1, 1: 1}, 4)
+    ([2, 3], [0, 1])
+    """
+    require(isinstance(sources, Mapping), "sources", sources, "a dict: for each member that is a copy, its source")
+    if not sources:
+        return [], []
+    targets, copied = (member_indices(list(indices), K, "sources") for indices in (sources.keys(), sources.values()))
+    require(len({*targets}) == len(targets), "sources", dict(sources), "one source for each member")
+    pairs = [(target, source) for target, source in zip(targets, copied) if target != source]
+    return [target for target, _ in pairs], [source for _, source in pairs]
+
+
+@torch.no_grad()
+def copy_rows(tensor_K: Tensor, targets: Sequence[int], sources: Sequence[int]) -> None:
+    """Write rows of [K, ...] over others, in place; all are read before any is written."""
+    tensor_K.index_copy_(0, torch.tensor(targets, device=tensor_K.device), member_rows(tensor_K, sources))
 
 
 def _index(name: str, value: object) -> int:

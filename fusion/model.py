@@ -17,7 +17,7 @@ from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, fo
 from fusion.checks import check_each, check_function, is_int, require
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.hooks import run_hooks
-from fusion.members import member_indices, member_rows
+from fusion.members import member_indices, member_pairs, member_rows
 from fusion.outcome import overlap_written
 from fusion.settings import Settings
 from fusion.stacked import Shell, StackedTensors
@@ -206,6 +206,33 @@ class FusedModel(StackedTensors):
         self.own_values = self.own_values.keep(chosen)
         self.streams = self.streams.joined(chosen)
         self._set_members([self._members[k] for k in chosen])
+
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Make members copies of others, in place: `copy({2: 0})` gives member 2 all that member 0 has.
+
+        Those are weights, buffers, gradients, floats and other values of attributes. The copy draws the random numbers
+        that its source draws, from generators of its own, until it is seeded. No tensor takes the place of another.
+
+        Args:
+            sources: For each member that becomes a copy, its source as it was before any copy.
+
+        Raises:
+            ValueError: where it is no dict of integers.
+            IndexError: where an index is not in [-K, K).
+        """
+        targets, copied = member_pairs(sources, self.K)
+        if not targets:
+            return
+        self._part_values()
+        self._copy_tensors(targets, copied)
+        self.own_values.overwrite(targets, copied)
+        self.streams.overwrite(targets, copied)
+        for name, reached in self._reached.items():
+            self._reached[name] = (reached - {*targets}) | {k for k, of in zip(targets, copied) if of in reached}
+        if self.settings:  # what is recorded has read them
+            self.changes += 1
+        self._copy_shells(targets, copied, self.settings)
+        self._settings = Settings([member.floats for member in self._members])
 
     def concat(self, other: FusedModel) -> None:
         """Append the members of `other`, which keeps its own, in place.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusion.bounded_cache import kept
-from fusion.members import member_rows
+from fusion.members import copy_rows, member_rows
 
 LARGE = 2**14
 """Elements of a member's tensor from which it has rows of its own on a CPU.
@@ -89,6 +89,11 @@ class Rows:
     def keep(self, chosen: Sequence[int]) -> Rows:
         """A copy with these members alone, in this order."""
         return Rows(self.layout, {block: member_rows(rows, chosen) for block, rows in self.blocks.items()})
+
+    def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
+        """Write members' rows over those of others, in place."""
+        for rows in self.blocks.values():
+            copy_rows(rows, targets, sources)
 
     def concat(self, other: Rows) -> Rows:
         """A copy with another's members after its own."""

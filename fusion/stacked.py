@@ -6,14 +6,14 @@ Shape suffix: K members. Every stacked tensor has K as its first axis; a tensor 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusion.checks import check_mapping
-from fusion.members import member_indices, member_rows
+from fusion.members import copy_rows, member_indices, member_rows
 from fusion.rows import FlatParameters
 from fusion.structure import FloatSlot
 from fusion.tensors import TensorTree, like
@@ -148,6 +148,25 @@ class StackedTensors(nn.Module):
         """Give each member its own copy of those of these parameters that all share."""
         for name in self.common.params().keys() & set(names):
             self._unshare(name)
+
+    def _copy_tensors(self, targets: Sequence[int], sources: Sequence[int]) -> None:
+        """Write members' tensors, and their gradients, over those of others, in place."""
+        for parameter in self.stacked.values():
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                parameter.grad = parameter.grad.to_dense()
+        tensors = [*self.stacked.values(), *self.stacked_buffers.values()]
+        for tensor in (*tensors, *(tensor.grad for tensor in tensors if tensor.grad is not None)):
+            copy_rows(tensor, targets, sources)
+
+    def _copy_shells(self, targets: Sequence[int], sources: Sequence[int], paths: Iterable[str]) -> None:
+        """Give members the floats at these paths, and the attributes of tensors, that others have."""
+        found = [
+            ({path: self._members[k].floats[path].get() for path in paths}, self._members[k].marks) for k in sources
+        ]
+        for k, (floats, marks) in zip(targets, found):
+            self._members[k] = replace(self._members[k], marks=marks)
+            for path, value in floats.items():
+                self._members[k].floats[path].set(value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StackedTensors:
         self.changes += 1

@@ -121,6 +121,13 @@ class Stream:
         twin._own_beyond_torch = self._own_beyond_torch
         return twin
 
+    def follow(self, other: Stream) -> None:
+        """Go on as another, with the same generators: a recorded step draws from these."""
+        self.seed(other._seed)
+        for device, generator in other._generators.items():
+            self.generator(device).set_state(generator.get_state())
+        self._own_beyond_torch = other._own_beyond_torch
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
         return self.copy()
 
@@ -142,6 +149,12 @@ class Streams:
         for k, seed in enumerate(seeds):
             self[k].seed(seed)
         self.look_again()
+
+    def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
+        """Have members draw on as others do, each from its own generators."""
+        if self.seeded:
+            for k, stream in zip(targets, [self[k].copy() for k in sources]):
+                self[k].follow(stream)
 
     @property
     def draw_beyond_torch(self) -> bool:

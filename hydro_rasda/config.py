@@ -19,6 +19,7 @@ from hydro_rasda.checks import (
     require,
 )
 from hydro_rasda.schedulers.milestones import milestones, sweep_milestones
+from hydro_rasda.schedulers.named_rules import RULES, RuleName
 from hydro_rasda.schedulers.ranking import Mode as Mode
 from hydro_rasda.schedulers.rasda import GROW, Grow
 from hydro_rasda.schedulers.sweep_rule import SweepRule
@@ -68,8 +69,14 @@ class SweepConfig(_Part):
         reduction_factor: One in this many goes on from each rung. Rungs lie at
             `grace_period * reduction_factor**k` epochs, the last one at `max_t / reduction_factor` at most, unless it
             is the first: from there on, full-size models tell more for their price than surrogates do.
-        rule: Decides who goes on: an object of your own subclass of `hydro_rasda.schedulers.SweepRule`. None is
-            successive halving by `grace_period` and `reduction_factor`, which other rules do not look at.
+        rule: Decides who goes on, and ends the sweep at its last rung. "halving": successive halving. "hyperband":
+            brackets of it, the later of which give a trial more epochs before its first decision (Li et al. 2018).
+            "median": after each epoch, a trial stops whose best score is worse than the median of the others' averages
+            (Golovin et al. 2017). "pbt": population based training (Jaderberg et al. 2017). After each `grace_period`
+            epochs, the worst quarter of the trials goes on as copies of the best quarter. Floats that the space draws
+            change by a factor of 0.8 or 1.2 with each copy, or are drawn anew. "none": no trial stops. Or an object of
+            your own subclass of `hydro_rasda.schedulers.SweepRule`, which does not look at `grace_period` and
+            `reduction_factor`.
         searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`. None samples at random.
         first: Configurations that are known to be good. They are tried first, and count as samples; keys that one
             leaves out are sampled.
@@ -83,7 +90,7 @@ class SweepConfig(_Part):
     surrogate: float = 1 / 8
     grace_period: int = 1
     reduction_factor: int = 3
-    rule: SweepRule | None = None
+    rule: RuleName | SweepRule = "halving"
     searcher: Searcher | None = None
     first: Sequence[Mapping[str, Any]] = ()
     fusion: int | Literal["auto"] = "auto"
@@ -94,8 +101,9 @@ class SweepConfig(_Part):
         require(is_number(width) and 0 < width <= 1, "sweep.surrogate", width, "a width ratio in (0, 1]")
         check_int("sweep.grace_period", self.grace_period, at_least=1)
         check_int("sweep.reduction_factor", self.reduction_factor, at_least=2)
-        known = rule is None or isinstance(rule, SweepRule)
-        require(known, "sweep.rule", rule, "None or an object of a subclass of `hydro_rasda.schedulers.SweepRule`")
+        known = isinstance(rule, SweepRule) or (isinstance(rule, str) and rule in RULES)
+        told = f"one of {RULES}, or an object of a subclass of `hydro_rasda.schedulers.SweepRule`"
+        require(known, "sweep.rule", rule, told)
         require(isinstance(self.first, list | tuple), "sweep.first", self.first, "a list of configurations")
         own = not self.first or self.searcher is None
         told = "left out with a `searcher`, which has a way of its own (`points_to_evaluate`)"
@@ -266,9 +274,10 @@ class TuneConfig:
 
     def plain(self) -> TuneConfig:
         """Leave out the user's objects, which other processes need not have: rule, searcher, `first`, `train`."""
+        rule = self.sweep.rule if isinstance(self.sweep.rule, str) else SweepConfig.rule
         return replace(
             self,
-            sweep=replace(self.sweep, rule=None, searcher=None, first=()),
+            sweep=replace(self.sweep, rule=rule, searcher=None, first=()),
             race=replace(self.race, train=None),
         )
 

@@ -20,7 +20,7 @@ from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.portable import pickle_config_modules
 from hydro_rasda.search import check_first, check_searcher, prepare
-from hydro_rasda.space import check_space
+from hydro_rasda.space import check_space, explored
 from hydro_rasda.whole_metrics import WholeMetrics
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Request:
         if self.metrics is not None:
             check_function("metrics", self.metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
         check_space(self.space, self.settings.num_samples, race.strategy)
+        if sweep.rule == "pbt":
+            explored(self.space)
         if sweep.searcher is not None:
             check_searcher(sweep.searcher)
         check_first(sweep.first, self.space)

@@ -18,6 +18,7 @@ from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
 from hydro_rasda.config import MOST_TRIALS, UNSPLIT_BATCHES
 from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
+from hydro_rasda.schedulers import Range
 from hydro_rasda.variants import variants
 
 Config = dict[str, Any]
@@ -179,6 +180,43 @@ def has_shares(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -
 def schedules(space: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Return the values that `schedule` can have in a space, or has in these configurations of it."""
     return [*_reached("schedule", space), *(config["schedule"] for config in configs if "schedule" in config)]
+
+
+def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
+    """Find what population based training changes: ranges and lists of floats at the top level of a space.
+
+    Left out are keys of schedules; and, where a function makes an optimizer, its keys but for `lr`.
+
+    Raises:
+        ValueError: where nothing is left.
+    """
+    optimizers = _reached("optimizer", space)
+    named = "optimizer" not in reachable(space) or (bool(optimizers) and all(isinstance(of, str) for of in optimizers))
+    readers = {"training loop", "optimizer"} if named else {"training loop"}
+    found: dict[str, Range | tuple[float, ...]] = {}
+    for name, values in reachable(space).items():
+        if name != "lr" and name in KEYS and KEYS[name].reader not in readers:
+            continue
+        ranges = [_range(value) for value in values]
+        (one, *others) = ranges
+        if one is not None and all(other == one for other in others):
+            found[name] = one
+    rule = "one with a float that population based training can change, such as lr=loguniform(1e-4, 1)"
+    require(bool(found), "space", dict(space), rule)
+    return found
+
+
+def _range(domain: Any) -> Range | tuple[float, ...] | None:
+    """What a domain of floats holds; None for any other, and for floats that are rounded."""
+    if is_a(domain, "Categorical"):
+        floats = [plain(value) for value in domain.categories]
+        return tuple(sorted(floats)) if all(isinstance(value, float) for value in floats) else None
+    if not is_a(domain, "Float") or None in (domain.lower, domain.upper):
+        return None
+    law, (low, high) = law_of(domain), _extremes(domain)
+    if law.q is not None or law.name not in ("uniform", "loguniform"):
+        return None
+    return Range(float(low), float(high), law.name == "loguniform")
 
 
 def _is_listed(grid: object) -> bool:

@@ -226,9 +226,9 @@ def _run(
     problem = request.problem(backend)
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, settings.race.strategy)
     candidates = RandomSearch(*sampled)
-    where, halving = None if name is None else folder / name, settings.sweep.rule is None
+    where, named_rule = None if name is None else folder / name, isinstance(settings.sweep.rule, str)
     with held_back.catching():
-        ready = get_ready(problem, request.space, candidates.trials, where, halving=halving)
+        ready = get_ready(problem, request.space, candidates.trials, where, named_rule=named_rule)
     batch_size = candidates.trials[0].batch_size
     spec = identity.asked(ready.settings, ready.problem, ready.parameters, request.data, batch_size)
     with Store.open(_folder(folder, name), spec, resume) as store, contextlib.ExitStack() as stack:
@@ -281,7 +281,7 @@ def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> Tu
     """Both stages of a run that is ready."""
     try:
         with backend.open(run) as devices:
-            finalists = run_sweep(run, search, devices, asked.rule)
+            finalists = run_sweep(run, search, devices, None if isinstance(asked.rule, str) else asked.rule)
             hand_over(run, finalists)
             tried = train_finalists(run, finalists, devices)
         for line in overfitting_line(run, tried):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusion.checks import check_each, check_mapping, refusal, require
+from fusion.checks import check_each, check_flag, check_mapping, refusal, require
 from fusion.hyperparameters import RULES
-from fusion.members import member_indices, member_rows, member_vector
+from fusion.members import copy_rows, member_indices, member_pairs, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
 from fusion.optim.muon import hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters
@@ -115,6 +115,28 @@ class OptimizerState:
             self._schedule_SK = self._schedule_SK[:, chosen]
         self._tabulate()
 
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Make members copies of others, in place, hyperparameters and schedule included; see `FusedModel.copy`.
+
+        Call the model's `copy` with the same `sources`.
+        """
+        targets, copied = member_pairs(sources, self.K)
+        if not targets:
+            return
+        for name in _TABLES:
+            copy_rows(getattr(self, name), targets, copied)
+        for rows in self._moments.values():
+            rows.overwrite(targets, copied)
+        if self._schedule_SK is not None:
+            copy_rows(self._schedule_SK.T, targets, copied)
+        members, apart = list(self.members), dict(self._apart)
+        for k, source in zip(targets, copied):
+            self.members[k] = members[source]
+            self._apart.pop(k, None)
+            if source in apart:
+                self._apart[k] = copy.deepcopy(apart[source])
+        self._tabulate()
+
     def concat(self, other: OptimizerState) -> None:
         """Append the members of `other`, with their state, as `FusedModel.concat` does.
 
@@ -150,12 +172,19 @@ class OptimizerState:
             "weight_decay_multipliers": self._decay_multipliers_KP.clone(),
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None) -> None:
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        *,
+        members: Sequence[int] | None = None,
+        hyperparameters: bool = True,
+    ) -> None:
         """Restore what `state_dict` returned.
 
         Args:
             state_dict: Of as many members as the model has, or of more.
             members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
+            hyperparameters: Whether to restore these, too. If False, members go on with those of this optimizer.
 
         Raises:
             ValueError: where it is of other parameters, of another number of members than the model has, or of a member
@@ -169,8 +198,11 @@ class OptimizerState:
         chosen = list(range(K)) if members is None else member_indices(members, K, "members")
         if len(chosen) != self.fused.K:
             raise ValueError(f"`state_dict` has {len(chosen)} members, but must have {self.fused.K}, as the model has")
-        own = [hp.make for hp in self.members]
-        self.members = [_hyperparameters(state_dict["members"][k], own[i]) for i, k in enumerate(chosen)]
+        check_flag("hyperparameters", hyperparameters)
+        before = [_hyperparameters(state_dict["members"][k], hp.make) for k, hp in zip(chosen, self.members)]
+        if hyperparameters:
+            self.members = before
+            self._lr_multipliers_KP = state_dict["lr_multipliers"][chosen]
         self._moments = {}
         for name, moments in state_dict["state"].items():
             for key, moment in moments.items():
@@ -181,14 +213,15 @@ class OptimizerState:
         if state_dict["schedule"] is not None:
             table_SK, at = state_dict["schedule"]
             self._schedule_SK, self._next = table_SK[:, chosen], at.clone()
-        self._lr_multipliers_KP = state_dict["lr_multipliers"][chosen]
         self._decay_multipliers_KP = state_dict["weight_decay_multipliers"][chosen]
         self._tabulate()
         self._apart = {}
         saved = state_dict.get("apart", [None] * K)
         for position, k in enumerate(chosen):
             if saved[k] is not None and not self.members[position].is_vectorized:
-                self._apart_of(position).load_state_dict(saved[k])
+                was, now = (dict(hp.options) for hp in (before[position], self.members[position]))
+                changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+                self._apart_of(position).load_state_dict(saved[k], but=changed)
 
     def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
         """Multipliers as [K, P], each member's taken from those of its optimizer."""

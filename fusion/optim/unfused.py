@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -53,9 +53,10 @@ class Apart:
         state: dict[str, Any] = copied({"state": kept, "groups": groups})
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        go_on(self._optimizer, self._parameters, copied(state))
+    def load_state_dict(self, state: Mapping[str, Any], but: Collection[str] = ()) -> None:
+        """Go on from what `state_dict` gave; these keys of groups stay as they are."""
+        groups = [{key: value for key, value in group.items() if key not in but} for group in state["groups"]]
+        go_on(self._optimizer, self._parameters, copied({**state, "groups": groups}))
 
 
 _OWN = ("params", "lr")
@@ -72,7 +73,7 @@ def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Paramete
     """
     names = {id(p): name for name, p in parameters.items()}
     groups = [
-        {**kept, "params": [names[id(p)] for p in group["params"]], "lr": group["lr"]}
+        {**group, **kept, "params": [names[id(p)] for p in group["params"]], "lr": group["lr"]}
         for group, kept in zip(optimizer.param_groups, state["groups"], strict=True)
     ]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig, recorded
+from hydro_rasda.schedulers.named_rules import RULES
 
 _RANGE = re.compile(r"(?P<kind>float|integer) (?P<law>uniform|loguniform)\((?P<bounds>[^=]+?)(?:, q=(?P<q>.+))?\)")
 _NAMES = {
@@ -26,7 +27,8 @@ def call_of(asked: Mapping[str, Any]) -> str:
     digests = asked.get("digests", {})
     own, sweep, race = recorded(asked)
     made = {"rule": asked.get("sweep_rule"), "searcher": asked.get("searcher")}
-    of_sweep = _changed(sweep, SweepConfig()) + [f"{name}={kind}(...)" for name, kind in made.items() if kind]
+    of_sweep = _changed(sweep, SweepConfig())
+    of_sweep += [f"{name}={kind!r}" if kind in RULES else f"{name}={kind}(...)" for name, kind in made.items() if kind]
     of_sweep += ["first=first"] if "first" in digests else []
     of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
     arguments = _changed(own, TuneConfig())

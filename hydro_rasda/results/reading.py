@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 from hydro_rasda.checks import check_path
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig, recorded
+from hydro_rasda.results.lineage import SWEEP_DECISION
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
 from hydro_rasda.run.full_size_stage import decided_targets, run_end, take_in_targets, tried_targets
@@ -21,8 +21,6 @@ from hydro_rasda.run.transfer_stage import recalled_transfer
 from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
 from hydro_rasda.secret_masking import described_secrets, hide
 from hydro_rasda.trial import Trial
-
-_SWEEP_DECISION = re.compile(r"surrogate/(begin|to-\d+/kept)/of-.*")
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,13 @@ def _take_in_sweep(run: Run) -> set[int]:
         run.recall(key)
         configured = [line for line in unit.lines if line["event"] == "trial"]
         run.trials |= {line["trial"]: Trial(line["trial"], hide(line["config"], run.hidden)) for line in configured}
-        if _SWEEP_DECISION.fullmatch(key):
+        if SWEEP_DECISION.fullmatch(key):
             before = dict(run.trials)
             for number, *plain in unit.value:
                 move = move_of(plain)
                 dropped = dropped | {number} if isinstance(move, Stop) else dropped - {number}
                 if isinstance(move, Continue) and move.copy_of is not None:
+                    run.failures.pop(number, None)
                     run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
                     run.unread[number] = run.unread.get(move.copy_of, frozenset())
     return dropped

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hydro_rasda.checks import require
 from hydro_rasda.config import Keep, Mode
+from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of
 from hydro_rasda.run.messages import Message, read_messages
 from hydro_rasda.run.portable import Portable
 from hydro_rasda.schedulers import Agreement
@@ -150,6 +152,29 @@ class RunRecord(Portable):
     def messages(self) -> list[Message]:
         """What the run has said to its user, in order: seconds and a line each."""
         return read_messages(self.path)
+
+    def lineage(self, trial: int) -> list[Ancestor]:
+        """Follow a trial's weights through the sweep's copies, as population based training makes them.
+
+        Returns:
+            Which trial trained them from which epoch to which, and with which configuration: the first one first, the
+            trial itself last. Without copies, that is the trial alone.
+
+        Raises:
+            ValueError: where the run has no such trial, or its folder is gone.
+        """
+        found = lineages(self.path, {record.trial: record.surrogate_epochs for record in self.trials})
+        require(trial in found, "trial", trial, f"a trial of the run: one of {[*found]}")
+        return found[trial]
+
+    @property
+    def best_schedule(self) -> dict[str, list[tuple[float, Any]]]:
+        """How the hyperparameters of the best trial's lineage changed in the sweep.
+
+        By key that changed, pairs: the share of the sweep's epochs from which on a value held, and the value. Finalists
+        train at full size with the last values. Empty where the sweep copied no trial of the lineage.
+        """
+        return schedule_of(self.lineage(self.best_trial))
 
     def dataframe(self) -> pd.DataFrame:
         """One row a trial: number, status, scores, epochs, and a column `config/<name>` for each hyperparameter."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydro_rasda.renames import ARGUMENTS
+from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import described_secrets, hide
 
 _OF_CODE = "is another function than the run's"
@@ -73,6 +74,8 @@ def _told(key: str, was: Any, now: Any) -> str | None:
     if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "rasda":
         changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
         return "; ".join(f"race.{name} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed) or None
+    if key == "sweep_rule":
+        was, now = was or HALVING, now or HALVING
     return f"{_argument(key)} was {was!r}, now {now!r}" if was != now else None
 
 

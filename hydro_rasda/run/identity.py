@@ -17,6 +17,7 @@ from hydro_rasda.data import Data
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.data_fingerprint import data_digest
 from hydro_rasda.run.fingerprint import Content, content, digest, unchanged
+from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.space import describe
 
@@ -26,7 +27,7 @@ class Identity:
 
     Args:
         searcher: A searcher of Ray Tune's, or None for random sampling.
-        sweep_rule: The user's, or None for successive halving.
+        sweep_rule: A name, or the user's own.
         functions: The user's, by argument: "model_fn", and "loss_fn" or "objective".
         first: Configurations that are tried first.
     """
@@ -42,10 +43,10 @@ class Identity:
         self._named = {
             "space": describe(hide(space, secrets_of(space))),  # by their digest, they count
             "searcher": type(searcher).__name__ if searcher else None,
-            "sweep_rule": type(sweep_rule).__name__ if sweep_rule else None,
+            "sweep_rule": None if sweep_rule == HALVING else _name_of(sweep_rule),
         }
         self._made = {"space": content(space), "searcher": parameters(searcher)}
-        if sweep_rule is not None:
+        if not isinstance(sweep_rule, str):
             self._made["sweep_rule"] = parameters(sweep_rule)
         if first:
             self._made["first"] = content([dict(config) for config in first])
@@ -81,6 +82,10 @@ class Identity:
             "environment": environment(),
             "digests": digests | {name: data_digest(given, batch_size) for name, given in data.items()},
         }
+
+
+def _name_of(rule: object) -> str:
+    return rule if isinstance(rule, str) else type(rule).__name__
 
 
 def environment() -> dict[str, Any]:

@@ -12,6 +12,8 @@ from hydro_rasda.schedulers.hyperband import Hyperband
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.milestone_barrier import MilestoneBarrier
 from hydro_rasda.schedulers.milestones import first_milestone, milestones
+from hydro_rasda.schedulers.named_rules import named_rule
+from hydro_rasda.schedulers.no_stopping import NoStopping
 from hydro_rasda.schedulers.packing_interference import FastestTogether, Interference
 from hydro_rasda.schedulers.packing_policy import (
     Job,
@@ -25,6 +27,7 @@ from hydro_rasda.schedulers.packing_policy import (
     worst_fit_decreasing,
 )
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
+from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
 from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain
 from hydro_rasda.schedulers.ranking import Mode, rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
@@ -49,11 +52,14 @@ __all__ = [
     "MilestoneBarrier",
     "Mode",
     "Move",
+    "NoStopping",
     "Placed",
     "Placement",
     "Policy",
+    "PopulationBasedTraining",
     "Queue",
     "Race",
+    "Range",
     "Resize",
     "Room",
     "Standing",
@@ -71,6 +77,7 @@ __all__ = [
     "first_fit_decreasing",
     "first_milestone",
     "milestones",
+    "named_rule",
     "one_a_device",
     "parallel_efficiency",
     "place",

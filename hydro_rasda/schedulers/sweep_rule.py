@@ -26,7 +26,7 @@ class Continue:
         copy_of: A trial that waits at the same epoch, whose weights, optimizer state and configuration this one goes on
             with in place of its own (population based training, Jaderberg et al. 2017); None: its own.
         changes: With `copy_of`, other values for hyperparameters of that configuration: `lr`, `momentum`,
-            `weight_decay`, `beta1`, `beta2` or `eps`.
+            `weight_decay`, `beta1`, `beta2`, `eps`, or any of its floats that leaves the model's structure as it is.
     """
 
     to: int
@@ -133,9 +133,14 @@ class SweepState:
         """A new trial, which waits for its first milestone."""
         self._put(Standing(number, config))
 
-    def go_on(self, number: int, to: int, config: Mapping[str, Any] | None = None) -> None:
-        """Have a trial train to a milestone, from now on perhaps with another configuration."""
+    def go_on(self, number: int, to: int, config: Mapping[str, Any] | None = None, is_copy: bool = False) -> None:
+        """Have a trial train to a milestone, from now on perhaps with another configuration.
+
+        A copy has not diverged, whatever it did before.
+        """
         standing = self._taken(number)
+        if is_copy:
+            self._diverged.discard(number)
         standing.goal, standing.dropped, standing.config = to, False, config or standing.config
         self._put(standing)
 
@@ -229,7 +234,7 @@ class SweepRule(ABC):
 
 
 CHANGEABLE = ("lr", "momentum", "weight_decay", "beta1", "beta2", "eps")
-"""Hyperparameters that a model in training can go on with other values of."""
+"""Hyperparameters that a model in training can go on with other values of, also where a configuration lacks them."""
 
 
 def checked_moves(
@@ -274,11 +279,14 @@ def _check_going_on(
         rule = f"another trial that waits at epoch {standing.epoch}, and has not diverged"
         require(sound, f"{of} has copy_of, which", move.copy_of, rule)
     require(isinstance(move.changes, Mapping), f"{of} has changes, which", move.changes, "a dict of hyperparameters")
-    odd = sorted(set(move.changes) - set(CHANGEABLE if move.copy_of is not None else ()), key=str)
-    require(not odd, f"{of} has changes, of which", odd, f"of {CHANGEABLE}, together with copy_of")
+    config = {} if move.copy_of is None else sweep.trials[move.copy_of].config
+    floats = {name for name, value in config.items() if isinstance(value, float)}
+    odd = sorted(set(move.changes) - (floats if move.copy_of is None else floats.union(CHANGEABLE)), key=str)
+    rule = f"of {CHANGEABLE} or floats of the configuration, together with copy_of"
+    require(not odd, f"{of} has changes, of which", odd, rule)
     if move.copy_of is not None:
         try:
-            check({**sweep.trials[move.copy_of].config, **move.changes})
+            check({**config, **move.changes})
         except ValueError as error:
             raise ValueError(f"{of} has changes with which {error}") from None
 

@@ -46,8 +46,8 @@ class Dispatcher:
         insort(self._queues.setdefault(span, {}).setdefault(self.kinds[number], []), self._place(number))
 
     def _reached(self, number: int) -> int:
-        """The epoch of the checkpoint that a trial goes on from."""
-        return self._run.epochs("surrogate", number)
+        """The epoch of the checkpoint that a trial goes on from; of a copy, its source's."""
+        return self._run.epochs("surrogate", self.copies.get(number, number))
 
     def remove(self, number: int) -> bool:
         """Have a trial begin no more; whether it was to."""

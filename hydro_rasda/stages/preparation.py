@@ -60,7 +60,7 @@ def get_ready(
     trials: Sequence[Trial],
     folder: Path | None = None,
     *,
-    halving: bool = True,
+    named_rule: bool = True,
 ) -> Ready:
     """Try a problem out, and warn of what would go wrong without a word.
 
@@ -68,7 +68,7 @@ def get_ready(
         space: What the trials' configurations are drawn from.
         trials: At least one.
         folder: The run's; None where no later call could have the same.
-        halving: Whether successive halving decides the sweep, and no rule of the user's: it is known where it ends.
+        named_rule: Whether a rule of the library decides the sweep, and none of the user's: it is known where it ends.
 
     Raises:
         ValueError: where no trial can be trained; see `dry_run`. Or where a `schedule` gives no factors, the largest
@@ -98,7 +98,7 @@ def get_ready(
     if settings.sweep.surrogate < 1 and settings.num_samples <= settings.race.top_k:
         few = f"all {settings.num_samples} configurations can become finalists, whatever their surrogates say"
         messages.append(f"{few}: `sweep.surrogate=1` trains them at full size from the start")
-    if halving and settings.sweep.surrogate < 1 and has_shares(space, configs):
+    if named_rule and settings.sweep.surrogate < 1 and has_shares(space, configs):
         *_, before, last = (0, *later.sweep_milestones)
         problem = replace(problem, horizon=last, unhurried=before)
         messages.append(f"between epochs {before} and {last} of the sweep, schedules pass to their ends")

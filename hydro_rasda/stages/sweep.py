@@ -20,10 +20,10 @@ from fusion.hyperparameters import check
 from hydro_rasda.config_access import paths
 from hydro_rasda.contracts import Devices, Finished
 from hydro_rasda.processes.child_count import usable_children
-from hydro_rasda.run.events import RungDecided, TrialConfigured
+from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import Run, failure_line, metric_lines
-from hydro_rasda.schedulers import Bracket, Continue, Move, Stop, SuccessiveHalving, SweepRule, SweepState, rank
+from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule, rank
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
     checked_epochs,
@@ -32,10 +32,10 @@ from hydro_rasda.schedulers.sweep_rule import (
     plain_move,
 )
 from hydro_rasda.search import Search
-from hydro_rasda.secret_masking import hide
-from hydro_rasda.space import derived
+from hydro_rasda.space import derived, explored
 from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.choose_finalists import finalists_in_time, finalists_of_rule
+from hydro_rasda.stages.copies import cannot_grow, make_copies
 from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.run_plan import SURROGATES, RunPlan
@@ -48,7 +48,7 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
     """Try configurations on their surrogates, until a rule lets none of them go on.
 
     Args:
-        rule: Decides who goes on; None halves at each milestone, until the `top_k` best are left.
+        rule: Decides who goes on; None: the one that the run's settings name.
 
     Returns:
         The finalists' numbers, best first; at most `top_k`.
@@ -57,20 +57,20 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
         AllTrialsFailed: where no trial has a finite metric.
         ValueError: where the rule decides what cannot be done.
     """
-    under_way = _Sweep(run, search, devices, rule or halving(run))
+    under_way = _Sweep(run, search, devices, rule or _named(run))
     with run.store.sweeping():
         finalists = under_way.finalists()
+    under_way.tell_of_last_values()
     run.end_stage()
     return finalists
 
 
-def halving(run: Run) -> SweepRule:
-    """Successive halving, as the run's settings say."""
-    settings = run.settings
-    return Bracket(
-        SuccessiveHalving(
-            settings.sweep_milestones, settings.sweep.reduction_factor, settings.mode, keep_at_least=settings.race.top_k
-        )
+def _named(run: Run) -> SweepRule:
+    settings, asked = run.settings, run.settings.sweep
+    assert isinstance(asked.rule, str)
+    changed = explored(run.space) if asked.rule == "pbt" else {}
+    return named_rule(
+        asked.rule, settings.sweep_milestones, asked.reduction_factor, settings.mode, settings.race.top_k, changed
     )
 
 
@@ -86,6 +86,7 @@ class _Sweep:
         self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
         self._candidates: deque[Trial] = deque()
         self._unread: Unread = {}
+        self._changed: dict[str, None] = {}
         self._read: set[str] = set()
         self._children = usable_children(run.problem)
         self._done = 0
@@ -94,6 +95,12 @@ class _Sweep:
         # Groups of an earlier process, and of this one, that have not come in yet; in the order of their ends.
         self._recorded = deque(key for key in run.store.units() if "/group-" in key)
         self._finished: deque[str] = deque()
+
+    def tell_of_last_values(self) -> None:
+        """Tell the user, after population based training, that full size does not follow its schedule."""
+        if self._changed:
+            told = f"finalists go on with their last values of {', '.join(self._changed)}"
+            self._run.say(f"{told}: `best_schedule` has the earlier ones")
 
     def finalists(self) -> list[int]:
         self._show()
@@ -195,8 +202,9 @@ class _Sweep:
         """The scores at the first milestone, and which it is, once all trials have come to it."""
         state = self._state
         first = min(state.scores, default=0)
-        over = first and not state.left and len(state.scores[first]) == len(state.trials)
-        return (dict(state.scores[first]), first) if over else None
+        if not first or state.left or any(trial.epoch < first for trial in state.trials.values()):
+            return None
+        return {number: trial.curve.get(first, math.nan) for number, trial in state.trials.items()}, first
 
     def _carry_out(self, moves: Mapping[int, Move], recalled: bool) -> None:
         state, run = self._state, self._run
@@ -206,35 +214,16 @@ class _Sweep:
             self._search.close(number, run.epochs("surrogate", number), state.trials[number].score)
             state.drop(number)
         going_on = {number: move for number, move in moves.items() if isinstance(move, Continue)}
-        self._copy({number: move for number, move in going_on.items() if move.copy_of is not None}, recalled)
+        copies = {number: move for number, move in going_on.items() if move.copy_of is not None}
+        self._changed |= {key: None for move in copies.values() for key in move.changes}
+        make_copies(run, state, self._search, self._dispatcher, copies, recalled)
         run.forget(dropped)
         for number, move in going_on.items():
-            state.go_on(number, move.to, run.trials[number].config)
+            state.go_on(number, move.to, run.trials[number].config, is_copy=move.copy_of is not None)
             if not self._has_arrived(number):
                 self._dispatcher.add(number, move.to)
         for stop in stood:
             self._tell(stop, recalled)
-
-    def _copy(self, copies: Mapping[int, Continue], recalled: bool) -> None:
-        """Have trials go on with other ones' weights and configurations, as these were before any of them copied."""
-        run, dispatcher, trials = self._run, self._dispatcher, dict(self._run.trials)
-        of = {number: move.copy_of for number, move in copies.items() if move.copy_of is not None}
-        for number in {*of, *of.values()}:
-            if run.epochs("surrogate", number) > self._state.trials[number].epoch:
-                raise _cannot_grow(number)
-        sources = {number: run.sources[copied] for number, copied in of.items()}
-        kinds = {number: dispatcher.kinds[copied] for number, copied in of.items()}
-        for number, copied in of.items():
-            self._search.close(number, run.epochs("surrogate", number), self._state.trials[number].score)
-            run.trials[number] = Trial(number, {**trials[copied].config, **copies[number].changes})
-            run.unread[number] = run.unread.get(copied, frozenset())
-            config = hide(run.trials[number].config, run.hidden)
-            run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
-        before = {number: run.sources[number] for number in of if number in run.sources}
-        run.sources |= sources
-        run.store.discard(set(before.values()) - set(run.sources.values()))
-        dispatcher.kinds |= kinds
-        dispatcher.copies |= of
 
     def _tell(self, stop: int, recalled: bool) -> None:
         """Tell the user how many go on from a milestone, once, when nobody is on the way to it any more."""
@@ -301,7 +290,7 @@ class _Sweep:
         for number in members:
             copied = self._dispatcher.copies.pop(number, None)
             if copies.get(str(number)) != copied:
-                raise _cannot_grow(number)
+                raise cannot_grow(number)
         failed = {line["trial"] for line in unit.lines if line["event"] == "failed"}
         self._run.go_on_from(key, members, failed)
 
@@ -322,15 +311,10 @@ class _Sweep:
         What it trained further than it was let go on, when there were fewer samples, the rule does not see.
         """
         run, standing = self._run, self._state.training.get(number)
-        if standing is None or standing.goal is None or not run.passed("surrogate", number, standing.goal):
+        if standing is None or standing.goal is None or number in self._dispatcher.copies:
+            return False
+        if not run.passed("surrogate", number, standing.goal):
             return False
         epochs = range(standing.epoch + 1, standing.goal + 1)
         self._state.come(number, {epoch: run.score_at("surrogate", number, epoch) for epoch in epochs})
         return True
-
-
-def _cannot_grow(number: int) -> ValueError:
-    return ValueError(
-        f"`num_samples` is more than the run had, but what its trial {number} has trained since then does not count "
-        "among more: its sweep rule copies weights; begin another run, under a new `name`"
-    )

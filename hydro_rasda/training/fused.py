@@ -187,10 +187,9 @@ def _resume(
             continue
         learner = _start(problem, trials, kept)
         positions = [part["members"].index(copies.get(number, number)) for number in kept]
-        if not copies.keys().isdisjoint(kept):
-            learner.load_copies(part["state"], positions)
-        else:
-            learner.load(part["state"], positions if len(kept) < len(part["members"]) else None)
+        copied = not copies.keys().isdisjoint(kept)
+        some = copied or len(kept) < len(part["members"])
+        learner.load(part["state"], positions if some else None, hyperparameters=not copied)
         order += kept
         together = together or (len(part["members"]) > 1 and "written" in part["state"])
         if merged is None:

@@ -117,20 +117,19 @@ class FusedLearner:
         written = sorted(self.fused.written)
         return {"model": self.fused.state_dict(), "optimizer": self.optimizer.state_dict(), "written": written, **scale}
 
-    def load(self, state: Mapping[str, Any], positions: Sequence[int] | None = None) -> None:
-        """Go on from what `state` gave: from its members at these positions, by default from all of them."""
+    def load(
+        self, state: Mapping[str, Any], positions: Sequence[int] | None = None, hyperparameters: bool = True
+    ) -> None:
+        """Go on from what `state` gave: from its members at these positions, by default from all of them.
+
+        Without `hyperparameters`, members go on with those that this learner was made with.
+        """
         self.fused.load_state_dict(state["model"], members=positions)
         self.fused.written |= frozenset(state.get("written", ()))
-        self.optimizer.load_state_dict(state["optimizer"], members=positions)
+        self.optimizer.load_state_dict(state["optimizer"], members=positions, hyperparameters=hyperparameters)
         if self._scale is not None:
             self._scale.load_state_dict(state["loss_scale"], members=positions)
         self._scheduled = None
-
-    def load_copies(self, state: Mapping[str, Any], positions: Sequence[int]) -> None:
-        """Go on from what other members gave, with the hyperparameters that this learner was made with."""
-        own = {name: self.optimizer.state_dict()[name] for name in ("members", "lr_multipliers")}
-        self.load(state, positions)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), **own})
 
     def member_state(self, position: int) -> State:
         """One member's weights, buffers and optimizer state, as `SingleLearner` loads them."""

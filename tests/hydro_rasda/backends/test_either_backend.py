@@ -17,6 +17,7 @@ from hydro_rasda.run.full_size_stage import targets_over
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
+from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.simulator import read_past_run
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.training.full_size import train_full_size_trial
@@ -75,6 +76,23 @@ def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp
         (t.status, t.epochs, t.metric, t.chance) for t in here.trials
     ]
     assert all(torch.equal(weights(there)[name], value) for name, value in weights(here).items())
+
+
+@pytest.mark.parametrize(
+    "rule", ["hyperband", *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES if rule != "hyperband")]
+)
+def test_a_rule_by_name_sweeps_on_either_backend(quick: Quick, tmp_path: Path, rule: str) -> None:
+    """Begun on Ray, in the middle of its sweep it goes on here; over, it is found again there."""
+    asked: dict[str, Any] = {"num_samples": 6, "max_t": 8, "race": {"max_workers": 1}, "space": RACE["space"]}
+    asked["sweep"] = SweepConfig(reduction_factor=2, fusion=2, rule=rule)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        quick(**asked, backend=THERE, callbacks=[LeavesAfter(tmp_path / "run", "/group-", 4)])
+    found = quick(**asked, backend=HERE)
+    assert max(trial.surrogate_epochs for trial in found.trials) == 4
+    over = units(tmp_path / "run")
+    again = quick(**asked, backend=THERE)
+    assert units(tmp_path / "run") == over
+    assert (again.best_trial, again.best_metric) == (found.best_trial, found.best_metric)
 
 
 class LeavesAfter:

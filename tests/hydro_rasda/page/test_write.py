@@ -129,6 +129,7 @@ def test_the_call_has_the_parts_of_today(sorts: Sorts) -> None:
     assert "    race=RaceConfig(top_k=3, keep='last', workers=2, train=train),\n" in told
     assert "    metrics=metrics,\n" in told
     ast.parse(told)
+    assert "    sweep=SweepConfig(surrogate=0.5, fusion=8, rule='median'," in call_of(asked | {"sweep_rule": "median"})
 
 
 @pytest.mark.parametrize(

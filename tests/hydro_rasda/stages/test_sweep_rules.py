@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,9 +20,11 @@ from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.result import AllTrialsFailed
+from hydro_rasda.run.spec import read_asked
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import Continue, Stop, SweepRule, SweepState
+from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.stages.sweep import sweep
 from tests.hydro_rasda.models import mlp
 from tests.hydro_rasda.stages.test_sweep import FINALS, Curves, Given, X, Y, again, configs, epochs
@@ -139,6 +142,71 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run.store.close()
 
 
+def by_name(run: Run, rule: Any) -> Run:
+    """The same run, or its next process, by a rule that its settings name."""
+    return replace(again(run, max_t=27, sweep=replace(run.settings.sweep, rule=rule)), space=SPACE)
+
+
+EPOCHS = {
+    "halving": {1: 18, 3: 6, 9: 3},
+    "hyperband": {1: 10, 3: 9, 9: 8},
+    "median": {},
+    "none": {9: 27},
+    "pbt": {9: 27},
+}
+"""By rule, how many of 27 trials train for how long; of "median" that depends on when each comes."""
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_by_name_ends_at_the_last_rung_with_the_best(run: Run, rule: str, devices: int) -> None:
+    named = by_name(run, rule)
+    found = sweep(named, Given([configs(FINALS)]), Curves(named, devices))
+    assert found[0] == 0
+    # Trial 4 may be in a bracket with trial 0, or be overtaken by copies of it.
+    assert rule in ("hyperband", "pbt") or found == [0, 4]
+    trained = Counter(lengths(named).values())
+    assert max(trained) == 9
+    if devices == 1 and EPOCHS[rule]:
+        assert trained == EPOCHS[rule]
+
+
+@pytest.mark.parametrize("after", [1, 6])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_by_name_decides_alike_after_a_kill(run: Run, rule: str, after: int, tmp_path: Path) -> None:
+    def decided(of: Run) -> dict[str, Any]:
+        return {key: unit.value for key, unit in of.store.units().items()}
+
+    def other(name: str) -> Run:
+        return by_name(Run(run.problem, Store.open(tmp_path / name, {}, "auto")), rule)
+
+    def played(of: Run) -> list[int]:
+        return sweep(of, Given([configs(FINALS)]), Curves(of))
+
+    whole, broken = other("whole"), other("broken")
+    expected = played(whole)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(broken, Given([configs(FINALS)]), Stopped(broken, after, devices=1))
+    resumed = replace(again(broken), space=SPACE)
+    assert played(resumed) == expected
+    assert epochs(resumed) == epochs(whole)
+    assert decided(resumed) == decided(whole)
+    for store in (whole.store, resumed.store):
+        store.close()
+
+
+def test_all_brackets_of_hyperband_tell_whether_the_first_rung_differs_from_chance(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "hydro_rasda.stages.sweep.warn_of_chance", lambda run, scores, epoch: told.append((len(scores), epoch))
+    )
+    named = by_name(run, "hyperband")
+    sweep(named, Given([configs(FINALS)]), Curves(named))
+    assert told == [(27, 1)]
+
+
 def lengths(run: Run) -> dict[int, int]:
     return {number: len(trained) for number, trained in epochs(run).items()}
 
@@ -180,8 +248,8 @@ def test_a_rule_can_wait_and_takes_in_as_many_as_it_likes(run: Run) -> None:
 class Stopped(Curves):
     """The process ends after so many groups."""
 
-    def __init__(self, run: Run, after: int) -> None:
-        super().__init__(run, devices=2, last_first=True)
+    def __init__(self, run: Run, after: int, devices: int = 2) -> None:
+        super().__init__(run, devices, last_first=True)
         self.after = after
 
     def finished(self) -> Any:
@@ -286,14 +354,29 @@ def test_tune_sweeps_by_a_rule_of_ones_own(quick: Callable[..., TuneResult]) -> 
     assert trained[-1] == 4
     again = quick(sweep=SweepConfig(rule=MedianStopping()))
     assert again.best_config == result.best_config
-    with pytest.raises(RunExists, match=r"sweep\.rule was 'MedianStopping', now None"):
+    with pytest.raises(RunExists, match=r"sweep\.rule was 'MedianStopping', now 'halving'"):
         quick()
     quick(sweep=SweepConfig(rule=Population(0.5)), name="population")
     with pytest.raises(RunExists, match=r"`sweep\.rule` has other values"):
         quick(sweep=SweepConfig(rule=Population(2.0)), name="population")
 
 
-def test_a_rule_is_an_object(quick: Callable[..., TuneResult]) -> None:
-    for odd in (MedianStopping, "median"):
-        with pytest.raises(ValueError, match=r"`sweep.rule` is .*, but must be None or an object of a subclass of"):
-            quick(sweep={"rule": odd})
+@pytest.mark.parametrize("rule", RULES)
+def test_tune_sweeps_by_a_rule_of_this_name(quick: Callable[..., TuneResult], rule: Any, tmp_path: Path) -> None:
+    result = quick(sweep={"rule": rule}, num_samples=6)
+    assert math.isfinite(result.best_metric)
+    assert read_asked(tmp_path / "run")["sweep_rule"] == (None if rule == "halving" else rule)
+    again = quick(sweep={"rule": rule}, num_samples=6)
+    assert again.best_config == result.best_config
+    other = "none" if rule != "none" else "halving"
+    with pytest.raises(RunExists, match=rf"sweep\.rule was '{rule}', now '{other}'"):
+        quick(sweep={"rule": other}, num_samples=6)
+
+
+def test_a_rule_is_a_name_or_an_object() -> None:
+    known = "one of .'halving', 'hyperband', 'median', 'none', 'pbt'., or an object of a subclass of"
+    for odd in (MedianStopping, "asha", None, ["median"]):
+        with pytest.raises(ValueError, match=rf"`sweep\.rule` is .*, but must be {known}"):
+            SweepConfig(rule=odd)  # type: ignore[arg-type]
+    assert repr(SweepConfig()) == "SweepConfig()"
+    assert repr(SweepConfig(rule="hyperband")) == "SweepConfig(rule='hyperband')"

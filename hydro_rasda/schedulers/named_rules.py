@@ -1,0 +1,56 @@
+"""The rules of a sweep that have names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from hydro_rasda.schedulers.bracket import Bracket
+from hydro_rasda.schedulers.halving import SuccessiveHalving
+from hydro_rasda.schedulers.hyperband import Hyperband
+from hydro_rasda.schedulers.median_stopping import MedianStopping
+from hydro_rasda.schedulers.no_stopping import NoStopping
+from hydro_rasda.schedulers.population import Explored, PopulationBasedTraining
+from hydro_rasda.schedulers.ranking import Mode
+from hydro_rasda.schedulers.sweep_rule import SweepRule
+
+RuleName = Literal["halving", "hyperband", "median", "none", "pbt"]
+RULES: tuple[str, ...] = get_args(RuleName)
+HALVING: RuleName = "halving"
+"""The default. A `run.json` of an earlier version has no name for it, so that none has."""
+
+
+def named_rule(
+    name: RuleName,
+    stops: Sequence[int],
+    reduction_factor: int,
+    mode: Mode,
+    top_k: int,
+    explored: Explored = MappingProxyType({}),
+) -> SweepRule:
+    """Make the rule of this name.
+
+    Args:
+        name: One of `RULES`.
+        stops: Epochs at which a sweep may drop trials; it ends at the last one.
+        reduction_factor: Of successive halving, also within Hyperband.
+        mode: Of the scores.
+        top_k: Finalists that are wanted.
+        explored: What population based training changes.
+
+    Raises:
+        ValueError: for "pbt" where nothing is explored.
+
+    >>> named_rule("median", (2, 6, 18), 3, "min", 4)
+    MedianStopping(last=18, grace_period=2, min_trials=3)
+    """
+    if name == "median":
+        return MedianStopping(stops[-1], stops[0])
+    if name == "pbt":
+        return PopulationBasedTraining(explored, stops[-1], stops[0])
+    if name == "none":
+        return NoStopping(stops[-1])
+    if name == "hyperband":
+        return Hyperband(SuccessiveHalving(stops, reduction_factor, mode))
+    return Bracket(SuccessiveHalving(stops, reduction_factor, mode, keep_at_least=top_k))

@@ -1,0 +1,182 @@
+"""Population based training in the sweep: copies of sound trials, also by who diverged or failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import Event, Finished, GroupTask, History
+from hydro_rasda.data import make_batches
+from hydro_rasda.objective import supervised
+from hydro_rasda.problem import Problem
+from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of
+from hydro_rasda.run.events import RungDecided
+from hydro_rasda.run.messages import read_messages
+from hydro_rasda.run.state import Run
+from hydro_rasda.run.store import Store
+from hydro_rasda.schedulers import PopulationBasedTraining, Range
+from hydro_rasda.stages.sweep import sweep
+from tests.hydro_rasda.models import Config, mlp
+from tests.hydro_rasda.stages.test_sweep import Curves, Given, X, Y, again, epochs
+
+FINALS = (4.0, 3.0, 2.0, 1.0, math.nan, 5.0, 6.0, 7.0)
+FAILED = 7
+"""The trial of this number raises in its first epochs; the fifth diverges."""
+
+
+class Fails(Curves):
+    """Trains as `Curves`, but for one trial's first group, which raises."""
+
+    def finished(self) -> list[Finished]:
+        (done,) = super().finished()
+        if done.task.span.start == 0 and FAILED in done.task.members:
+            done.outcome.failures[FAILED] = "it raised"
+            done.outcome.history[FAILED] = []
+        return [done]
+
+    def _history(self, task: GroupTask, number: int, stop: int) -> History:
+        history = super()._history(task, number, stop)
+        if any(math.isfinite(metrics["val_loss"]) for _, metrics in history):
+            return history
+        return [(epoch, {**metrics, "train_loss": math.nan}) for epoch, metrics in history]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    cpu = torch.device("cpu")
+    data = make_batches((X, Y), "data", cpu, 0)
+    asked = SweepConfig(surrogate=0.5, fusion=4, grace_period=3)
+    settings = TuneConfig(sweep=asked, num_samples=8, max_t=27, race=RaceConfig(top_k=2))
+    run = Run(Problem(mlp, supervised(), data, data, settings, cpu), Store.open(tmp_path / "run", {}, "auto"))
+    yield run
+    run.store.close()
+
+
+def configs() -> list[dict[str, Any]]:
+    return [{"lr": 0.1 * 2**-i, "final": final, "batch_size": (2, 4)[i % 2]} for i, final in enumerate(FINALS)]
+
+
+def rule(**changes: Any) -> PopulationBasedTraining:
+    arguments = {"explored": {"lr": Range(1e-4, 1.0, log=True)}, "last": 9, "interval": 3}
+    return PopulationBasedTraining(**{**arguments, **changes})
+
+
+def by_size(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """A float decides about its structure."""
+    width = int(config["size"] * width_ratio)
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_who_diverged_or_raised_goes_on_as_a_copy(run: Run, devices: int) -> None:
+    backend = Fails(run, devices)
+    best, _ = sweep(run, Given([configs()]), backend, rule())
+    assert lineages(run.store.path, dict.fromkeys(range(8), 9))[best][0].trial == 3
+    assert not run.failures
+    assert {number: of[-1] for number, of in epochs(run).items()} == dict.fromkeys(range(8), 9)
+    assert epochs(run)[FAILED] == [4, 5, 6, 7, 8, 9]
+    copies = {number: source for task in backend.tasks for number, source in task.copies.items() if task.span.stop == 6}
+    assert copies.keys() == {4, 5, 6, 7}
+    assert {*copies.values()} <= {2, 3}
+    for number, source in copies.items():
+        assert run.trials[number].config["batch_size"] == configs()[source]["batch_size"]
+    found = lineages(run.store.path, dict.fromkeys(range(8), 9))
+    assert [(a.trial, a.start, a.stop) for a in found[3]] == [(3, 0, 9)]
+    assert [(a.trial, a.start, a.stop) for a in found[FAILED]][-1][0] == FAILED
+    for number, of in found.items():
+        assert of[-1].config == run.trials[number].config
+        assert [a.start for a in of][1:] == [a.stop for a in of][:-1]
+        assert (of[0].start, of[-1].stop) == (0, 9)
+    assert any("finalists go on with their last values of lr" in message for message in told(run))
+
+
+def told(run: Run) -> list[str]:
+    return [message.text for message in read_messages(run.store.path)]
+
+
+def test_a_resumed_population_decides_as_the_unbroken_one(run: Run, tmp_path: Path) -> None:
+    expected = sweep(run, Given([configs()]), Fails(run), rule())
+    whole = {key: (unit.value, unit.lines) for key, unit in run.store.units().items()}
+    for after in range(1, sum("/group-" in key for key in whole)):
+        broken = Run(run.problem, Store.open(tmp_path / str(after), {}, "auto"))
+
+        class Ends(Fails):
+            def finished(self) -> list[Finished]:
+                if sum("/group-" in key for key in self.run.store.units()) >= after:  # noqa: B023
+                    raise KeyboardInterrupt
+                return super().finished()
+
+        with pytest.raises(KeyboardInterrupt):
+            sweep(broken, Given([configs()]), Ends(broken), rule())
+        resumed = again(broken)
+        assert sweep(resumed, Given([configs()]), Fails(resumed), rule()) == expected
+        assert {key: (unit.value, unit.lines) for key, unit in resumed.store.units().items()} == whole
+        assert not resumed.failures
+        resumed.store.close()
+
+
+def test_a_key_that_makes_another_structure_is_refused(run: Run) -> None:
+    sized = [{**config, "size": 8.0 * (i + 1)} for i, config in enumerate(configs())]
+    other = replace(run, problem=replace(run.problem, model_fn=by_size))
+    with pytest.raises(ValueError, match=r"changes `size` of trial .* leave it out of what the rule explores"):
+        sweep(other, Given([sized]), Curves(other), rule(explored={"size": Range(1.0, 99.0)}))
+
+
+SPACE: Mapping[str, Any] = {
+    "lr": loguniform(1e-3, 0.3),
+    "optimizer": choice(["sgd", "adamw"]),
+    "dropout": uniform(0.0, 0.5),
+    "batch_size": 64,
+}
+PBT: dict[str, Any] = {"space": SPACE, "num_samples": 8, "max_t": 9, "sweep": {"rule": "pbt", "fusion": 4}}
+
+
+@pytest.mark.usefixtures("one_process")
+def test_tune_trains_a_population_and_tells_its_lineages(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
+    """Interrupted in the sweep, it ends as an unbroken run does."""
+    whole = quick(**PBT, name="whole")
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, RungDecided) and event.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(**PBT, callbacks=[interrupt])
+    found = quick(**PBT)
+    assert [(t.config, t.history) for t in found.trials] == [(t.config, t.history) for t in whole.trials]
+    assert {trial.surrogate_epochs for trial in found.trials} == {4}
+    copied = [trial.trial for trial in found.trials if len(found.lineage(trial.trial)) > 1]
+    assert len(copied) >= 2
+    for number in copied:
+        *_, parent, last = found.lineage(number)
+        assert last.config == found.trials[number].config
+        assert {key for key in last.config if last.config[key] != parent.config[key]} <= {"lr", "dropout"}
+        assert 0.0 <= last.config["dropout"] <= 0.5
+    assert found.best_schedule == schedule_of(found.lineage(found.best_trial))
+    assert load(found.path).best_schedule == found.best_schedule
+    with pytest.raises(ValueError, match="`trial` is 99, but must be a trial of the run"):
+        found.lineage(99)
+    assert sum("finalists go on with their last values" in message.text for message in whole.messages) == 1
+
+
+def test_a_space_without_floats_is_refused_before_any_work(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
+    fixed = {"lr": 0.1, "activation": choice(["relu", "tanh"]), "batch_size": choice([32, 64])}
+    with pytest.raises(ValueError, match=r"`space` is .*, but must be one with a float that population based training"):
+        quick(space=fixed, sweep={"rule": "pbt"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_schedule_has_the_keys_that_changed() -> None:
+    configs = [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.08, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9}]
+    ancestors = [Ancestor(k, 3 * k, 3 * k + 3, config) for k, config in enumerate(configs)]
+    assert schedule_of(ancestors) == {"lr": [(0.0, 0.1), (pytest.approx(1 / 3), 0.08), (pytest.approx(2 / 3), 0.1)]}
+    assert schedule_of(ancestors[:1]) == {}
