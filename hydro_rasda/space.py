@@ -188,7 +188,7 @@ def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
     Left out are keys of schedules; and, where a function makes an optimizer, its keys but for `lr`.
 
     Raises:
-        ValueError: where nothing is left.
+        ValueError: if nothing is left.
     """
     optimizers = _reached("optimizer", space)
     named = "optimizer" not in reachable(space) or (bool(optimizers) and all(isinstance(of, str) for of in optimizers))
@@ -207,7 +207,7 @@ def explored(space: Mapping[str, Any]) -> dict[str, Range | tuple[float, ...]]:
 
 
 def _range(domain: Any) -> Range | tuple[float, ...] | None:
-    """What a domain of floats holds; None for any other, and for floats that are rounded."""
+    """Return the values of a domain of floats; None for any other, and for floats that are rounded."""
     if is_a(domain, "Categorical"):
         floats = [plain(value) for value in domain.categories]
         return tuple(sorted(floats)) if all(isinstance(value, float) for value in floats) else None
