@@ -134,7 +134,7 @@ def imap_forked(
 
 
 def _answer(connection: Connection, pid: int, kind: str, content: Any) -> Any:
-    """What a child returned with its last message, once it has ended."""
+    """Return the result in a child's last message, once the child has ended."""
     connection.close()
     _, status = os.waitpid(pid, 0)
     if kind == "damage":
