@@ -1,4 +1,4 @@
-"""Whether data are those of a run: a digest of their content, of which very large ones are sampled."""
+"""A digest of the content of a run's data, by which a later call knows them again; large data are sampled."""
 
 from __future__ import annotations
 

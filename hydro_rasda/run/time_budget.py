@@ -1,4 +1,4 @@
-"""How a run's time budget is shared between its stages."""
+"""A run's time budget, shared between its stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from hydro_rasda.run.events import Stage
 
 SWEEP_SHARE = 0.5
-"""Of a time budget, what the sweep may spend; the rest trains the finalists."""
+"""Share of a time budget that the sweep may spend; the rest trains the finalists."""
 
 
 def seconds_left(budget: float | None, stage: Stage, seconds: float, swept: float) -> float:

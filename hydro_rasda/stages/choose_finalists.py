@@ -1,4 +1,4 @@
-"""Which trials of the sweep train at full size: those that its rule names, or the best so far where time runs out."""
+"""The sweep's choice of finalists: the trials that its rule names, or the best so far if the time runs out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step is of K models that train as one. `learners.SingleLearner` is the other learner."""
+"""The learner of K models that train as one; `learners.SingleLearner` is the other learner."""
 
 from __future__ import annotations
 

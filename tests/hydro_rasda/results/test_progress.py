@@ -57,7 +57,7 @@ def test_the_best_score_told_is_that_of_the_epoch_that_is_kept(
 def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     capsys: pytest.CaptureFixture[str], quick: Callable[..., TuneResult]
 ) -> None:
-    space = {"lr": loguniform(1e-3, 0.3), "optimizer": "adamw", "momentum": uniform(0.1, 0.9)}
+    space = {"lr": loguniform(1e-3, 0.3), "optimizer": "adamw", "momentum": uniform(0.1, 0.9), "schedule": "linear"}
     with pytest.warns(UserWarning, match="nor the library reads `momentum`"):
         result = quick(progress=True, space=space, num_samples=4, max_t=2, sweep={"fusion": "auto"})
     shown = capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     assert lines[3] == "First, surrogates of 1/2 of the width train for 4 epochs in all."
     assert lines[4].startswith("Then the best 2 train at full size, for at most 3 epochs in all. The run takes about ")
     used = result.trials[result.best_trial].used
-    assert [*used] == ["lr", "optimizer"]
+    assert [*used] == ["lr", "optimizer", "schedule"]
     settings = " ".join(f"{name}={show(value)}" for name, value in used.items())
     best, score, cost, following = lines[-4:]
     assert best == f"Best configuration (trial {result.best_trial}): {settings}"
