@@ -99,13 +99,13 @@ def tune(
         metrics: `metrics(outputs, targets) -> {"auc": ..., ...}`, of the whole validation set at once: [N, ...] each,
             on the CPU, after each epoch and for each trial by itself. An `objective` then returns the two as "outputs"
             and "targets", examples first, too.
-        metric: What trials are compared by: "val_" or "train_" and a key of the objective's dict; or "val_" and a name
-            that `metrics` returns.
+        metric: The metric by which trials are compared: "val_" or "train_" and a key of the objective's dict; or "val_"
+            and a name that `metrics` returns.
         mode: "min" or "max".
         num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
             run: the first are the same, and rungs are decided anew over all.
         max_t: Epochs of a full training.
-        full_trainings: Budget of the full-size stage, in trainings of `max_t` epochs: at each milestone, as many
+        full_trainings: Budget of the full-size stage, in trainings of `max_t` epochs. At each milestone, as many
             finalists go on as can train to the end for it, and at least half of them. While no finalist is better than
             a constant prediction, none is stopped.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. The same call with
@@ -123,13 +123,13 @@ def tune(
             in float32.
         storage_path: Folder of runs.
         name: Folder of this run below it; None makes one from the time.
-        resume: What to do if there is a run of this name. "auto" goes on with it, if settings, code and data are the
+        resume: The way to treat a run of this name. "auto" goes on with it, if settings, code and data are the
             same; backend and limits on the cost may differ, and `num_samples` may grow. "changed" goes on also with
             other code or data, and what was trained counts. With another `loss_fn`, `objective`, `metrics` or
             `val_data`, scores do not compare: it keeps the old run as `NAME/before-1` and trains all anew. "never"
             refuses; "must" refuses to start anew.
         seed: Determines configurations, initial weights, shuffles and dropout.
-        progress: Whether to print.
+        progress: True to print.
         callbacks: Told what happens, while it happens (`hydro_rasda.contracts.Event`): functions of an event, or
             objects with a method `on_event`. They are no part of a run's identity. One that raises is named in a
             warning and left out.
@@ -140,8 +140,8 @@ def tune(
     Raises:
         ValueError: for bad input, before any training; it names the argument, its value and the rule.
         TypeError: for arguments of earlier versions; it shows the new spelling.
-        RunExists: where `name` is taken by another run, saying how it differs; nothing of it is changed.
-        AllTrialsFailed: where no trial has a finite metric.
+        RunExists: if `name` is taken by another run, saying how it differs; nothing of it is changed.
+        AllTrialsFailed: if no trial has a finite metric.
         KeyboardInterrupt: on Ctrl-C; the same call goes on from the last finished unit of work.
     """
     settings = TuneConfig(
@@ -208,7 +208,7 @@ def _never_ending_well() -> Iterator[None]:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-        raise RuntimeError(f"what `tune` called would have ended the script with success: {end!r}") from end
+        raise RuntimeError(f"code that `tune` called would have ended the script with success: {end!r}") from end
 
 
 def _run(

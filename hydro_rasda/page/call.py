@@ -42,7 +42,7 @@ def call_of(asked: Mapping[str, Any]) -> str:
 
 
 def _changed(given: Mapping[str, Any], defaults: object) -> list[str]:
-    """What is not the default; the first arguments of any run are always said."""
+    """Arguments that are not the default; the first arguments of any run are always said."""
     said = ("metric", "mode", "num_samples", "max_t", "seed")
     changed = {name: value for name, value in given.items() if name in said or value != getattr(defaults, name)}
     return [f"{name}={value!r}" for name, value in changed.items()]

@@ -1,4 +1,4 @@
-"""What a page says besides its figures: the answer and how sure it is, what it cost, what failed."""
+"""Texts of a page besides its figures: the answer and how sure it is, its cost, its failures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def counts(record: RunRecord) -> str:
 
 
 def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
-    """What the run cost in time and in full trainings, and what its surrogates spared."""
+    """Say the cost of the run in time and in full trainings, and how much its surrogates spared."""
     cost = record.cost
     facts = {
         "wall time": duration(cost.seconds),
@@ -103,7 +103,7 @@ def failures(record: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def environment(asked: Mapping[str, Any], units: Mapping[str, Any]) -> Facts:
-    """Where the run was made, with which versions, and on what."""
+    """Say on which machine, with which versions and on which devices the run was made."""
     facts = {name: _words(value) for name, value in asked.get("environment", {}).items()}
     facts.setdefault("python", asked.get("python", ""))
     machines = dict.fromkeys(key.partition(" on ")[2] for key in units if key.startswith(_MACHINE))

@@ -36,9 +36,9 @@ class Figure:
 
     Attributes:
         name: Its element's.
-        json: What Plotly draws, safe within a script.
+        json: Data for Plotly, safe within a script.
         height: Pixels.
-        wide: Whether it is read only on a wide screen; a narrow one scrolls it.
+        wide: True if it is read only on a wide screen; a narrow one scrolls it.
         note: Why there is nothing to show; then nothing is drawn.
     """
 
@@ -67,7 +67,7 @@ def write_page(record: RunRecord, path: Path) -> Path:
     """Write a run as one page, which needs nothing else, neither files nor a network.
 
     Raises:
-        ImportError: where what draws it is not there; it says what to install.
+        ImportError: if the packages that draw it are not there; it says what to install.
     """
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def page(record: RunRecord, live: bool = False) -> str:
     """The page's HTML.
 
     Args:
-        live: Whether the dashboard serves it: it then loads Plotly from there, and follows the run.
+        live: True if the dashboard serves it: it then loads Plotly from there, and follows the run.
     """
     template, record = _template("template.html"), record.shown()
     own = {"style": _own("style.css"), "script": _own("page.js") + (_own("live.js") if live else "")}
@@ -132,7 +132,7 @@ def _template(name: str) -> Any:
 
 
 def sections(record: RunRecord) -> Iterator[Section]:
-    """What the page says, from top to bottom."""
+    """Yield the sections of the page, from top to bottom."""
     asked, units = _asked(record), journal_of(record)
     best = words.configuration(record)
     yield Section("Answer", words.answer(record), best, table=_table(record))
