@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, uniform
+from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Event, Finished, GroupTask, History
 from hydro_rasda.data import make_batches
@@ -24,6 +24,7 @@ from hydro_rasda.run.messages import read_messages
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import PopulationBasedTraining, Range
+from hydro_rasda.space import explored
 from hydro_rasda.stages.sweep import sweep
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.stages.test_sweep import Curves, Given, X, Y, again, epochs
@@ -180,3 +181,26 @@ def test_a_schedule_has_the_keys_that_changed() -> None:
     ancestors = [Ancestor(k, 3 * k, 3 * k + 3, config) for k, config in enumerate(configs)]
     assert schedule_of(ancestors) == {"lr": [(0.0, 0.1), (pytest.approx(1 / 3), 0.08), (pytest.approx(2 / 3), 0.1)]}
     assert schedule_of(ancestors[:1]) == {}
+
+
+def test_a_population_explores_ranges_and_lists_of_floats() -> None:
+    space = {
+        "lr": loguniform(1e-3, 0.3),
+        "lr.head": loguniform(1e-3, 0.3),
+        "momentum": choice([0.9, 0.5]),
+        "dropout": uniform(0.0, 0.5),
+        "decay_start": uniform(0.0, 0.9),
+        "batch_size": choice([32, 64]),
+        "rounded": quniform(0.0, 1.0, 0.1),
+        "nested": {"slope": uniform(0.0, 1.0)},
+        "constant": 0.5,
+    }
+    found = explored(space)
+    assert found.keys() == {"lr", "lr.head", "momentum", "dropout"}
+    assert found["momentum"] == (0.5, 0.9)
+    assert found["lr"] == Range(1e-3, math.nextafter(0.3, 0.0), log=True)
+    assert explored({**space, "optimizer": choice(["sgd", "rmsprop"])}).keys() == found.keys()
+    of_a_function = explored({**space, "optimizer": lambda params, lr: torch.optim.SGD(params, lr)})
+    assert of_a_function.keys() == {"lr", "lr.head", "dropout"}
+    branches = {"by": choice([{"lr": loguniform(1e-3, 0.3)}, {"lr": loguniform(1e-3, 0.3), "p": uniform(0.0, 1.0)}])}
+    assert explored(branches).keys() == {"lr", "p"}
