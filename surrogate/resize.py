@@ -50,7 +50,9 @@ def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
 
 
 def _like(parameter: Tensor, shape: Shape) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().new_empty(shape), requires_grad=parameter.requires_grad)
+    narrow = nn.Parameter(parameter.detach().new_empty(shape), requires_grad=parameter.requires_grad)
+    vars(narrow).update(vars(parameter))  # such as marks by which an optimizer chooses its parameters
+    return narrow
 
 
 def size_of(layer: nn.Module, attribute: str) -> Shape:

@@ -150,7 +150,7 @@ SWEEP: dict[str, Right] = {
     "surrogate": either(number(0, 1, open_=True), one_of(1)),
     "grace_period": integer(1, 27),
     "reduction_factor": integer(2),
-    "rule": none_only,
+    "rule": nothing,
     "searcher": none_only,
     "first": lambda v: isinstance(v, list | tuple) and not v,
     "fusion": count,

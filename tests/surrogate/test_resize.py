@@ -47,6 +47,12 @@ def test_a_tensor_is_one_wherever_it_is_held() -> None:
     assert narrow.decayed[0] is narrow.embedding.weight
 
 
+def test_attributes_of_parameters_are_kept() -> None:
+    model = Listed()
+    vars(model.embedding.weight)["use_muon"] = True
+    assert vars(narrowed(model).embedding.weight) == {"use_muon": True}
+
+
 def test_the_module_stays_as_it_is_and_buffers_are_parts_of_its_own() -> None:
     model = Listed()
     model.embedding.weight.requires_grad_(False)
