@@ -203,6 +203,7 @@ def test_description_is_the_same_in_every_process() -> None:
         ("alpha", 0.99, 1.0),
         ("rho", uniform(0.8, 1.0), uniform(0.8, 1.1)),
         ("eps", 1e-8, 0.0),
+        ("adjust_lr_fn", choice(["original", "match_rms_adamw"]), "sqrt"),
         ("batch_size", choice([1, 32]), choice([0, 32])),
         ("batch_size", choice([np.int64(8)]), 32.0),
         ("batch_size", randint(1, 9), uniform(1, 9)),

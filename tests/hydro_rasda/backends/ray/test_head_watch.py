@@ -18,7 +18,7 @@ def test_a_head_that_is_gone_is_told_with_what_to_do(
         head.close()
         (watch,) = [thread for thread in threading.enumerate() if thread.name == "head watch"]
         watch.join(60)
-    assert "the same call goes on with the run" in capsys.readouterr().err
+    assert "the same call goes on with it" in capsys.readouterr().err
 
 
 def test_a_head_that_answers_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
