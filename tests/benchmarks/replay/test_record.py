@@ -1,5 +1,6 @@
 """The replay table: what is recorded is what `tune` and plain training give."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def test_a_cooldown_is_the_end_of_a_training_whose_rate_falls_in_a_line_and_leav
 
     def factor(step: int, _: int) -> float:
         rest = round(0.5 * steps)
-        return 1.0 if step < steps else 0.5 * max(0.0, 1 - (step - steps) / rest)
+        cosine = (1 + math.cos(math.pi * step / (2 * steps))) / 2
+        return cosine if step < steps else 0.5 * max(0.0, 1 - (step - steps) / rest)
 
     annealed = train_group(replace(task, max_t=2), {0: {**config, "schedule": factor}}, 1.0, 0)
     # Steps at a rate of 0 change nothing.
