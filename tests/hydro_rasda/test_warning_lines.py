@@ -10,8 +10,13 @@ import pytest
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 
 
-def test_a_warning_is_one_line_without_source_code() -> None:
-    before = warnings.formatwarning
+def test_a_warning_is_one_line_without_source_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def before(*_: object) -> str:
+        """Stands for Python's own, which other libraries of this process may have replaced."""
+        return "with source code"
+
+    before.__module__ = "warnings"
+    monkeypatch.setattr(warnings, "formatwarning", before)
     with warnings_in_one_line():
         assert warnings.formatwarning("look out", UserWarning, "script.py", 3, "x = 1") == "warning: look out\n"
         told = warnings.formatwarning("old", DeprecationWarning, "script.py", 3, "x = 1")

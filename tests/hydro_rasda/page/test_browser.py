@@ -14,7 +14,10 @@ from tests.hydro_rasda.browser import ALL_DRAWN, DRAWN, errors, needs_chromium, 
 pytestmark = needs_chromium
 
 
-@pytest.mark.parametrize("sort", ["over", "interrupted", "single", "failed", "empty", "large"])
+@pytest.mark.parametrize(
+    "sort",
+    ["over", "empty", *(pytest.param(s, marks=pytest.mark.slow) for s in ("interrupted", "single", "failed", "large"))],
+)
 def test_every_sort_of_run_is_drawn(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, sort: str) -> None:
     open_page(browser, write_page(sorts[sort], tmp_path / "page.html").as_uri())
     wait(browser, ALL_DRAWN)

@@ -136,6 +136,7 @@ def test_a_rank_that_nobody_waits_for_is_ended_where_it_hangs(
     assert "it was ended as it hung: no iteration was over for" in text
 
 
+@pytest.mark.slow
 def test_time_may_be_counted_by_a_nested_number_of_the_trials(ray8: None, tmp_path: Path) -> None:
     scheduler = RASDAScheduler(max_t=80, grace_period=15, time_attr="ep/n")
     tuner = tune.Tuner(
