@@ -1,6 +1,6 @@
-"""The command line: runs seen, compared and cleaned from their folders alone, and forecasts of what a search takes.
+"""The command line: it shows, compares and cleans runs from their folders alone, and forecasts the cost of a search.
 
-What a command needs is imported once it is called: neither torch nor Ray, but for `simulate` and for writing a model.
+A command imports its modules when it is called. Only `simulate` and writing a model need torch or Ray.
 """
 
 from hydro_rasda.cli.app import main

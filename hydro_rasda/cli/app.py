@@ -29,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name=NAME)
     except SystemExit as ended:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_reader() -> int:
-    """Who read the output has gone, such as `head`: end without a word, also where Python flushes at its exit."""
+    """End without a word: the reader of the output has gone, such as `head`. Python's flush at exit is silent, too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return NOTHING
 
@@ -111,7 +111,7 @@ def trials(
     """List a run's trials.
 
     Columns: trial, status, surrogate_metric, surrogate_epochs, metric, epochs, chance, kept_epoch, and the names of the
-    hyperparameters. The table leaves out chance and kept_epoch; the hyperparameters that are the same in all trials are
+    hyperparameters. The table leaves out chance and kept_epoch. Hyperparameters that are the same in all trials stand
     below it. --csv prints all columns.
     """
     from hydro_rasda.cli.trials import list_trials
@@ -166,7 +166,7 @@ def dashboard(
 ) -> None:
     """Show all runs of a folder in a browser, live, until Ctrl-C.
 
-    It may start before a run, during it or after it, and only reads.
+    You may start it before a run, during it or after it. It only reads.
     """
     from hydro_rasda.dashboard import serve
 
@@ -196,8 +196,8 @@ def clean(
 ) -> None:
     """Remove checkpoints that nothing needs, after asking.
 
-    These are what a killed process left behind. Those of finalists stay, since `best_model` and going on need them,
-    unless --best-only is given.
+    A killed process leaves such checkpoints behind. Those of finalists stay, unless you give --best-only: `best_model`
+    and resuming the run need them.
     """
     from hydro_rasda.cli.clean import clean_run
 
@@ -215,9 +215,9 @@ def watch(
 ) -> None:
     """Follow a run until it is over, from another terminal.
 
-    It may start before the run, during it or after it, and only reads. Where there is no terminal, it prints a line
-    where there is something new, at most one in a minute. It ends with status 1 where a run was interrupted: nobody on
-    this machine works on it, and nothing was written for 30 seconds.
+    It may start before the run, during it or after it, and only reads. Without a terminal, it prints a line when there
+    is something new, at most one in a minute. It ends with status 1 if a run was interrupted: no process on this
+    machine works on it, and nothing was written for 30 seconds.
     """
     from hydro_rasda.cli.watch import watch_run
 
@@ -292,10 +292,10 @@ def simulate(
 ) -> None:
     """Forecast a study on N GPUs from a past run.
 
-    Runs the library's schedulers in virtual time over the learning curves, epoch times and model size of a past run, at
-    full size. What is not said of the study is as in that run. A CSV file has a row for each trial and epoch: trial,
-    epoch, the score, and, where they are known, the seconds and workers of that epoch. With --within or --gpu-hours it
-    also says which GPUs, workers and rule to take; exit status 1 where none keeps the limit.
+    Runs the library's schedulers in virtual time, at full size, over the learning curves, epoch times and model size of
+    a past run. Settings that you do not give are those of that run. A CSV file has a row for each trial and epoch:
+    trial, epoch and score, and the seconds and workers of that epoch if they are known. With --within or --gpu-hours,
+    it also says which GPUs, workers and rule to take. The exit status is 1 if none keeps the limit.
     """
     apart = ("run", "rule", "within", "metric", "mode", "json")
     given = {name: value for name, value in locals().items() if name not in apart}

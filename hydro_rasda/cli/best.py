@@ -16,7 +16,7 @@ from hydro_rasda.run.journal import jsonable
 
 
 def print_best(path: str, style: str, trial: int | None, export: str | None) -> bool:
-    """Print the configuration of a trial, the best unless another is named, or its recipe; whether there is one."""
+    """Print the configuration of a trial (by default the best), or its recipe; return whether there is one."""
     record = read_record(path)
     if trial is None and not _scored(record):
         return False
@@ -25,7 +25,7 @@ def print_best(path: str, style: str, trial: int | None, export: str | None) -> 
     require(0 <= number < known, "--trial", number, f">= 0 and < {known}, the number of the run's trials")
     found = record.trials[number]
     if export is not None:
-        # First, so that a pipe gets nothing where this fails.
+        # First, so that a pipe gets nothing if this fails.
         say(f"wrote {save_model(record, export, number)}", error=True)
     if style == "recipe":
         from hydro_rasda.results.load import load  # waits for torch
@@ -42,7 +42,7 @@ def _scored(record: RunRecord) -> bool:
 
 
 def comment(record: RunRecord, trial: TrialRecord) -> str:
-    """What is known of a trial, in a line."""
+    """Describe a trial's score in a line."""
     if trial.epochs:
         told = f"{show(trial.metric, 6)} ({record.mode}) at full size, epoch {trial.kept_epoch} of {trial.epochs}"
     elif trial.surrogate_epochs:
@@ -53,7 +53,7 @@ def comment(record: RunRecord, trial: TrialRecord) -> str:
 
 
 def written(config: dict[str, Any], style: str, comment: str) -> str:
-    """A configuration as text: "json", "yaml" or "python", the latter two with a comment above."""
+    """Write a configuration as text, in the style "json", "yaml" or "python". All but JSON have a comment above."""
     if style == "json":
         return json.dumps(config, indent=2) + "\n"
     if style == "python":

@@ -1,4 +1,4 @@
-"""`clean`: what would be freed, the question, and the removal."""
+"""`clean`: list the files that would be removed, ask, and remove them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydro_rasda.run.files import matching
 
 
 def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
-    """Remove what a run does not need, after asking; False where the user said no."""
+    """Remove the files that a run does not need, after asking; return False if the user said no."""
     files = unneeded(path, best_only)
     sizes = _sizes(files)
     if as_json:
@@ -38,7 +38,7 @@ def clean_run(path: str, best_only: bool, yes: bool, as_json: bool) -> bool:
 
 
 def _kept(path: Path) -> str:
-    """What the files that are left are for."""
+    """Say which purpose the files that are left serve."""
     left = matching(path.expanduser() / "checkpoints", "*.pt", 1)
     if not left:
         return "there are no checkpoints"
@@ -47,7 +47,7 @@ def _kept(path: Path) -> str:
 
 
 def _sizes(files: Sequence[Path]) -> dict[Path, int]:
-    """Bytes of each file that is there."""
+    """Return the bytes of each file that is there."""
     found = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):

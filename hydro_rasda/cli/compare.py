@@ -1,4 +1,4 @@
-"""`compare`: what two runs were asked, found and cost, where they differ."""
+"""`compare`: the settings, results and costs in which two runs differ."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], all_of: bool = False) -> dict[str, list[Any]]:
-    """By name, what each of two has, where that differs."""
+    """Return both values of each name for which they differ; with `all_of`, of each name."""
     a, b = jsonable(a), jsonable(b)
     return {name: [a.get(name), b.get(name)] for name in {**a, **b} if all_of or a.get(name) != b.get(name)}
 
 
 def _verdict(a: RunRecord, b: RunRecord, asked: Mapping[str, Any], asked_too: Mapping[str, Any]) -> str:
-    """Which is better, where that can be said."""
+    """Say which run is better, if they can be compared."""
     if (a.metric, a.mode) != (b.metric, b.mode):
         return f"not to be compared: {a.metric} ({a.mode}) and {b.metric} ({b.mode})"
     digests = [each.get("digests", {}) for each in (asked, asked_too)]

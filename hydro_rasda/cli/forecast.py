@@ -22,18 +22,18 @@ _UNITS = {"s": 1 / HOUR, "m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
 def print_forecasts(
     path: str, options: Mapping[str, Any], metric: str | None, mode: Mode | None, within: str | None, as_json: bool
 ) -> bool:
-    """Print what the rules would take, and what to choose where there is a limit; whether anything keeps it.
+    """Print the forecast of each rule, and a recommendation if there is a limit; return whether anything keeps it.
 
     Args:
         path: A past run, see `read_past_run`.
-        options: What the command line says of the study; None where it says nothing. Also "gpu_hours".
+        options: The study's options on the command line, None for those not given; also "gpu_hours".
         metric: See `read_past_run`.
-        mode: Likewise.
+        mode: See `read_past_run`.
         within: The deadline, a number and its unit.
 
     Raises:
-        ValueError: where an option is out of range, or does not fit the past run.
-        FileNotFoundError: where there is no such run.
+        ValueError: if an option is out of range, or does not fit the past run.
+        FileNotFoundError: if there is no such run.
     """
     deadline, budget = _hours(within), options["gpu_hours"]
     study = Study(**{field.name: options[field.name] for field in fields(Study) if field.name in options})
@@ -54,7 +54,7 @@ def print_forecasts(
 
 
 def _as_given(error: ValueError, options: Collection[str]) -> str:
-    """An error in the words of the command line, where `max_t` is --max-t."""
+    """Put an error in the words of the command line, for which `max_t` is --max-t."""
     return re.sub(r"`(\w+)`", lambda name: f"`{_flag(name[1])}`" if name[1] in options else name[0], str(error))
 
 
@@ -63,7 +63,7 @@ def _flag(name: str) -> str:
 
 
 def _hours(text: str | None) -> float | None:
-    """Hours of "4h", "90m" or "2d"."""
+    """Parse hours: "4h", "90m" or "2d"."""
     if text is None:
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+)\s*", text)
@@ -79,7 +79,7 @@ def _limits(within: str | None, budget: float | None) -> str:
 
 
 def _row(each: Forecast) -> dict[str, Any]:
-    """For programs: what makes up GPU time by name."""
+    """Return a forecast for programs: the parts of its GPU time have names."""
     return asdict(each) | {"spending": each.spending._asdict()}
 
 
@@ -89,7 +89,7 @@ def _plain(forecasts: Sequence[Forecast], advice: Recommendation | None) -> dict
 
 
 def _print_table(run: PastRun, study: Study, forecasts: Sequence[Forecast]) -> None:
-    """The forecasts for people, what they rest on, and why the slower ones are slower."""
+    """Print the forecasts for people, their basis, and why the slower ones are slower."""
     say("\n".join([*_basis(run, study), ""]))
     rows = []
     for f in forecasts:
@@ -124,7 +124,7 @@ def _basis(run: PastRun, study: Study) -> list[str]:
 
 
 def _reasons(forecasts: Sequence[Forecast]) -> list[str]:
-    """Why each rule is slower than the fastest, and what the columns say."""
+    """Say why each rule is slower than the fastest, and explain the columns."""
     rules = [each for each in forecasts if each.rule != TUNE]
     best, *slower = rules
     lines = []

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs."""
+"""Output of the commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hydro_rasda.run.journal import jsonable
 
 
 def print_json(value: Any) -> None:
-    """Strict JSON: NaN is null."""
+    """Print strict JSON: NaN is null."""
     print(json.dumps(jsonable(value), indent=2))
 
 
@@ -28,12 +28,12 @@ def say(text: object, end: str = "\n", error: bool = False) -> None:
 
 
 def trial_values(trial: TrialRecord) -> dict[str, Any]:
-    """A trial for JSON: all but its curves."""
+    """Return a trial for JSON: all values but its curves."""
     return {name: value for name, value in vars(trial).items() if name != "history"}
 
 
 def print_record(console: Console, record: RunRecord) -> None:
-    """Print a run's best trials and what they cost; where there is no terminal, without lines and padding."""
+    """Print a run's best trials and its cost; without a terminal, leave out rules and padding."""
     if console.is_terminal or console.is_jupyter:
         console.print(render(record))
         return
@@ -45,14 +45,14 @@ def print_record(console: Console, record: RunRecord) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table: numbers to the right, a line for each row, however wide; other programs can read it, too."""
+    """Print a table: numbers to the right, one line for each row, however wide. Programs can read it, too."""
     headings, cells = [*map(one_line, headings)], [[*map(_cell, row)] for row in rows]
     columns = [*zip(*rows, strict=True)] or [() for _ in headings]
     adjust = [str.rjust if column and all(map(_numeric, column)) else str.ljust for column in columns]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     for i, line in enumerate([headings, *cells]):
         text = "  ".join(to(cell, width) for to, cell, width in zip(adjust, line, widths, strict=True)).rstrip()
-        typer.echo(text if i else typer.style(text, bold=True))  # without its style where no terminal is
+        typer.echo(text if i else typer.style(text, bold=True))  # without a terminal, echo drops the style
 
 
 def _numeric(value: Any) -> bool:
@@ -64,12 +64,12 @@ def _cell(value: Any) -> str:
 
 
 def age(when: float) -> str:
-    """How long ago a time was, in seconds since 1970."""
+    """Say how long ago a time was, given in seconds since 1970."""
     return f"{duration(max(0, round(time.time() - when)))} ago"
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """Write a number of bytes for people."""
     for unit, power in (("GB", 3), ("MB", 2), ("kB", 1)):
         if count >= 1000**power:
             return f"{count / 1000**power:.3g} {unit}"

@@ -12,7 +12,7 @@ PAGE = "report.html"
 
 
 def write_report(path: str, out: str | None, as_json: bool) -> None:
-    """Write the page, and say where it is."""
+    """Write the page, and print its path."""
     record = read_record(path)
     file = write_page(record, record.path / PAGE if out is None else Path(out))
     if as_json:

@@ -1,4 +1,4 @@
-"""`runs` and `show`: what runs there are, and what one of them has found."""
+"""`runs` and `show`: the runs of a folder, and the results of one run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hydro_rasda.results.report import best_score, explained, failure_lines, sta
 _BAD = "not readable"
 
 SAID = 8
-"""So many of a run's messages are shown, the last ones."""
+"""Number of a run's messages that are shown, the last ones."""
 
 FAILED = 8
-"""Errors that are shown, each with how many trials raised it."""
+"""Number of errors that are shown, each with the number of trials that raised it."""
 
 
 def written(record: RunRecord) -> float:
-    """When a run's journal was written last, in seconds since 1970; before its first line, when the run was made."""
+    """Return when a run's journal was last written, in seconds since 1970; before its first line, when it was made."""
     return stamp(record.path)[1] / 1e9
 
 
 def list_runs(folder: str, json: bool) -> None:
-    """Print the runs right below a folder, or the one that it is."""
+    """Print the runs directly below a folder, or the run that the folder is itself."""
     root = Path(folder).expanduser()
     require(root.is_dir(), "DIR", folder, "a folder: a `storage_path` of `tune`")
     rows = [_row_or_why(path) for path in runs_in(root)]
@@ -48,7 +48,7 @@ def list_runs(folder: str, json: bool) -> None:
 
 
 def row_of(record: RunRecord) -> dict[str, Any]:
-    """A run in a few plain values."""
+    """Sum up a run in a few plain values."""
     score, stage = best_score(record)
     return {
         "name": record.path.name,
@@ -84,7 +84,7 @@ def _told(name: str, row: Mapping[str, Any]) -> Any:
 
 
 def show_run(path: str, json: bool) -> None:
-    """Print a run."""
+    """Print a run's trials, cost, errors and last messages."""
     record = read_record(path)
     if json:
         values = {name: value for name, value in vars(record).items() if not name.startswith("_")}

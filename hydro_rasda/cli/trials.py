@@ -1,4 +1,4 @@
-"""`trials`: those of a run, filtered, sorted, and as a table, CSV or JSON."""
+"""`trials`: a run's trials, filtered and sorted, as a table, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def list_trials(
         print_json([by_number[each["trial"]] for each in rows])
     elif as_csv:
         told = [columns, *([each.get(name) for name in columns] for each in rows)]
-        if sys.stdout.isatty():  # a program gets what is there
+        if sys.stdout.isatty():  # a program gets the raw values
             told = [["" if value is None else one_line(value) for value in each] for each in told]
         csv.writer(sys.stdout, lineterminator="\n").writerows(told)
     else:
@@ -62,17 +62,17 @@ def list_trials(
 
 
 def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) -> list[Row]:
-    """The rows that meet all conditions, such as "lr<0.01"; what a row does not have meets none but `!=`.
+    """Return the rows that meet all conditions, such as "lr<0.01". A missing value meets only `!=`.
 
     Raises:
-        ValueError: for what is no condition, or a name that is no column.
+        ValueError: if a text is no condition, or a name is no column.
     """
     kept = list(rows)
     for condition in where:
         found = _CONDITION.fullmatch(condition)
         if found is None:
             rule = f"a column, one of {' '.join(_SIGNS)}, and a value"
-            raise ValueError(f"`--where` is {condition!r}, but must be {rule}")
+            raise ValueError(f"a condition `--where` is {condition!r}, but must be {rule}")
         name, holds, value = column("--where", found["name"], columns), _SIGNS[found["sign"]], _value(found["value"])
         rule = f"a column, {found['sign']}, and a number"
         ordered = found["sign"] in ("=", "==", "!=") or isinstance(value, (int, float))
@@ -84,12 +84,12 @@ def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) 
 def _meets(own: Any, holds: Callable[[Any, Any], bool], value: Any) -> bool:
     try:
         return holds(own, value)
-    except TypeError:  # an order of what has none: "sgd" < 3, nothing > 1
+    except TypeError:  # values without an order: "sgd" < 3, None > 1
         return False
 
 
 def _value(text: str) -> Any:
-    """What JSON makes of it: a number, true, null; else the text."""
+    """Parse a value as JSON (a number, true, null); else return the text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -97,7 +97,7 @@ def _value(text: str) -> Any:
 
 
 def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:
-    """Rows in the order of a column: numbers before words; what is missing last, either way."""
+    """Sort rows by a column: numbers before words; missing values last, also if reversed."""
     there = [each for each in rows if each.get(name) is not None]
     ordered = sorted(there, key=lambda each: _rank(each[name]), reverse=reverse)
     return ordered + [each for each in rows if each.get(name) is None]
@@ -108,7 +108,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 
 def column(option: str, name: str, columns: Sequence[str]) -> str:
-    """The column of this name; a hyperparameter's can be named without what it begins with."""
+    """Return the column of this name; the prefix of a hyperparameter's column may be left out."""
     found = name if name in columns else _PREFIX + name
     short = [each.removeprefix(_PREFIX) for each in columns]
     require(found in columns, option, name, f"one of {short}")
@@ -116,9 +116,9 @@ def column(option: str, name: str, columns: Sequence[str]) -> str:
 
 
 def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRecord]) -> None:
-    """The numbers of trials, and the hyperparameters in which trials of the run differ; below, the other ones.
+    """Print the trials' numbers and the hyperparameters that differ between trials; below, the other hyperparameters.
 
-    A cell is empty where nothing reads the hyperparameter in that trial.
+    A cell is empty if nothing reads the hyperparameter in that trial.
     """
     used = {trial.trial: trial.used for trial in trials}
     names = [name.removeprefix(_PREFIX) for name in columns if name.startswith(_PREFIX)]
@@ -131,7 +131,7 @@ def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRe
         "metric": "full size",
         "epochs": "epochs",
     }
-    # No epochs are none, rather than 0.
+    # A cell without epochs stays empty, rather than 0.
     shown = [{name: value for name, value in each.items() if value != 0 or "epochs" not in name} for each in rows]
     cells = [
         [*(each.get(name) for name in headings), *(used[each["trial"]].get(name) for name in varied)] for each in shown

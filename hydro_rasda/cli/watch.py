@@ -1,6 +1,6 @@
-"""`watch`: a run while it goes on, seen through its journal alone, from another terminal or machine.
+"""`watch`: follow a running run through its journal alone, from another terminal or machine.
 
-It may start before the run, during it or after it; the run does not know of it.
+It may start before the run, during it or after it. The run does not know of it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from hydro_rasda.run.run_lock import shows_locks
 from hydro_rasda.run.spec import SPEC
 
 LOOK_SECONDS = 1.0
-"""Between two looks at a journal; more where it takes long to read, so that no core is kept busy with it."""
+"""Seconds between two looks at a journal; more if it takes long to read, so that reading keeps no core busy."""
 
 _SHARE = 10
 
 IDLE_SECONDS = 30.0
-"""A run that nobody works on, and that was not written to for so long, was interrupted: then `watch` ends."""
+"""A run was interrupted if no process works on it and its journal did not change for so long: then `watch` ends."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What tells the time, and waits."""
+    """Functions that tell the time, and wait."""
 
     now: Callable[[], float] = time.monotonic
     today: Callable[[], float] = time.time
@@ -57,16 +57,16 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
     """Show a run until nothing trains any more: on a terminal as a table that changes, else in lines.
 
     Args:
-        path: Its folder, which need not be there yet.
-        as_json: Whether to print a line of JSON for each change instead.
+        path: The run's folder, which need not exist yet.
+        as_json: Print a line of JSON for each change instead.
         clock: Tells the time.
-        wait: Whether to wait for an interrupted run to be resumed, or for one that another machine works on.
+        wait: Wait until an interrupted run is resumed, or for a run that another machine works on.
 
     Returns:
-        Whether the run came to its end; False where it was interrupted.
+        True if the run came to its end; False if it was interrupted.
 
     Raises:
-        ValueError: where the folder is one of several runs, or of something else.
+        ValueError: if the folder holds several runs, or something else.
     """
     folder, clock = Path(path).expanduser().absolute(), clock or Clock()
     several = not (folder / SPEC).exists() and any(runs_in(folder))
@@ -88,7 +88,7 @@ def watch_run(path: str, as_json: bool, clock: Clock | None = None, wait: bool =
 
 
 def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Iterator[RunRecord | None]:
-    """The run again and again, until it is over; None where there is none yet. The last of them is kept, too."""
+    """Yield the run again and again until it is over; None while there is none. `last` keeps the latest record."""
     record: RunRecord | None = None
     seen = None
     while record is None or not record.ended:
@@ -105,13 +105,13 @@ def _looks(folder: Path, clock: Clock, wait: bool, last: list[RunRecord]) -> Ite
 
 
 def _is_abandoned(record: RunRecord, clock: Clock) -> bool:
-    """Whether nobody on this machine works on a run, as far as the system tells, and none has for a while."""
+    """Tell whether no process on this machine has worked on a run for a while, as far as the system tells."""
     idle = clock.today() - written(record)
     return shows_locks() and state_of(record) == "interrupted" and idle >= IDLE_SECONDS
 
 
 def _stamp(folder: Path) -> Stamp | None:
-    """Changes where the journal does; None where there is no run."""
+    """Return a value that changes with the journal; None if there is no run."""
     return stamp(folder) if (folder / SPEC).is_file() else None
 
 
@@ -124,7 +124,7 @@ def _print_json(looks: Iterator[RunRecord | None]) -> None:
 
 
 def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Console, clock: Clock) -> None:
-    """Where there is something new, a line, at most one in a minute; in the end the table."""
+    """Print a line when there is something new, at most one in a minute; in the end, print the table."""
     said, at = "", -LINE_SECONDS
     for record in looks:
         line = _line(record, folder)
@@ -149,7 +149,7 @@ def _show_live(looks: Iterator[RunRecord | None], folder: Path, console: Console
 
 
 def _screen(record: RunRecord | None, folder: Path) -> RenderableType:
-    """What is known now."""
+    """Draw the current state of the run."""
     if record is None:
         return Text(f"waiting for a run in {folder} (Ctrl-C ends)")
     state = state_of(record)

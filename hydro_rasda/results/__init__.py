@@ -1,4 +1,4 @@
-"""What people see of a run: its record, its result, reports, exports, and the recipe of a winner."""
+"""The outputs of a run: its record, its result, reports, exports, and the recipe of a winner."""
 
 from typing import TYPE_CHECKING
 

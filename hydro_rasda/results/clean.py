@@ -11,18 +11,18 @@ from hydro_rasda.run.run_lock import hold
 
 
 def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
-    """Files of a run that neither its result nor going on with it needs: the folder is only read.
+    """List the files of a run that neither its result nor resuming it needs; the folder is only read.
 
-    These are what a killed process left half written, and checkpoints that later ones took the place of. Of a run that
-    is finished, also the sweep's.
+    These are files that a killed process left half written, and checkpoints that later ones replaced. The sweep's
+    checkpoints are among them once the run is finished.
 
     Args:
-        best_only: Whether the best model is all that is to be kept: other finalists' models are then gone, and the run
-            can no longer be extended.
+        best_only: Keep the best model alone: other finalists' models are then gone, and the run can no longer be
+            extended.
 
     Raises:
-        ValueError: where the folder holds no run, or `best_only` is asked of one that is not finished.
-        Unsafe: where a link leads out of it.
+        ValueError: if the folder holds no run, or if the run is not finished and `best_only` is set.
+        Unsafe: if a link leads out of the folder.
     """
     record = read_record(path)
     require(record.finished or not best_only, "path", str(path), "a finished run, where only its best model is kept")
@@ -35,13 +35,13 @@ def unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
 
 
 def remove_unneeded(path: str | Path, best_only: bool = False) -> list[Path]:
-    """Remove these files, with the run held meanwhile; returns them.
+    """Lock the run, remove the files that `unneeded` lists, and return them.
 
     Raises:
         ValueError: as `unneeded`.
-        RuntimeError: where a process works on the run.
+        RuntimeError: if a process works on the run.
     """
-    unneeded(path, best_only)  # what is no run is refused before anything is made in it
+    unneeded(path, best_only)  # refuses a folder without a run before the lock's file is made in it
     folder = Path(path).expanduser().absolute()
     lock = hold(folder)
     try:

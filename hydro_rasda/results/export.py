@@ -16,11 +16,11 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Path]:
-    """A finalist, the best unless another is named, and the file that holds its training.
+    """Return the number of a finalist, by default the best one, and the checkpoint of its training.
 
     Raises:
-        ValueError: where that trial was not trained at full size.
-        FileNotFoundError: where the file is gone.
+        ValueError: if that trial was not trained at full size.
+        FileNotFoundError: if the checkpoint is gone.
     """
     number = record.best_trial if trial is None else trial
     rule = f"one of the finalists {sorted(record._checkpoints)}"
@@ -28,17 +28,17 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
     checkpoint = record._checkpoints[number]
     if not checkpoint.exists():
         raise FileNotFoundError(
-            f"{checkpoint} is gone: where the run has gone on since it was loaded, load it again; "
-            "where it was cleaned, only the best model is left"
+            f"{checkpoint} is gone: if the run has gone on since it was loaded, load it again; "
+            "if it was cleaned, only the best model is left"
         )
     return number, checkpoint
 
 
 def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> dict[str, Any]:
-    """The state dict in a finalist's checkpoint: of its best epoch where that is kept; nothing in it can run code.
+    """Return the state dict in a finalist's checkpoint, of its best epoch if that is kept; nothing in it can run code.
 
     Raises:
-        DamagedCheckpoint: where it is not what the run wrote there.
+        DamagedCheckpoint: if the file is not the one that the run wrote there.
     """
     state = load_checkpoint(checkpoint, device, run_id(record.path))
     weights: dict[str, Any] = state.get("best", state)["model"]
@@ -47,7 +47,7 @@ def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> dict
 
 def save_model(record: RunRecord, path: str | Path, trial: int | None = None) -> Path:
     """Write a finalist's trained model into a folder: see `TuneResult.save_model`."""
-    import torch  # here, as who lists a run's trials need not wait for it
+    import torch  # here, so that listing a run's trials need not wait for it
     from safetensors.torch import save_file
 
     number, checkpoint = checkpoint_of(record, trial)

@@ -1,4 +1,4 @@
-"""Whose weights a trial of population based training has, and how its hyperparameters changed."""
+"""The lineage of a trial of population based training: the trials that trained its weights, and its changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers.sweep_rule import Continue, move_of
 
 SWEEP_DECISION = re.compile(r"surrogate/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
-"""Name of a decision of the sweep in the journal."""
+"""Pattern of the journal's names of the sweep's decisions."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ def lineages(path: Path, epochs: Mapping[int, int]) -> dict[int, list[Ancestor]]
 
     Args:
         path: The run's folder.
-        epochs: By trial, how many the sweep trained.
+        epochs: By trial, the number of epochs that the sweep trained.
 
     Returns:
         By trial, its ancestors, the first one first and the trial itself last.
 
     Raises:
-        ValueError: where the folder is gone.
+        ValueError: if the folder is gone.
     """
     require(path.is_dir(), "path", str(path), "a run's folder: it is gone")
     found: dict[int, list[Ancestor]] = {}
@@ -71,7 +71,7 @@ def schedule_of(ancestors: Sequence[Ancestor]) -> dict[str, list[tuple[float, An
     """Write down how hyperparameters changed along a lineage.
 
     Returns:
-        By key that changed, pairs of the share of the sweep's epochs from which on a value held, and the value.
+        By key that changed, pairs: the share of the sweep's epochs at which a value began to hold, and the value.
 
     >>> schedule_of([Ancestor(2, 0, 3, {"lr": 0.1, "momentum": 0.9}), Ancestor(0, 3, 9, {"lr": 0.08, "momentum": 0.9})])
     {'lr': [(0.0, 0.1), (0.333..., 0.08)]}

@@ -1,4 +1,4 @@
-"""A run opened from its folder alone, be it over, interrupted or still going on: neither data nor model are needed."""
+"""Opening a run from its folder alone, without data or model, be it over, interrupted or still running."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hydro_rasda.run.spec import read_asked
 
 
 def load(path: str | Path) -> TuneResult:
-    """Open a run of `tune`: its result, or what it has found so far, where it goes on or was interrupted.
+    """Open a run of `tune`: its result, or what it has found so far if it still runs or was interrupted.
 
-    The folder is only read, and nothing in it can run code. Values of a configuration that JSON has no form for, such
-    as functions and classes, are there as their names; secrets, such as `hf_token`, are "(hidden)".
+    The folder is only read, and nothing in it can run code. JSON has no form for some values of a configuration, such
+    as functions and classes: the result has their names. Secrets, such as `hf_token`, are "(hidden)".
 
     Args:
-        path: The run's folder: `storage_path/name`, on whichever backend it was made.
+        path: The run's folder, `storage_path/name`, of any backend.
 
     Returns:
-        What `tune` returned, without data and functions: `best_model(model_fn=...)` gives the trained model, on the
-        CPU. `TuneResult.finished` says whether the run came to its end; before, `best_config` is the best so far, and
-        trials that may train on are "undecided".
+        The result that `tune` returned, without data and functions: `best_model(model_fn=...)` gives the trained model,
+        on the CPU. `TuneResult.finished` says whether the run came to its end. Before, `best_config` is the best so
+        far, and trials that may train on are "undecided".
 
     Raises:
-        ValueError: where the folder holds no run.
+        ValueError: if the folder holds no run.
     """
     record = read_record(path)
     nothing: Any = None

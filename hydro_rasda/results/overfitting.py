@@ -1,4 +1,4 @@
-"""Whether the winner overfits at full size far beyond the surrogate by which it was chosen."""
+"""A check of the winner: does it overfit at full size far beyond the surrogate by which it was chosen?"""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hydro_rasda.results.summary import best_of
 from hydro_rasda.run.state import Run, Stage
 
 LOST = 0.25
-"""What validation must have lost since its best epoch, over how far training ends below validation. Of recorded
-trainings (`benchmarks/replay`) where that is `WIDE`, the six best of breast cancer and of diabetes lose .44 to .86 and
-.10 to .69 of it; those of the other ten tasks lose at most .10."""
+"""Validation must have lost this share of the final gap between training and validation since its best epoch. Measured
+on the six best recorded trainings of each task (`benchmarks/replay`) with a `WIDE` gap. Those of breast cancer lose .44
+to .86 of it, and those of diabetes .10 to .69. Those of the other ten tasks lose at most .10."""
 
 WIDE = 0.25
-"""How far training must end below validation, over all that validation gained in training: less may be noise."""
+"""Training must end this far below validation, as a share of validation's gain in training: less may be noise."""
 
 BEYOND = 2.0
-"""How many times as far below as on the surrogate."""
+"""The gap at full size must be this many times the surrogate's gap."""
 
 
 class Losses(NamedTuple):
@@ -29,21 +29,21 @@ class Losses(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How far training lies below validation."""
+        """The distance by which training lies below validation."""
         return self.val - self.train
 
 
 def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
-    """Whether a full-size training overfits, and its surrogate's did not, or far less.
+    """Tell whether a full-size training overfits, and its surrogate's did not, or far less.
 
     Three things must hold where the training ends. Its training loss lies below the validation loss by `WIDE` of all
     that validation gained. Validation has lost `LOST` of that gap since its best epoch: a gap alone harms nobody. And
-    the gap is `BEYOND` times the surrogate's, at the end of the sweep. All are ratios of differences: in which unit a
-    loss is, and from which zero it counts, does not matter.
+    the gap is `BEYOND` times the surrogate's, at the end of the sweep. All are ratios of differences: neither the unit
+    nor the zero of a loss matters.
 
     Args:
-        full: Of each epoch, in order.
-        narrow: Of the surrogate, likewise. Where it has none, nothing can be compared.
+        full: The losses of each epoch at full size, in order.
+        narrow: The losses of each epoch of the surrogate, in order. Without any, nothing can be compared.
 
     >>> full = [Losses(0.9, 0.8), Losses(0.5, 0.6), Losses(0.3, 0.7), Losses(0.1, 0.8)]
     >>> overfits_beyond(full, [Losses(0.9, 0.9), Losses(0.7, 0.75)]), overfits_beyond(full, [Losses(0.2, 0.6)])
@@ -60,7 +60,7 @@ def overfits_beyond(full: Sequence[Losses], narrow: Sequence[Losses]) -> bool:
 
 
 def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
-    """What to tell of a winner that overfits beyond its surrogate; nothing of others, nor of a sweep at full width."""
+    """Warn of a winner that overfits beyond its surrogate; return no line of others, nor of a sweep at full width."""
     if run.settings.sweep.surrogate == 1 or not finalists:
         return []
     winner, _ = best_of(run, [*finalists])
@@ -76,7 +76,7 @@ def overfitting_line(run: Run, finalists: Collection[int]) -> list[str]:
 
 
 def _losses(run: Run, stage: Stage, number: int) -> dict[int, Losses]:
-    """By epoch; those of a training function of the user's that reports no such losses are none."""
+    """Return the losses by epoch; none if a training function of the user's reports no such losses."""
     lines = run.metrics.get((stage, number), ())
     pairs: dict[int, list[Any]] = {
         line["epoch"]: [line[name] for name in ("train_loss", "val_loss") if name in line] for line in lines

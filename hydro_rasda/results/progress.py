@@ -1,4 +1,4 @@
-"""The screen of a run: its folder, each decision, and one bar on a terminal, else a line a minute."""
+"""The screen of a run: its folder, each decision, and one bar on a terminal or else a line a minute."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from hydro_rasda.run.events import (
 
 
 class _Unread(PrintableConsole):
-    """Goes on in silence where nobody reads any more what a run says, as in a pipe to `head`."""
+    """A console that falls silent once nobody reads it any more, as in a pipe to `head`."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # What Python would write there when it ends would fail, too.
+        # Else Python's flush when it ends would fail, too.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -57,9 +57,9 @@ class _TimeLeft(ProgressColumn):
 class Progress:
     """The callback that shows a run on a console.
 
-    On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems, a line says how far
-    the run is where none has been printed for a minute. Of the trials that may still train, the one leads that is best
-    after its latest epoch; at full size, the one that came first at the last decision.
+    On a terminal there is one bar for the whole run. Elsewhere, as in the logs of batch systems, a line reports
+    progress if none has been printed for a minute. The leader is the trial that is best after its latest epoch, among
+    those that may still train. At full size, it is the one that came first at the last decision.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -87,7 +87,7 @@ class Progress:
         self._first: int | None = None
 
     def on_event(self, event: Event) -> None:
-        """Show what is for a person to follow: stages, epochs and messages."""
+        """Show the events that a person follows: stages, epochs and messages."""
         if isinstance(event, MessageSaid):
             self._say(event.text, event.seconds)
         elif isinstance(event, EpochsTrained):
@@ -112,7 +112,7 @@ class Progress:
             self._stage = None
 
     def conclude(self, result: RunRecord) -> None:
-        """Show what was found and what it cost, and what to type next."""
+        """Show the result, its cost, and the next command to type."""
         self._bars.stop()
         max_t = self._asked.settings["max_t"] if self._asked else 1
         for line in closing_lines(result, typed(result.path), max_t):
@@ -139,7 +139,7 @@ class Progress:
             self._say(f"{self._stage.title}: {done}{left}{note}", event.seconds)
 
     def _compare(self, event: EpochEnded) -> None:
-        """Take in a trial's score after an epoch; where its training loss is not finite, it has none."""
+        """Take in a trial's score after an epoch; it has none if its training loss is not finite."""
         if self._asked is None:
             return
         value, scores = event.metrics.get(self._asked.metric), self._scores[event.stage]
@@ -158,19 +158,19 @@ class Progress:
         self._bars.update(self._task, description=words, note=self._leader() or note, visible=True)
 
     def _leader(self) -> str:
-        """The trial that leads, and its latest score; at full size, once one has a score there."""
+        """Name the trial that leads, and its latest score; at full size, once a trial has a score there."""
         scores = self._scores["target"] or self._scores["surrogate"]
         if self._asked is None or not scores:
             return ""
         sign = 1 if self._asked.mode == "min" else -1
         best = min(scores, key=lambda number: sign * scores[number])
         best = self._first if self._first is not None and self._first in scores else best
-        # As short as a bar's line has room for.
+        # A bar's line has little room.
         what = ": " if self._narrow and self.console.is_terminal else f" with {self._asked.metric} "
         return f"trial {best} leads{what}{show(scores[best], 4)}"
 
     def _say(self, text: str, seconds: float) -> None:
-        """A line that stays, as it is: paths are not broken, brackets no markup."""
+        """Print a line that stays, as it is: paths are not broken, and brackets are no markup."""
         self.console.print(text, markup=False, soft_wrap=True)
         self._said = seconds
 
@@ -185,5 +185,5 @@ class Progress:
 
 
 def typed(path: Path) -> str:
-    """A run's folder as a user would type it here: relative to the working directory where it lies below."""
+    """Write a run's folder as a user would type it: relative to the working directory if it lies below."""
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))

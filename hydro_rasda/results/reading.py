@@ -1,4 +1,4 @@
-"""A run's record, read from its folder alone, be it over, interrupted or still going on: neither torch nor Ray."""
+"""Reading a run's record from its folder alone, without torch or Ray, be it over, interrupted or running."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from hydro_rasda.trial import Trial
 
 @dataclass(frozen=True)
 class _Asked:
-    """In a problem's place: who only reads a run asks it for the settings, and whether a function of the user's trained
-    the full-size models."""
+    """A problem's stand-in for reading a run: `full_size` tells whether a user's function trained at full size."""
 
     settings: TuneConfig
     full_size: object = None
 
 
 def read_record(path: str | Path) -> RunRecord:
-    """What a run has found so far. The folder is only read; a run that goes on is not disturbed.
+    """Read what a run has found so far. The folder is only read; a run in progress is not disturbed.
 
     Args:
-        path: The run's folder: `storage_path/name`, on whichever backend it was made.
+        path: The run's folder, `storage_path/name`, of any backend.
 
     Raises:
-        ValueError: where the folder holds no run.
+        ValueError: if the folder holds no run.
     """
     check_path("path", path)
     folder = Path(path).expanduser().absolute()
@@ -53,7 +52,7 @@ def read_record(path: str | Path) -> RunRecord:
     take_in_targets(run)
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
     record = sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
-    # Of what an earlier version did not write down, today's defaults tell nothing.
+    # Where an earlier version did not write these down, today's defaults tell nothing.
     known = {"keep", "ema"} <= asked.keys()
     return replace(record, keep=asked.get("keep"), averaged=record.averaged if known else None)
 
@@ -61,19 +60,19 @@ def read_record(path: str | Path) -> RunRecord:
 T = TypeVar("T")
 
 Stamp = tuple[int, int]
-"""Changes where a run's journal does: its length, and when it was written, in nanoseconds since 1970."""
+"""A value that changes with a run's journal: its length, and when it was written, in nanoseconds since 1970."""
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs right below a folder, or the one that it is."""
+    """Return the runs directly below a folder, or the run that the folder is itself."""
     return [folder] if (folder / SPEC).is_file() else [path.parent for path in folder.glob(f"*/{SPEC}")]
 
 
 def stamp(folder: Path) -> Stamp:
-    """Of a run's journal as it is; before its first line, of its `run.json`.
+    """Return the stamp of a run's journal; before its first line, that of its `run.json`.
 
     Raises:
-        FileNotFoundError: where there is no run.
+        FileNotFoundError: if there is no run.
     """
     try:
         found = (folder / JOURNAL).lstat()
@@ -83,11 +82,11 @@ def stamp(folder: Path) -> Stamp:
 
 
 class Unreadable(str):
-    """Why a run cannot be read, such as one of another program; a line."""
+    """The reason, as a line, why a run cannot be read, such as one of another program."""
 
 
 def or_why(make: Callable[[], T]) -> T | Unreadable:
-    """What is made of a run; or why it cannot be read: whatever one folder holds, it does not hide the others."""
+    """Read a run, or return why it cannot be read: a folder that is no proper run does not hide the others."""
     try:
         return make()
     except Exception as error:
@@ -95,14 +94,14 @@ def or_why(make: Callable[[], T]) -> T | Unreadable:
 
 
 def settings_of(asked: Mapping[str, Any]) -> TuneConfig:
-    """The settings of a run, as far as its `run.json` tells."""
+    """Return the settings of a run, as far as its `run.json` tells."""
     own, sweep, race = recorded(asked)
     # `lr_rule` may be a function, and nothing that is read calls it.
     return TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race | {"lr_rule": "auto"}))
 
 
 def _take_in_sweep(run: Run) -> set[int]:
-    """Take in the trials and what was trained of them in the sweep; returns those that it dropped."""
+    """Take in the trials and their epochs of the sweep; return those that the sweep dropped."""
     dropped: set[int] = set()
     for key, unit in run.store.units().items():
         if not key.startswith("surrogate/"):
@@ -123,7 +122,7 @@ def _take_in_sweep(run: Run) -> set[int]:
 
 
 def _undecided(run: Run, dropped: Collection[int], finalists: Collection[int]) -> set[int] | None:
-    """Trials that may train on; None where the run is over."""
+    """Return the trials that may train on; None if the run is over."""
     if run_end(run) != "open":
         return None
     decided = decided_targets(run)

@@ -1,4 +1,4 @@
-"""What a plain loop must know to train a trial of a run again, and which trainings no plain loop repeats."""
+"""The facts that a plain loop needs to train a trial again; refuses trainings that no plain loop repeats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hydro_rasda.run.store import Store
 
 
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:
-    """See `TuneResult.recipe`."""
+    """Write a trial's recipe: see `TuneResult.recipe`."""
     number = checkpoint_of(record, trial)[0]
     found = record.shown().trials[number]
     asked, objective = read_asked(record.path), as_given(problem.objective)
@@ -70,10 +70,10 @@ def _cannot(number: int, why: str) -> ValueError:
 
 
 def _workers(trial: TrialRecord) -> int:
-    """On how many workers a trial trained.
+    """Return the number of workers on which a trial trained.
 
     Raises:
-        ValueError: where its batch or its learning rate grew with them.
+        ValueError: if its batch or its learning rate grew with them.
     """
     lines = [line for line in trial.history if line["stage"] == "target" and line["epoch"] <= trial.kept_epoch]
     batches = list(dict.fromkeys(line[GLOBAL_BATCH] for line in lines if GLOBAL_BATCH in line))
@@ -89,7 +89,7 @@ def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> No
     """Refuse a trial that went on with another one's weights, or with other hyperparameters than it began with.
 
     Raises:
-        ValueError: where it did.
+        ValueError: if the trial did so.
     """
     own = re.compile(rf"target/trial-{number}/to-\d+")
     values = {key: unit.value for key, unit in units.items() if isinstance(unit.value, Mapping)}
@@ -100,10 +100,10 @@ def _check_own_weights(number: int, swept: int, units: Mapping[str, Unit]) -> No
 
 
 def _as_asked(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """A configuration whose optimizer and schedule are known.
+    """Return the configuration, once its optimizer and schedule are found to be known.
 
     Raises:
-        ValueError: where a loaded run knows one that is a function by its name alone.
+        ValueError: if one of them is a function, of which a loaded run knows only the name.
     """
     for key, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
         named = config.get(key)
@@ -114,7 +114,7 @@ def _as_asked(config: Mapping[str, Any], number: int) -> Mapping[str, Any]:
 
 
 def _form(described: str) -> Form:
-    """The form of data, by `Batches.describe`."""
+    """Return the form of data from the words of `Batches.describe`."""
     if described.startswith("tensors ("):
         return "tensors"
     return "loaders" if described.startswith("loaders from ") else "dataset"

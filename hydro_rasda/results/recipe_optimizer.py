@@ -15,12 +15,12 @@ from hydro_rasda.secret_masking import HIDDEN
 
 
 def literal(value: Any) -> str | None:
-    """A value as Python writes it; None where it cannot, as of a function.
+    """Write a value as Python code; None if that is impossible, as for a function.
 
     >>> literal({"a": [1, 0.5, "x"]}), literal(float("inf")), literal(len), literal("(hidden)")
     ("{'a': [1, 0.5, 'x']}", None, None, None)
     """
-    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a number of NumPy's
+    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a NumPy number
         value = value.item()
     if isinstance(value, type) and value in _CLASSES.values():
         return f"torch.optim.{value.__name__}"
@@ -33,7 +33,7 @@ def literal(value: Any) -> str | None:
 
 
 def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> list[str]:
-    """Make the optimizer, as lines; `arguments` are names for values that cannot be written down."""
+    """Return the lines that make the optimizer; `arguments` names values that cannot be written down."""
     if optimizer_name(config) == "muon":
         return _muon_lines(config)
     lr = read(config, "lr")
@@ -127,8 +127,10 @@ _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if 
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What an optimizer of torch's is made with besides the rate, by torch's names: all that the configuration's keys
-    say, defaults too, so that the text does not depend on torch's own."""
+    """Return the arguments of a torch optimizer besides the rate, by torch's names.
+
+    Defaults of the configuration's keys are among them, so that the text does not depend on torch's own.
+    """
     kind = optimizer_name(config)
     if kind == OWN:
         return {}

@@ -1,4 +1,4 @@
-"""Parts of a recipe's text that are the same for all trainings of a kind: how data are read, and seeds."""
+"""Parts of a recipe's text that are the same for many trainings: reading the data, and seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 Form = Literal["tensors", "dataset", "loaders"]
-"""Of training data."""
+"""Form of training data."""
 
 BEFORE: Mapping[Form, list[str]] = {
     "tensors": [

@@ -15,10 +15,10 @@ def moves(config: Mapping[str, Any]) -> bool:
 
 
 def rates(config: Mapping[str, Any], data: Form, arguments: Mapping[str, str]) -> list[str]:
-    """Return the lines that set a step's learning rates; none where they stay.
+    """Return the lines that set a step's learning rates; none if they do not change.
 
     Args:
-        data: Of a loader without a length, only whole epochs are known.
+        data: The time within an epoch is unknown for a loader without a length.
         arguments: By key of the configuration, the name of the argument that holds its value.
     """
     if not moves(config):
@@ -32,12 +32,12 @@ def rates(config: Mapping[str, Any], data: Form, arguments: Mapping[str, str]) -
 
 
 def schedule_text(config: Mapping[str, Any]) -> list[str]:
-    """Return the text of `lr_factor`, a function of the time; an empty list where the learning rate stays."""
+    """Return the text of `lr_factor`, a function of the time; an empty list if the learning rate does not change."""
     if not moves(config):
         return []
     schedule, warmup = read(config, "schedule"), _warmup(config)
     named = isinstance(schedule, str)
-    lines = ['"""What the learning rate is multiplied by in the step that begins after `time` epochs of `steps`."""']
+    lines = ['"""Return the factor of the learning rate in the step after `time` epochs of `steps` steps."""']
     lines += [warmup] if warmup else []
     rise = "rise * " if warmup else ""
     if named and schedule in _BY_EPOCH:
@@ -68,14 +68,14 @@ _ONE_CYCLE = [
 
 
 def _warmup(config: Mapping[str, Any]) -> str:
-    """The line that computes the warm-up's factor; empty where there is none."""
+    """Return the line that computes the warm-up's factor; empty without a warm-up."""
     epochs, share = read(config, "warmup_epochs"), read(config, "warmup")
     lasts = f"{epochs!r}" if epochs else f"({share!r} * MAX_T)"
     return f"rise = min(1.0, (time + 1 / steps) / {lasts})  # warm-up" if epochs or share else ""
 
 
 def _by_step(config: Mapping[str, Any]) -> tuple[list[str], str]:
-    """Lines that come before, and the factor of a schedule that moves at each step."""
+    """Return the lines that come before, and the factor, for a schedule that moves at each step."""
     schedule = read(config, "schedule")
     if schedule == "one_cycle":
         return _ONE_CYCLE, "factor"

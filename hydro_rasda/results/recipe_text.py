@@ -25,16 +25,16 @@ class Recipe:
     """A full-size training.
 
     Attributes:
-        title: What it is, in sentences.
+        title: Sentences that describe the training.
         config: The configuration, without secrets.
-        trial: Its number, from which seeds follow.
-        epochs: After how many it is over.
-        settings: The run's.
-        averaged_from: The epoch from which weights are averaged; None where they are not.
-        objective: Whether an objective of the user's makes the loss, in place of a `loss_fn`.
-        configured: Whether that takes the configuration, too; None where only the function tells.
-        width: How the model function takes the width ratio; "unknown" where only the function tells.
-        copied: Whether the model function returns what it keeps.
+        trial: The trial's number, from which seeds follow.
+        epochs: Number of epochs that are trained.
+        settings: The run's settings.
+        averaged_from: The epoch from which weights are averaged; None if they are not.
+        objective: True if an objective of the user's makes the loss; False if a `loss_fn` does.
+        configured: True if the objective or `loss_fn` also takes the configuration; None if only the function can tell.
+        width: How the model function takes the width ratio; "unknown" if only the function can tell.
+        copied: True if the model function may return a module that it keeps, so that the loop trains a copy.
     """
 
     title: Sequence[str]
@@ -56,7 +56,7 @@ class Recipe:
 
 
 def written(recipe: Recipe) -> str:
-    """The text: a function `train` and what it needs, above it the configuration."""
+    """Return the text: the configuration, then a function `train` and everything that it needs."""
     arguments = given(recipe.config)
     parts = [
         _constants(recipe, arguments),
@@ -88,7 +88,7 @@ _FROM = (
 
 
 def given(config: Mapping[str, Any]) -> dict[str, str]:
-    """Names of arguments for values that cannot be written down, such as functions and secrets.
+    """Name arguments for values that cannot be written down, such as functions and secrets.
 
     >>> given({"lr": 0.1, "schedule": max, "hub token": "(hidden)", "class": object})
     {'schedule': 'schedule', 'hub token': 'hub_token', 'class': 'class_'}
@@ -150,7 +150,7 @@ def _docstring(recipe: Recipe, arguments: Mapping[str, str]) -> list[str]:
         "model_fn: Makes the full-size model of a configuration, as for the run.",
         f"train_data: The training data of the run, as {_KINDS[recipe.data]}.",
         objective if recipe.objective else "loss_fn: `loss_fn(output, target)`, the loss of the run.",
-        *(f"{name}: What the run's configuration has as {key!r}." for key, name in arguments.items()),
+        *(f"{name}: The value of {key!r} in the run's configuration." for key, name in arguments.items()),
         "device: Where to train; by default a GPU, if there is one.",
         '"""',
     ]
@@ -164,7 +164,7 @@ _KINDS = {
 
 
 def _asks(recipe: Recipe) -> list[str]:
-    """What only functions tell that a loaded run does not have."""
+    """Return lines that ask the functions of a recipe for the facts that a loaded run does not know."""
     lines = []
     for name, argument, value, unknown in (
         ("model_fn", "width_ratio", "1.0", recipe.width == "unknown"),
@@ -186,7 +186,7 @@ _TF32 = {"tf32": ["torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.
 
 
 def _step(recipe: Recipe) -> list[str]:
-    """One step: gradients, clipping, update."""
+    """Return the lines of one step: gradients, clipping, update."""
     config, precision = recipe.config, recipe.settings.precision
     parts = read(config, "accumulate") > 1
     batch = "part" if parts else "batch"
@@ -213,7 +213,7 @@ def _step(recipe: Recipe) -> list[str]:
 
 
 _AVERAGES = [
-    "# Weights that learn, and running statistics, are averaged beside training: the averages are what counts.",
+    "# Weights that learn, and running statistics, are averaged beside training: the averages count.",
     "learning = {name: p for name, p in model.named_parameters() if p.requires_grad}",
     "tensors = [t for t in {**learning, **dict(model.named_buffers())}.values() if t.is_floating_point()]",
     "means = [t.detach().to(torch.promote_types(t.dtype, torch.float32), copy=True) for t in tensors]",

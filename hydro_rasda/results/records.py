@@ -1,4 +1,4 @@
-"""What a run found, as plain values: a record for each trial, and what it cost."""
+"""The findings of a run, as plain values: a record for each trial, and the run's cost."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ Status = Literal["finished", "stopped", "undecided", "not begun", "diverged", "f
 
 @dataclass(frozen=True)
 class TrialRecord(Portable):
-    """What became of one configuration.
+    """The outcome of one configuration.
 
     Attributes:
         config: The configuration.
-        status: "finished": trained at full size to the last milestone, or as far as the time budget went; "stopped":
-            halved away; "undecided": of a run that is not over: it may train on; "not begun": not trained, as the time
-            budget ended before, or the run is not over; "diverged": its metric or training loss was no longer finite;
-            "failed": it raised.
-        surrogate_metric: The metric after its last epoch on the surrogate; NaN where it has none.
+        status: A "finished" trial trained at full size to the last milestone, or as far as the time budget went. A
+            "stopped" one was halved away. An "undecided" one may train on, as the run is not over. A trial that has
+            "not begun" was not trained: the time budget ended before, or the run is not over. The metric or training
+            loss of a "diverged" one was no longer finite. A "failed" one raised.
+        surrogate_metric: The metric after its last epoch on the surrogate; NaN if it has none.
         surrogate_epochs: Epochs trained on the surrogate.
-        metric: The metric after `kept_epoch` at full size; NaN where it has none. With `keep="best"`, also of a trial
-            that diverged or failed later.
-        epochs: Epochs trained at full size, those of the sweep included where it went on from there
+        metric: The metric after `kept_epoch` at full size; NaN if it has none. With `keep="best"`, a trial that
+            diverged or failed later has one, too.
+        epochs: Epochs trained at full size. They include those of the sweep if it trained the same model
             (`sweep.surrogate=1`).
-        chance: Probability that it is the best of all that trained at full size, if those that were stopped went on;
-            NaN where it did not train there.
-        kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or the best one
-            where `keep="best"`.
+        chance: Probability that the trial is the best at full size, if the stopped ones had gone on; NaN if it did not
+            train there.
+        kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or with
+            `keep="best"` the best one.
         history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
         error: Traceback of a failed trial.
-        unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; `a.b` where they are
-            nested. Empty where a function of the user's own may read any key.
+        unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; nested ones are written
+            `a.b`. Empty if a function of the user's may read any key.
     """
 
     trial: int
@@ -67,7 +67,7 @@ class TrialRecord(Portable):
 
     @property
     def used(self) -> dict[str, Any]:
-        """The part of the configuration that something reads: values by name, `a/b` where they are nested."""
+        """The part of the configuration that something reads: values by name, nested ones as `a/b`."""
         return {name: value for name, value in flat(self.config).items() if name.replace("/", ".") not in self.unread}
 
     def __eq__(self, other: object) -> bool:
@@ -76,20 +76,20 @@ class TrialRecord(Portable):
 
 
 def _comparable(record: TrialRecord) -> list[Any]:
-    """A record's values, with None in place of NaN."""
+    """Return a record's values, with None in place of NaN."""
     return [None if isinstance(value, float) and math.isnan(value) else value for value in vars(record).values()]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the run cost.
+    """The cost of a run.
 
     Attributes:
         surrogate_epochs: Epochs trained on surrogates, over all trials.
         surrogate_seconds: Wall time of the sweep.
         target_epochs: Epochs trained at full size after the sweep, over the finalists.
         target_seconds: Wall time of the full-size trainings.
-        target_epoch_seconds: Median wall time of an epoch at full size; NaN where none was trained.
+        target_epoch_seconds: Median wall time of an epoch at full size; NaN if none was trained.
         seconds: Wall time of the whole run to its last finished unit of work, interrupted sessions included.
     """
 
@@ -102,10 +102,9 @@ class Cost:
 
     @property
     def spared_seconds(self) -> float:
-        """Estimate of what the sweep would have taken at full size, one trial after another, less what it took.
+        """Estimate of the time saved: the sweep at full size, one trial after another, less the time that it took.
 
-        The sweep's epochs times the median wall time of an epoch of this run's own full-size trainings; NaN where
-        there is none.
+        The sweep's epochs count as the median wall time of an epoch in this run's full-size trainings; NaN without any.
         """
         return self.surrogate_epochs * self.target_epoch_seconds - self.surrogate_seconds
 
@@ -133,7 +132,7 @@ class RunRecord(Portable):
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
 
     def shown(self) -> Self:
-        """The same for others: without the secrets that `tune` was given."""
+        """Return the record as others may see it: without the secrets that `tune` was given."""
         if not self._hidden:
             return self
         trials = [replace(trial, config=hide(trial.config, self._hidden)) for trial in self.trials]
@@ -141,27 +140,27 @@ class RunRecord(Portable):
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """The file that `best_model` reads; None where the best trial has not been trained at full size.
+        """The file that `best_model` reads; None if the best trial has not been trained at full size.
 
-        `torch.load` gives a dict: "model" is the state dict after the last epoch, and where the best epoch is kept,
-        `["best"]["model"]` the one after that.
+        `torch.load` gives a dict: "model" is the state dict after the last epoch. If the best epoch is kept,
+        `["best"]["model"]` is the state dict after that epoch.
         """
         return self._checkpoints.get(self.best_trial)
 
     @property
     def messages(self) -> list[Message]:
-        """What the run has said to its user, in order: seconds and a line each."""
+        """The messages of the run to its user, in order: seconds and a line each."""
         return read_messages(self.path)
 
     def lineage(self, trial: int) -> list[Ancestor]:
         """Follow a trial's weights through the sweep's copies, as population based training makes them.
 
         Returns:
-            Which trial trained them from which epoch to which, and with which configuration: the first one first, the
-            trial itself last. Without copies, that is the trial alone.
+            The trials that trained the weights, with their epochs and configurations: the first one first, the trial
+            itself last. Without copies, that is the trial alone.
 
         Raises:
-            ValueError: where the run has no such trial, or its folder is gone.
+            ValueError: if the run has no such trial, or its folder is gone.
         """
         found = lineages(self.path, {record.trial: record.surrogate_epochs for record in self.trials})
         require(trial in found, "trial", trial, f"a trial of the run: one of {[*found]}")
@@ -169,24 +168,24 @@ class RunRecord(Portable):
 
     @property
     def best_schedule(self) -> dict[str, list[tuple[float, Any]]]:
-        """How the hyperparameters of the best trial's lineage changed in the sweep.
+        """The changes of hyperparameters in the best trial's lineage, in the sweep.
 
-        By key that changed, pairs: the share of the sweep's epochs from which on a value held, and the value. Finalists
-        train at full size with the last values. Empty where the sweep copied no trial of the lineage.
+        By key that changed, pairs: the share of the sweep's epochs at which a value began to hold, and the value.
+        Finalists train at full size with the last values. Empty if the sweep copied no trial of the lineage.
         """
         return schedule_of(self.lineage(self.best_trial))
 
     def dataframe(self) -> pd.DataFrame:
-        """One row a trial: number, status, scores, epochs, and a column `config/<name>` for each hyperparameter."""
+        """Return one row a trial: number, status, scores, epochs, and a column `config/<name>` a hyperparameter."""
         import pandas as pd
 
         return pd.DataFrame(map(row, self.trials))
 
     def curves(self) -> pd.DataFrame:
-        """One row a trial, stage, epoch and metric: how each trial learned.
+        """Return the learning curves: one row for each trial, stage, epoch and metric.
 
         Columns: `trial`; `stage`, "sweep" or "full size"; `epoch`, from 1; `metric`, a name "train_*" or "val_*"; and
-        `value`, NaN where it was not finite.
+        `value`, NaN if it was not finite.
         """
         import pandas as pd
 
@@ -202,19 +201,19 @@ class RunRecord(Portable):
 
 
 STAGES = {"surrogate": "sweep", "target": "full size"}
-"""What people call the stages of the journal."""
+"""The stages of the journal, by the names that people read."""
 
 COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "chance", "kept_epoch")
 
 
 def row(record: TrialRecord) -> dict[str, Any]:
-    """A trial as a row of the table of all: its numbers, and `config/<name>` for each hyperparameter."""
+    """Return a trial as a row of the table: its numbers, and `config/<name>` for each hyperparameter."""
     config = {f"config/{name}": value for name, value in flat(record.config).items()}
     return {name: getattr(record, name) for name in COLUMNS} | config
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by one name each: `{"a": {"b": 1}}` is `{"a/b": 1}`."""
+    """Flatten nested values: `{"a": {"b": 1}}` becomes `{"a/b": 1}`."""
     leaves: dict[str, Any] = {}
     for name, value in config.items():
         leaves |= flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}

@@ -19,11 +19,11 @@ from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.run.run_lock import held
 
 SHOWN = 8
-"""Trials in the table on a console; a page has all of them."""
+"""Number of trials in the table on a console; a page has all of them."""
 
 
 def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
-    """The best trials, those trained at full size first, and what the run cost.
+    """Draw a table of the best trials, those trained at full size first, and the cost of the run.
 
     Args:
         shown: Rows of the table; None for all trials.
@@ -45,7 +45,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
 
 
 def as_html(result: RunRecord, shown: int = SHOWN) -> str:
-    """The same as a piece of HTML, for notebooks."""
+    """Return the table and the lines of `render` as a piece of HTML, for notebooks."""
     result = result.shown()
     names, records = varied(result), best_first(result)[:shown]
     heads = ["trial", "surrogate (epochs)", "full size (epochs)", "status", *names]
@@ -66,14 +66,14 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
 
 
 def varied(result: RunRecord) -> list[str]:
-    """Names whose values differ between trials: the others do not tell why one beat another."""
+    """Return the names whose values differ between trials: the others do not explain why one beat another."""
     used = [record.used for record in result.trials]
     names = dict.fromkeys(name for values in used for name in values)
     return [n for n in names if len({repr(values.get(n)) for values in used}) > 1]
 
 
 def best_first(result: RunRecord) -> list[TrialRecord]:
-    """The winner, then records by how far their full-size models went and how well they did, or their surrogates."""
+    """Sort trials: first the winner, then by epochs and score of full-size models, then by those of surrogates."""
     sign = 1.0 if result.mode == "min" else -1.0
 
     def key(record: TrialRecord) -> tuple[float, ...]:
@@ -89,7 +89,7 @@ def best_first(result: RunRecord) -> list[TrialRecord]:
 
 
 def cost_line(result: RunRecord) -> str:
-    """What the run cost, and what training its surrogates spared (an estimate: see `Cost.spared_seconds`)."""
+    """Say the run's cost, and the time that its surrogates spared (an estimate: see `Cost.spared_seconds`)."""
     cost = result.cost
     line = (
         f"{cost.seconds:.1f} s: {cost.surrogate_epochs} epochs of surrogates in {cost.surrogate_seconds:.1f} s, "
@@ -103,9 +103,9 @@ def cost_line(result: RunRecord) -> str:
 
 
 def kept_weights(result: RunRecord) -> str:
-    """Which weights of the winner its metric is of: after which epoch, and whether they are averages.
+    """Say which of the winner's weights its metric measures: their epoch, and whether they are averages.
 
-    It says what the run's folder says, and no more. Empty where no full-size model has a metric.
+    The text says no more than the run's folder does. It is empty if no full-size model has a metric.
     """
     winner = next((trial for trial in result.trials if trial.trial == result.best_trial), None)
     if winner is None or not math.isfinite(result.best_metric):
@@ -115,13 +115,13 @@ def kept_weights(result: RunRecord) -> str:
 
 
 def chosen_line(result: RunRecord) -> list[str]:
-    """Which weights the winner hands back; nothing where no full-size model has a metric."""
+    """Say which weights the winner hands back; return no line if no full-size model has a metric."""
     by = kept_weights(result)
     return [f"trial {result.best_trial} wins, by {result.metric} ({result.mode}); it keeps {by}"] if by else []
 
 
 def doubt_line(result: RunRecord) -> list[str]:
-    """How sure the choice among the finalists is, and what to do about it; nothing where only one trained."""
+    """Say how sure the choice among the finalists is, and what to do about it; no line if only one trained."""
     trained = {record.trial: record for record in result.trials if not math.isnan(record.chance)}
     winner = trained.get(result.best_trial)
     if winner is None or len(trained) < 2:
@@ -138,7 +138,7 @@ def doubt_line(result: RunRecord) -> list[str]:
 
 
 def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
-    """Why a trial did not win that has a better score than the winner, as it was stopped."""
+    """Say why a trial with a better score than the winner's did not win: it was stopped."""
     sign = 1.0 if result.mode == "min" else -1.0
     stopped = [record for record in result.trials if record.status == "stopped" and math.isfinite(record.metric)]
     best = min(stopped, key=lambda record: sign * record.metric, default=winner)
@@ -150,7 +150,7 @@ def _better_line(result: RunRecord, winner: TrialRecord) -> list[str]:
 
 
 def agreement_line(result: RunRecord) -> list[str]:
-    """Whether full size ranks the finalists as their surrogates do; nothing for fewer than two."""
+    """Say whether full size ranks the finalists as their surrogates do; no line for fewer than two."""
     found = result.agreement
     if found is None or len(found.scores) < 2:
         return []
@@ -163,33 +163,33 @@ def agreement_line(result: RunRecord) -> list[str]:
 
 
 def state_of(record: RunRecord) -> str:
-    """A word for where a run stands; one that goes on on another machine looks interrupted."""
+    """Return a run's state in words; a run on another machine looks interrupted."""
     if record.ended:
         return "finished" if record.finished else "out of time"
     return "running" if held(record.path) else "interrupted"
 
 
 def explained(state: str) -> str:
-    """A state of a run with what to do about it."""
+    """Return a state of a run with advice."""
     if state == "interrupted":
         return "interrupted, or running elsewhere; repeat the call to resume"
     return "out of time; repeat the call with a larger `time_budget_s` to go on" if state == "out of time" else state
 
 
 def failed_and_diverged(record: RunRecord) -> str:
-    """How many trials raised, and how many have no finite score; empty where all went well."""
+    """Count the trials that raised, and those without a finite score; empty if all went well."""
     found = Counter(trial.status for trial in record.trials)
     counts = [f"{found[status]} {status}" for status in ("failed", "diverged") if found[status]]
     return f"of {len(record.trials)} trials, {' and '.join(counts)}" if counts else ""
 
 
 def failure_lines(record: RunRecord) -> list[str]:
-    """The last line of each sort of traceback, and how many trials raised one; last, who diverged."""
+    """Return the last line of each kind of traceback with the number of its trials, then the trials that diverged."""
     alike: dict[str, list[tuple[int, str]]] = {}
     for trial in record.trials:
         if trial.error:
             line = trial.error.strip().rpartition("\n")[2]
-            # Errors name the configuration, which differs.
+            # Errors name the configuration, which differs between trials.
             alike.setdefault(re.sub(r"\{.*\}", "", line), []).append((trial.trial, line))
     found = [(*trials[0], len(trials) - 1) for trials in alike.values()]
     lines = [f"failed: trial {first}{f' and {more} more' if more else ''}: {line}" for first, line, more in found]
@@ -201,10 +201,10 @@ def failure_lines(record: RunRecord) -> list[str]:
 
 
 def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
-    """The last lines of a run: what it found, what that cost, what failed, and what to type next.
+    """Return the last lines of a run: its result, its cost, its failures, and the next command to type.
 
     Args:
-        result: What the run found.
+        result: The result of the run.
         path: Its folder, as a user would type it.
         max_t: Epochs of a full training.
     """
@@ -232,7 +232,7 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
 
 
 def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
-    """How many trials came to which epoch, by stage: the epochs at which one of them stands."""
+    """Count, by stage, the trials that reached an epoch, for each epoch at which a trial stands."""
     found = {}
     for stage, epochs in (("surrogates", "surrogate_epochs"), ("full size", "epochs")):
         reached = [getattr(record, epochs) for record in result.trials if getattr(record, epochs)]
@@ -242,7 +242,7 @@ def rungs(result: RunRecord) -> dict[str, dict[int, int]]:
 
 
 def rung_lines(result: RunRecord) -> list[str]:
-    """The same in words, a line for each stage."""
+    """Say the counts of `rungs` in words, a line for each stage."""
     return [
         f"{stage}: {', '.join(f'{count} to epoch {stop}' for stop, count in counts.items())}"
         for stage, counts in rungs(result).items()
@@ -250,14 +250,14 @@ def rung_lines(result: RunRecord) -> list[str]:
 
 
 def best_line(result: RunRecord) -> str:
-    """The best so far in a few words; empty where no trial has a score."""
+    """Say the best score so far in a few words; empty if no trial has one."""
     score, stage = best_score(result)
     where = {"full size": "at full size", "surrogate": "on a surrogate", None: ""}[stage]
     return f"best {result.metric} {show(score, 4)} {where} (trial {result.best_trial})" if stage else ""
 
 
 def best_score(result: RunRecord) -> tuple[float, Literal["full size", "surrogate"] | None]:
-    """The best score and which of a trial's models has it: a surrogate before a full-size model has one."""
+    """Return the best score, and the model that has it: a surrogate, until a full-size model has a score."""
     if math.isfinite(result.best_metric):
         return result.best_metric, "full size"
     if result.best_config and math.isfinite(score := result.trials[result.best_trial].surrogate_metric):

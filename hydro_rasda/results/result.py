@@ -1,4 +1,4 @@
-"""What a run found: the best configuration, its trained model, every trial's record, and what each stage cost."""
+"""The result of a run: the best configuration, its trained model, every trial's record, and the cost of each stage."""
 
 from __future__ import annotations
 
@@ -38,33 +38,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class TuneResult(RunRecord):
-    """The outcome of `tune`. It can be pickled; the data stay behind, and the models where the run is.
+    """The outcome of `tune`. It can be pickled, without the data; the models stay in the run's folder.
 
-    `load` opens it again from the run's folder, also before the run is over; then it tells what there is so far.
+    `load` opens it again from the run's folder. Before the run is over, it has what was found so far.
 
     Attributes:
         best_config: The winner's configuration: of the full-size models that trained to the end, the best there (see
-            `RaceConfig.keep`). Where no full-size model has a metric yet, that of the surrogate that trained longest,
-            and is best there.
-        best_metric: The metric of the weights that the winner hands back, those of `TrialRecord.kept_epoch`; another
-            trial, which is worse in the end, may have a better one. NaN where no full-size model has a metric yet.
+            `RaceConfig.keep`). If no full-size model has a metric yet, it is that of the best surrogate among those
+            that trained longest.
+        best_metric: The metric of the weights that the winner hands back, those of `TrialRecord.kept_epoch`. A trial
+            that is worse in the end may have a better one. NaN if no full-size model has a metric yet.
         best_trial: Number of the trial with that configuration.
         trials: A record for each configuration, in the order of sampling.
         mode: "min" or "max".
-        expected_gain: What training one more configuration to the end at full size would be expected to improve
-            `best_metric` by, were it as good as the finalists; NaN where fewer than two trained there.
+        expected_gain: Expected improvement of `best_metric` by one more full-size training to the end, of a
+            configuration as good as the finalists. NaN if fewer than two trained there.
         transfer: How far the surrogates' ranking can be trusted; None unless `sweep.check_transfer` was asked for.
-        agreement: How full size ranks the finalists, compared with their surrogates, after the first epoch at which the
-            race let any of them go; None with `sweep.surrogate=1`, and where none trained at full size. It costs
-            nothing, and four finalists seldom tell; `transfer` compares more.
+        agreement: Compares the ranking of the finalists at full size with that of their surrogates, after the first
+            epoch at which the race stopped any of them. None with `sweep.surrogate=1`, or if none trained at full size.
+            It costs nothing, but four finalists seldom tell; `transfer` compares more.
         path: The run directory, absolute.
-        finished: Whether the run came to its end, also where a score was as good as `stop_at` asks. False where the
-            time budget ended it before, and where `load` opened a run that still goes on, or that was interrupted.
-        ended: Whether nothing trains any more: it is finished, or its time budget is spent.
-        keep: Which epoch of a full-size training counts: its "best", or its "last". None where an earlier version made
+        finished: True if the run came to its end, or if a score was as good as `stop_at` asks. False if the time budget
+            ended it before, or if `load` opened a run that still goes on or was interrupted.
+        ended: True if nothing trains any more: the run is finished, or its time budget is spent.
+        keep: The epoch of a full-size training that counts: its "best", or its "last". None if an earlier version made
             the run, and did not write it down.
-        averaged: Whether the weights that `best_metric` is of, and that `best_model` gives, are averages over steps
-            (`ema`). None where no full-size model was trained, where `race.train` trained it, or as for `keep`.
+        averaged: True if the weights that `best_metric` measures and `best_model` gives are averages over steps
+            (`ema`). None if no full-size model was trained, if `race.train` trained it, or if an earlier version made
+            the run.
     """
 
     _problem: Problem
@@ -96,7 +97,7 @@ class TuneResult(RunRecord):
             "full_size": None,
             "metrics": None,
             "plans": Plans(),
-            # Its `lr_rule` may be a function, too, and no result calls it.
+            # `lr_rule` may be a function, too, and no result calls it.
             "settings": replace(problem.settings, race=replace(problem.settings.race, lr_rule="auto")),
         }
         functions = {name: dumped(getattr(problem, name)) for name in ("model_fn", "objective", "metrics")}
@@ -110,16 +111,16 @@ class TuneResult(RunRecord):
         return {**state, "_problem": problem}
 
     def best_model(self, trial: int | None = None, model_fn: Callable[..., nn.Module] | None = None) -> nn.Module:
-        """The trained full-size model, in evaluation mode, on the device that it was trained on.
+        """Return the trained full-size model, in evaluation mode, on the device that it was trained on.
 
         Args:
-            trial: Number of another finalist whose model is wanted.
-            model_fn: The model function of the run, where the result was loaded, or unpickled without it.
+            trial: Number of the finalist whose model is wanted; None: the best.
+            model_fn: The model function of the run, if the result was loaded, or unpickled without it.
 
         Raises:
-            ValueError: where that trial was not trained at full size, or the model function is not there.
-            FileNotFoundError: where the run has gone on since it was loaded, and its checkpoint is another one now.
-            RuntimeError: where the checkpoint is not what was written.
+            ValueError: if that trial was not trained at full size, or the model function is missing.
+            FileNotFoundError: if the run has gone on since it was loaded, and its checkpoint is another one now.
+            RuntimeError: if the checkpoint is not the one that was written.
         """
         if model_fn is not None:
             check_function("model_fn", model_fn, 1, 2, rule="the model function of the run", or_class=True)
@@ -137,68 +138,70 @@ class TuneResult(RunRecord):
         """Write the best model for others to load; neither data nor model function are needed.
 
         Args:
-            path: A folder, which is made. `model.safetensors` there is the state dict of the full-size model (with the
-                trial, its metric and the epoch as metadata), `config.json` its configuration; values that JSON has no
-                form for, such as functions, are there as their names. Files of these names are replaced.
-            trial: Number of another finalist whose model is wanted.
+            path: A folder, which is made. `model.safetensors` there is the state dict of the full-size model, with the
+                trial, its metric and the epoch as metadata. `config.json` is its configuration, with names in place of
+                values that JSON has no form for, such as functions. Files of these names are replaced.
+            trial: Number of the finalist whose model is wanted; None: the best.
 
         Returns:
             The folder.
 
         Raises:
-            ValueError: where that trial was not trained at full size, or its state holds more than tensors.
-            FileNotFoundError: where its checkpoint is gone.
-            RuntimeError: where it is not what was written.
+            ValueError: if that trial was not trained at full size, or its state holds more than tensors.
+            FileNotFoundError: if its checkpoint is gone.
+            RuntimeError: if the checkpoint is not the one that was written.
         """
         check_path("path", path)
         return save_model(self, path, trial)
 
     def recipe(self, trial: int | None = None) -> str:
-        """A plain torch loop, as text, that trains the best model again; it needs torch and NumPy, not this library.
+        """Write a plain torch loop, as text, that trains the best model again with torch and NumPy alone.
 
         It defines `train(model_fn, train_data, loss_fn)`, or `train(model_fn, train_data, objective)`, which returns
-        the trained model. In it are the optimizer with all its values, the schedule with its warm-up, the clipping, the
-        precision, the averages of the weights, the seeds, and after which epoch the run kept the weights; there it
-        ends, though the schedule is that of `max_t` epochs. On one thread of a CPU, it comes to the weights of
-        `best_model`, to rounding, by the same versions of torch and NumPy. Elsewhere, sums are added up in
-        another order, which training can magnify. Values that cannot be written down, such as functions and secrets,
-        are arguments of `train`.
+        the trained model. It contains the optimizer with all its values, the schedule with its warm-up, the clipping,
+        the precision, the averages of the weights, and the seeds. It ends after the epoch whose weights the run kept,
+        though the schedule is that of `max_t` epochs. On one thread of a CPU, with the same versions of torch and
+        NumPy, it yields the weights of `best_model` up to rounding. Elsewhere, sums are added up in another order,
+        which training can magnify. Values that cannot be written down, such as functions and secrets, are arguments of
+        `train`.
 
             made = {}
             exec(result.recipe(), made)
             model = made["train"](model_fn, train_data, loss_fn)
 
-        Code and data are to be those that the run was made with. Three things differ by more than rounding: several
-        workers draw other dropout, and take batch statistics each of their own share; with `accumulate`, parts of a
-        batch count by their examples, where the run counts targets that are not ignored, or weights; and data that draw
-        random numbers on a GPU draw others.
+        Use the code and data that the run was made with. Three things differ by more than rounding. Several workers
+        draw other dropout, and each takes the batch statistics of its own share. With `accumulate`, parts of a batch
+        count by their examples, whereas the run counts targets that are not ignored, or weights. Data that draw random
+        numbers on a GPU draw others.
 
         Args:
-            trial: Number of another finalist whose training is wanted.
+            trial: Number of the finalist whose training is wanted; None: the best.
 
         Raises:
-            ValueError: where that trial was not trained at full size, or the run's folder is gone. And where no plain
-                loop repeats the training: `race.train` trained it; workers were added in training, and batch and
-                learning rate with them; it went on from another trial's weights (PBT); its objective says how
-                parameters are updated, as those of `tune_trainer` and `tune_module` do; or the optimizer or the
-                schedule is a function, of which a loaded run knows the name alone.
-            FileNotFoundError: where its checkpoint is gone.
+            ValueError: if that trial was not trained at full size, or the run's folder is gone. Also if no plain loop
+                repeats the training. This is so if `race.train` trained it, or if it went on from another trial's
+                weights (PBT). It is so if workers were added in training, and batch and learning rate grew with them.
+                It is so if the objective says how parameters are updated, as those of `tune_trainer` and `tune_module`
+                do. It is so if the optimizer or the schedule is a function, of which a loaded run knows only the name.
+            FileNotFoundError: if its checkpoint is gone.
         """
         from hydro_rasda.results.recipe import recipe_of
 
         return recipe_of(self, self._problem, trial)
 
     def as_lambda_lr(self, optimizer: Optimizer, steps_per_epoch: int, epochs: int | None = None) -> LambdaLR:
-        """Make torch's scheduler of the winner's schedule and warm-up, to be stepped after each step of the optimizer.
+        """Make a torch scheduler of the winner's schedule and warm-up.
+
+        Call its `step` after each step of the optimizer.
 
         Args:
-            optimizer: Its learning rates are the highest ones, `best_config["lr"]` for instance.
+            optimizer: An optimizer with the highest learning rates, such as `best_config["lr"]`.
             steps_per_epoch: Steps of the optimizer in an epoch, >= 1.
-            epochs: Of the training, over which the schedule is stretched; None: `max_t`.
+            epochs: Epochs of the training, over which the schedule is stretched; None: `max_t`.
 
         Raises:
-            ValueError: where `tune_trainer` or `tune_module` set the schedule by arguments of their own, or it is a
-                function of which a loaded run knows the name alone.
+            ValueError: if `tune_trainer` or `tune_module` set the schedule by their own arguments. Also if it is a
+                function, of which a loaded run knows only the name.
         """
         if getattr(as_given(self._problem.objective), "optimizer_settings", None) is not None:
             raise ValueError("the objective sets the schedule by itself (`optimizer_settings`): ask what made it")
@@ -206,32 +209,32 @@ class TuneResult(RunRecord):
         return as_lambda_lr(optimizer, self.best_config, epochs or self._problem.settings.max_t, steps_per_epoch)
 
     def to_optuna(self) -> Study:
-        """The run as a study of Optuna's, in memory, for its importances, plots and dashboard.
+        """Return the run as an Optuna study, in memory, for Optuna's importances, plots and dashboard.
 
-        A trial's parameters are what the space lets vary, `a/b` where it is nested; constants are left out. Its value
-        and intermediate values, one an epoch, are those at full size, or on the surrogate where it was trained there
-        alone: such a trial counts for importances, but is infeasible, so that Optuna's best trial is this result's. One
-        that diverged or failed has failed, unless an epoch of it counts (`keep="best"`); one that has not begun waits.
-        `user_attrs` tell the stage, both metrics, the status and the probability of being the best. Ranges are wider
-        than the space's where PBT left it.
+        A trial's parameters are the keys that the space lets vary, nested ones as `a/b`; constants are left out. Its
+        value and its intermediate values, one an epoch, are those at full size. A trial that trained on the surrogate
+        alone has the values there. It counts for importances, but is infeasible, so that Optuna's best trial is this
+        result's. A trial that diverged or failed has state FAIL, unless an epoch of it counts (`keep="best"`). One that
+        has not begun has state WAITING. `user_attrs` tell the stage, both metrics, the status and the probability of
+        being the best. Ranges are wider than the space's if PBT left the space.
 
         Raises:
-            ImportError: where Optuna is not there (the extra `hydro-rasda[optuna]`).
-            ValueError: where the run's folder is gone.
+            ImportError: if Optuna is not installed (the extra `hydro-rasda[optuna]`).
+            ValueError: if the run's folder is gone.
         """
         return make_study(self)
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> dict[str, float]:
-        """The metrics of the best model over a data set such as the test set, those of `tune(metrics=...)` among them.
+        """Measure the best model on a data set such as the test set, by the metrics of `tune(metrics=...)`, too.
 
         Args:
             data: In any form that `tune` takes.
-            batch_size: Examples at a time; None: as many as `tune` validated with, which gives `best_metric` again
-                for the validation set, to the last digit (but for rounding where the sweep trained that model to its
-                end, fused with others).
+            batch_size: Examples at a time; None: as many as `tune` validated with. For the validation set, None gives
+                `best_metric` again to the last digit. Rounding differs if the sweep trained that model to its end,
+                fused with others.
 
         Raises:
-            ValueError: where one of them is none of these.
+            ValueError: if `data` is in no such form, or `batch_size` is below 1.
         """
         check_int("batch_size", batch_size, at_least=1, optional=True)
         model = self.best_model()
@@ -249,10 +252,10 @@ class TuneResult(RunRecord):
         return found if whole is None else found | measured(whole, *(one[0] for one in collected.whole()))
 
     def report(self, path: str | Path) -> Path:
-        """Write the run as one HTML page, which works offline: the answer, its cost, and the figures of `plots`.
+        """Write the run as one HTML page that works offline: the answer, its cost, and the figures of `plots`.
 
-        The page has the best configuration and how sure it is, curves, importances, a timeline, tracebacks of what
-        failed, and the call that made the run. `hydro-rasda report` writes the same.
+        The page has the best configuration and its confidence, curves, importances, a timeline, tracebacks of failed
+        trials, and the call that made the run. `hydro-rasda report` writes the same.
 
         Args:
             path: The file. Its folder is made; a file of this name is replaced.
@@ -261,7 +264,7 @@ class TuneResult(RunRecord):
             The file.
 
         Raises:
-            ImportError: where what draws it is not there (the extra `hydro-rasda[report]`).
+            ImportError: if the drawing library is not installed (the extra `hydro-rasda[report]`).
         """
         from hydro_rasda.page import write_page
 
@@ -269,13 +272,13 @@ class TuneResult(RunRecord):
         return write_page(self, Path(path))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the best configuration, the best trials, and the cost."""
+        """Return the HTML that a notebook shows: the best configuration, the best trials, and the cost."""
         from hydro_rasda.results.report import as_html
 
         return as_html(self)
 
     def __rich__(self) -> Group:
-        """The table of the best trials and the cost, for a rich console."""
+        """Return the table of the best trials and the cost, for a rich console."""
         from hydro_rasda.results.report import render
 
         return render(self)
@@ -285,7 +288,7 @@ def make_result(run: Run, finalists: list[int]) -> TuneResult:
     """Sum up a run that is over.
 
     Raises:
-        AllTrialsFailed: where no finalist has a finite metric.
+        AllTrialsFailed: if no finalist has a finite metric.
     """
     if not eligible(run, finalists):
         errors = "\n\n".join(run.failures[n] for n in finalists if n in run.failures)

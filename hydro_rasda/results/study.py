@@ -26,7 +26,7 @@ _UNBOUNDED = re.compile(r"(?:(?:float|integer) normal|sample_from)\(.*\)")
 
 
 def make_study(record: RunRecord) -> Study:
-    """See `TuneResult.to_optuna`."""
+    """Make the study: see `TuneResult.to_optuna`."""
     try:
         import optuna
     except ImportError as error:
@@ -48,7 +48,7 @@ def make_study(record: RunRecord) -> Study:
     )
     for name, value in {"metric": record.metric, "run": str(record.path), "finished": record.finished}.items():
         study.set_user_attr(name, value)
-    # As in `summary.eligible`: last weights count of those that came furthest, best ones of all.
+    # As in `summary.eligible`: last weights count only in trials that came furthest, best ones in all.
     furthest = max((trial.epochs for trial in record.trials if math.isfinite(trial.metric)), default=0)
     enough = max(1, furthest) if asked["keep"] == "last" else 1
     for i, trial in enumerate(record.trials):
@@ -75,7 +75,7 @@ def _trial(
     scored = math.isfinite(value)
     curve = {line["epoch"]: line[record.metric] for line in trial.history if line["stage"] == stage}
     more = ("status", "surrogate_metric", "surrogate_epochs", "epochs", "kept_epoch", "chance", "error")
-    # Who trained on the surrogate alone can be better there than the best model is at full size, and cannot win for it.
+    # A trial of the surrogate alone may score better there than the best model at full size, but it cannot win.
     may_win = trial.epochs >= enough
     return create_trial(
         state=TrialState.COMPLETE if scored else TrialState.FAIL,
@@ -89,7 +89,7 @@ def _trial(
 
 
 def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
-    """A key in Optuna's terms, whose branches may draw it from several domains."""
+    """Translate a key, which several branches may draw from several domains, to Optuna's terms."""
     if len(laws) == 1:
         return distribution(min(laws), values)
     numeric = all(type(value) in (int, float) for value in values)
@@ -97,12 +97,12 @@ def _distribution(laws: Set[str], values: Sequence[Any]) -> BaseDistribution:
 
 
 def distribution(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """A domain of the space in Optuna's terms.
+    """Translate a domain of the space to Optuna's terms.
 
     Args:
-        words: As `space.describe` has it: "float loguniform(0.0001, 1)", "choice(['sgd', 'adamw'])".
-        values: What the trials have of it. A range is as wide as they need, as PBT leaves the domain's; a domain
-            without bounds spans them; of categories that are objects, these are all that is known.
+        words: The domain, as `space.describe` writes it: "float loguniform(0.0001, 1)", "choice(['sgd', 'adamw'])".
+        values: The trials' values. A range is as wide as they need, since PBT may leave the domain's. A domain without
+            bounds spans them. If categories are objects, these are all that is known.
     """
     from optuna.distributions import FloatDistribution, IntDistribution
 
@@ -135,7 +135,7 @@ def _span(values: Sequence[Any]) -> BaseDistribution:
 
 
 def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
-    """Those of the domain, as far as its words tell, and those that trials have."""
+    """Return the categories of the domain, as far as its words tell, and those that trials have."""
     from optuna.distributions import CategoricalDistribution
 
     found = _CHOICE.fullmatch(words)
@@ -147,7 +147,7 @@ def _categories(words: str, values: Sequence[Any]) -> BaseDistribution:
 
 
 def _category(value: Any) -> Any:
-    """A value as Optuna can store it: what is no plain value as its JSON."""
+    """Return a value as Optuna can store it: JSON if it is no plain value."""
     value = jsonable(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value)
 
@@ -157,7 +157,7 @@ def _varies(words: str) -> bool:
 
 
 def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each key that a configuration can have, with the words for its domain: once for each branch that has it."""
+    """Yield each key that a configuration can have, with its domain in words: once for each branch that has it."""
     for name, words in space.items():
         if isinstance(words, Mapping):
             yield from _leaves(words, (*path, name))
@@ -169,7 +169,7 @@ def _leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> list[Any]:
-    """The value under a path; none where the configuration is of another branch."""
+    """Return the value under a path; none if the configuration is of another branch."""
     value: Any = config
     for name in path:
         if not isinstance(value, Mapping) or name not in value:

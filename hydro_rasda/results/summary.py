@@ -1,4 +1,4 @@
-"""What a run has found so far, summed up from where it stands: no torch, no Ray, no disk."""
+"""Summing up what a run has found so far, without torch, Ray or the disk."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hydro_rasda.schedulers import Agreement, agreement, chances, expected_gain,
 
 
 def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = None) -> RunRecord:
-    """What a run has found so far, whatever became of it.
+    """Sum up what a run has found so far, whether it is over or not.
 
     Args:
-        finalists: All that were trained at full size.
-        undecided: Trials that may train on; None where the run is over.
+        finalists: All trials that were trained at full size.
+        undecided: Trials that may train on; None if the run is over.
     """
     over, max_t = undecided is None, run.settings.max_t
     able = eligible(run, finalists)
@@ -58,8 +58,11 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
 
 
 def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
-    """How full size ranks those that trained there and raised nothing; None where surrogates are the models, or none
-    has a score at full size."""
+    """Compare how full size and surrogates rank the trials that trained at full size and did not fail.
+
+    Returns:
+        None if the surrogates are the models, or no trial has a score at full size.
+    """
     began = [n for n in finalists if run.epochs("target", n) and n not in run.failures]
     epoch = min((run.epochs("target", n) for n in _scored(run, began)), default=0)
     if run.settings.sweep.surrogate == 1 or not epoch:
@@ -70,10 +73,10 @@ def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
 
 
 def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
-    """The winner and its metric at full size; where none has one, the best surrogate, and NaN.
+    """Return the winner and its metric at full size; if no trial has one, the best surrogate, and NaN.
 
-    The winner is the best at its end (`deciding_curve`). Where no training came to an end, or a score was as good as
-    `stop_at` asks, it is the best that is kept.
+    The winner is the best at its end (`deciding_curve`). If no training came to an end, or a score was as good as
+    `stop_at` asks, it is the trial whose kept weights are best.
     """
     if able := eligible(run, finalists):
         ended = [] if found_enough(run) else [n for n in able if at_the_end(run, n)]
@@ -86,14 +89,14 @@ def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
 
 
 def swept_epochs(trial: TrialRecord, surrogate: float) -> int:
-    """The first epochs of a full-size training that the sweep trained, at full width and without averages."""
+    """Count the first epochs of a full-size training that the sweep trained, at full width and without averages."""
     if surrogate != 1:
         return 0
     return min((line["epoch"] - 1 for line in trial.history if line["stage"] == "target"), default=trial.epochs)
 
 
 def _averaged(run: Run, trial: TrialRecord) -> bool | None:
-    """Whether the weights that count are averages over steps; None where no loop of the library trained them."""
+    """Tell whether the weights that count are averages over steps; None if no loop of the library trained them."""
     if not trial.epochs or run.problem.full_size is not None:
         return None
     averages = run.settings.race.keep == "best" and run.settings.race.ema > 0
@@ -101,21 +104,25 @@ def _averaged(run: Run, trial: TrialRecord) -> bool | None:
 
 
 def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
-    """Whether the weights of a finished run's winner are damaged: it then counts as not begun, and trains again."""
+    """Drop a finished run's winner if its weights are damaged, so that it trains anew; return whether it was
+    dropped."""
     winner, _ = best_of(run, tried_targets(run, finalists))
     return winner in finalists and winner in run.checkpoints and source_of(run, winner) is None
 
 
 def eligible(run: Run, finalists: Sequence[int]) -> list[int]:
-    """The finalists that may win: they have a finite metric and, where last weights count, came furthest."""
+    """Return the finalists that may win: they have a finite metric and, if last weights count, came furthest."""
     if run.settings.race.keep == "best":
         return [n for n in finalists if math.isfinite(_kept(run, n)[1])]
     return _longest_trained(run, finalists)
 
 
 def _longest_trained(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[int]:
-    """Of the trials that trained with success, those that came furthest: where last weights count, a better score of
-    one that was stopped earlier is no promise, as it says nothing of what it would have come to."""
+    """Return the trials with a finite score that came furthest.
+
+    If last weights count, a better score of a trial that was stopped earlier is no promise: it does not tell where that
+    trial would have ended.
+    """
     scored = _scored(run, numbers, stage)
     last = max((run.epochs(stage, n) for n in scored), default=0)
     return [n for n in scored if run.epochs(stage, n) == last]
@@ -126,8 +133,10 @@ def _scored(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[i
 
 
 def _kept(run: Run, number: int) -> tuple[int, float]:
-    """The full-size epoch whose weights count, and the metric after it. The best epoch of a trial counts whatever came
-    later: it may have diverged, or raised."""
+    """Return the full-size epoch whose weights count, and the metric after it.
+
+    A trial's best epoch counts even if it diverged or raised later.
+    """
     score = run.score("target", number)
     last = run.epochs("target", number), score
     return run.best.get(number, last) if run.settings.race.keep == "best" or math.isfinite(score) else last

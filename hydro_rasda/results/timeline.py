@@ -1,4 +1,4 @@
-"""When a run did what, from its journal alone: which groups trained beside each other, and the best score over time."""
+"""The timeline of a run, from its journal alone: trainings beside each other, and the best score over time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Training:
 
     Attributes:
         stage: "surrogate" or "target".
-        trials: Which; their number is the width of the group.
+        trials: The trials' numbers; their count is the width of the group.
         start: Epochs trained before.
         stop: Epochs trained after.
         began: Seconds of the run when it began.
         ended: Seconds of the run when it was recorded.
-        device: The device's number; None where the journal does not say.
-        lane: Place beside what trained at the same time, on the same device where that is known; from 0.
+        device: The device's number; None if the journal does not say.
+        lane: Place, from 0, beside other trainings at the same time, on the same device if that is known.
     """
 
     stage: Stage
@@ -52,18 +52,18 @@ class Best:
 
 
 def journal_of(record: RunRecord) -> Mapping[str, Unit]:
-    """The finished units of a run; none where its folder is gone."""
+    """Return the finished units of a run; none if its folder is gone."""
     return read_units(Path(record.path) / JOURNAL).units
 
 
 def trainings(units: Mapping[str, Unit]) -> list[Training]:
-    """All that was trained, in the order in which it began."""
+    """Return all trainings, in the order in which they began."""
     found = sorted(_trainings(units), key=lambda each: (each.began, each.ended, each.trials))
     free: dict[int | None, list[float]] = {}
     placed = []
     for each in found:
         lanes = free.setdefault(each.device, [])
-        # What ended a moment ago leaves its lane free: ends are recorded after the fact.
+        # A training that ended a moment ago leaves its lane free: ends are recorded after the fact.
         slack = 0.02 * (each.ended - each.began)
         lane = next((i for i, until in enumerate(lanes) if until <= each.began + slack), len(lanes))
         lanes[lane : lane + 1] = [each.ended]
@@ -87,7 +87,7 @@ def _trainings(units: Mapping[str, Unit]) -> Iterator[Training]:
 
 
 def busy_share(trained: Sequence[Training]) -> float:
-    """Of the time from the first beginning to the last end, the share in which any of these trained; NaN of none."""
+    """Return the share of the time, from the first beginning to the last end, in which any trained; NaN of none."""
     if not trained:
         return math.nan
     busy, until = 0.0, -math.inf
@@ -99,7 +99,7 @@ def busy_share(trained: Sequence[Training]) -> float:
 
 
 def best_over_time(units: Mapping[str, Unit], record: RunRecord) -> dict[Stage, list[Best]]:
-    """Of each stage, each time that a trial was better than all before; when its unit of work was recorded."""
+    """List, by stage, each score that was better than all before, at the time when its unit of work was recorded."""
     sign = 1 if record.mode == "min" else -1
     found: dict[Stage, list[Best]] = {}
     for unit in units.values():

@@ -1,1 +1,1 @@
-"""A run: what it is, where it stands, what it keeps, what a user sees of it, and what it found."""
+"""A run: its identity, its state, its files, its events, and its messages."""

@@ -1,6 +1,6 @@
-"""What was measured on this machine, kept for later runs, a file for each measurement.
+"""A cache of measurements of this machine, for later runs: a file for each measurement.
 
-It is a cache: it may be wrong, missing or unwritable, and then it is measured again.
+An entry may be wrong, missing or unwritable: then the library measures again.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 from hydro_rasda.run.files import write_atomically
 
 WEEKS = 4
-"""After which it is measured again: by then what else runs on a machine, its drivers or its cooling may be others."""
+"""Weeks after which it is measured again: other programs, drivers or cooling may have changed the machine's speed."""
 
 Measured = dict[str, Any]
 
 
 def cache_folder() -> Path:
-    """Where measurements are kept, a file for each: below HYDRO_RASDA_CACHE, or the user's cache folder.
+    """Return the folder of the measurements: below HYDRO_RASDA_CACHE, or the user's cache folder.
 
     Raises:
-        RuntimeError: where the user has no home.
+        RuntimeError: if the user has no home.
     """
     root = os.environ.get("HYDRO_RASDA_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "hydro_rasda" / "measured"
 
 
 def recall(key: str) -> Measured | None:
-    """What was measured under a key in the last weeks; None where it is not there. Its values may be odd."""
+    """Return a key's measurement of the last weeks; None if there is none. Its values may be invalid."""
     try:
         measured = json.loads(_file(key).read_text())
         return measured if _is_fresh(measured, key) else None
@@ -43,7 +43,7 @@ def recall(key: str) -> Measured | None:
 
 
 def remember(key: str, measured: Measured) -> None:
-    """Keep what was measured, if that can be written at all."""
+    """Keep a measurement; warn if it cannot be written."""
     try:
         file = _file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -53,12 +53,12 @@ def remember(key: str, measured: Measured) -> None:
 
 
 def is_positive(number: Any) -> bool:
-    """Whether something that was read is a finite number above 0."""
+    """Tell whether a value that was read is a finite number above 0."""
     return type(number) in (int, float) and math.isfinite(number) and number > 0
 
 
 def is_count(text: str) -> bool:
-    """Whether a key that was read is an integer above 0."""
+    """Tell whether a key that was read is an integer above 0."""
     return text.isdecimal() and len(text) < 10 and int(text) > 0
 
 
@@ -71,8 +71,8 @@ def _is_fresh(measured: Any, key: str) -> bool:
 
 @functools.cache
 def _say_it_is_not_kept(why: str) -> None:
-    """Once in a process."""
-    warnings.warn(f"what is measured on this machine cannot be kept for later runs ({why})", stacklevel=3)
+    """Warn, once in a process."""
+    warnings.warn(f"measurements of this machine cannot be kept for later runs ({why})", stacklevel=3)
 
 
 def _file(key: str) -> Path:

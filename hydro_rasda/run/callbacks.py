@@ -1,4 +1,4 @@
-"""Callbacks: what gets the events of a run while it goes on."""
+"""Callbacks: they get the events of a run while it goes on."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hydro_rasda.run.events import Event
 
 
 class Callback(Protocol):
-    """Gets each event of a run, one after another, in the process that called `tune`.
+    """An object that gets each event of a run, one after another, in the process that called `tune`.
 
     The run waits until it returns. A callback that raises is left out from then on, and the run goes on.
     """
 
     def on_event(self, event: Event) -> None:
-        """Called after the event, and after the journal has it."""
+        """Take an event: called after it happened, and after the journal has it."""
         ...
 
 
 Listener = Callback | Callable[[Event], None]
-"""What `tune(callbacks=...)` takes: a callback, or a function in its place."""
+"""An item of `tune(callbacks=...)`: a callback, or a function in its place."""
 
 
 def check_callbacks(callbacks: Sequence[Listener]) -> None:
     """Refuse what `tune(callbacks=...)` cannot take.
 
     Raises:
-        ValueError: where it is no list, or one in it is neither a function nor an object with `on_event`.
+        ValueError: if it is no list, or an item is neither a function nor an object with `on_event`.
     """
     rule = "a list of functions of an event, or of objects with a method `on_event`"
     require(isinstance(callbacks, (list, tuple)), "callbacks", callbacks, rule)
@@ -54,7 +54,7 @@ class Callbacks:
         return bool(self._callbacks)
 
     def notify(self, event: Event) -> None:
-        """Give an event to all. One that raises is named in a warning, and left out from then on."""
+        """Give an event to all callbacks; name one that raises in a warning, and leave it out from then on."""
         for callback in list(self._callbacks):
             try:
                 _function(callback)(event)

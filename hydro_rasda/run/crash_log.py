@@ -1,7 +1,7 @@
-"""What a process does itself that may end it, noted in a file, so that the next process knows what it died of.
+"""A note in a file of the work that may end the process, so that the next process knows the cause of death.
 
-Where nothing can be forked (a GPU, data in an open file), the user's code runs in the tuner's own process: what ends
-that, as a segmentation fault does, would end it again whenever the run goes on.
+If nothing can be forked (a GPU, data in an open file), the user's code runs in the tuner's own process. A segmentation
+fault there ends the tuner, and would end it again whenever the run goes on.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 from hydro_rasda.run.files import open_regular, read_json, remove
 
 DEATHS = 2
-"""So often a process dies of a piece of work before the work is taken to be the cause."""
+"""Number of deaths in a row at a piece of work after which the work is taken to be the cause."""
 
 
 class CrashLog:
-    """The piece of work that is under way, how far it is, and what earlier processes died of.
+    """The piece of work that is under way, its progress, and the work at which earlier processes died.
 
-    Whoever kills a process from outside kills it anywhere; what ends it by itself does so at the same place. Deaths
-    therefore count only where they follow each other at the same place of the same work.
+    A kill from outside comes at any place; a fault of the work itself comes at the same place. Deaths therefore count
+    only if they follow each other at the same place of the same work.
 
     Args:
-        file: Where it is noted; None notes nothing.
+        file: The file of the note; None notes nothing.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -44,7 +44,7 @@ class CrashLog:
                 self._deaths[what] = at, count + 1 if before == at else 1
 
     def blamed(self, what: str) -> str:
-        """Whether a piece of work has ended processes and is to be left alone: how, in words, or nothing."""
+        """Say how a piece of work has ended processes, if it is to be left alone; else return an empty text."""
         at, count = self._deaths.get(what, (0, 0))
         if count < DEATHS:
             return ""
@@ -52,7 +52,7 @@ class CrashLog:
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Within it, a piece of work is under way; what it raises is no death."""
+        """Note a piece of work as under way within the context; an exception is no death."""
         self._note((what, 0))
         try:
             yield
@@ -61,7 +61,7 @@ class CrashLog:
             self._note(None)
 
     def reached(self, epoch: int) -> None:
-        """The work that is under way has come to an epoch."""
+        """Note that the work under way has reached an epoch."""
         if self._now is not None:
             what, _ = self._now
             if epoch > self._deaths.get(what, (epoch, 0))[0]:
@@ -76,12 +76,12 @@ class CrashLog:
             self._handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         told: dict[str, Any] = {"now": now, "deaths": self._deaths}
         content = json.dumps(told).encode()
-        # In one write, which a death cannot cut. Not synced: what outlives the process is enough.
+        # In one write, which a death cannot cut. Not synced: the note need only outlive the process.
         os.pwrite(self._handle, content.ljust(self._length), 0)
         self._length = max(self._length, len(content))
 
     def close(self) -> None:
-        """Leave no file, unless it says what processes died of."""
+        """Remove the file, unless it notes deaths of processes."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle, self._length = -1, 0

@@ -1,4 +1,4 @@
-"""A digest of the content of a run's data, by which a later call knows them again; large data are sampled."""
+"""A digest of the content of a run's data, by which a later call recognizes them; large data are sampled."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hydro_rasda.data import Data
 from hydro_rasda.run.fingerprint import content, digest, spread_indices, unchanged
 
 ITEMS = 32
-"""Examples of a data set that are read, at even distances."""
+"""Number of examples of a data set that are read, at even distances."""
 
 
 def data_digest(data: Data, batch_size: int) -> str:
-    """Digest of a user's data: tensors by their bytes, a data set by some of its examples, a loader by its first batch.
+    """Digest a user's data: tensors by their bytes, a data set by some of its examples, a loader by its first batch.
 
-    What is read differently twice from the same seed does not count.
+    Values that differ between two reads from the same seed do not count.
 
     Args:
         data: In any form that `tune` takes.
-        batch_size: What a function that makes loaders is asked for.
+        batch_size: The batch size that is passed to a function that makes loaders.
     """
     if isinstance(data, (tuple, list)) and all(isinstance(t, (Tensor, np.ndarray)) for t in data):
         return digest(content(tuple(data)))

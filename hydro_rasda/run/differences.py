@@ -1,4 +1,4 @@
-"""What tells two runs apart, in words, by what their `run.json` says."""
+"""The differences between two runs, in words, by their `run.json`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _WORDS = {
     "val_data": _OF_DATA,
 }
 _NO_DIFFERENCE = ("digests", "environment", "python", "train_data", "val_data")
-"""What is compared by its digest, or is told without being a part of the run."""
+"""Keys that are compared by their digests, or that are noted without being a part of the run."""
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What tells two runs apart, in words.
+    """Say how two runs differ.
 
     Args:
-        was: As `run.json` has it: settings, outlines, and by argument the "digests".
+        was: The content of `run.json`: settings, outlines, and by argument the "digests".
 
     Returns:
-        Differences in what decides: settings, space, searcher, the model's parameters. And those in code and data,
-        with which one may go on knowingly. More samples are no difference: a run can grow.
+        Two lists. The first has differences that forbid resuming: settings, space, searcher, the model's parameters.
+        The second has those in code and data, with which a user may go on knowingly. More samples are no difference: a
+        run can grow.
     """
     deciding = {key: _told(key, was.get(key), now.get(key)) for key in {**now, **was} if key not in _NO_DIFFERENCE}
     knowing: dict[str, str | None] = {}
@@ -46,15 +47,16 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
                 deciding[name] = deciding.get(name) or told
     if knowing and was.get("python") != now.get("python"):
         knowing["python"] = (
-            f"functions look different where Python is another: {was.get('python')}, now {now.get('python')}"
+            f"functions look different under another version of Python: {was.get('python')}, now {now.get('python')}"
         )
     return [told for told in deciding.values() if told], [told for told in knowing.values() if told]
 
 
 def scored_otherwise(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether scores of two runs are of different measures: by other functions, or over other validation data.
+    """Tell whether scores of two runs do not compare: they come from other functions, or other validation data.
 
-    Functions look different where Python is another; there, whoever goes on knows that they are the same.
+    Functions look different under another version of Python. They are then not compared: a user who goes on knows that
+    they are the same.
     """
     names = ["val_data"] + _OF_SCORES * (was.get("python") == now.get("python"))
     before, after = was.get("digests", {}), now.get("digests", {})
@@ -65,11 +67,11 @@ _OF_SCORES = ["loss_fn", "objective", "metrics"]
 
 
 def _told(key: str, was: Any, now: Any) -> str | None:
-    """How a setting differs, in words; None where it does not."""
+    """Say how a setting differs; None if it does not."""
     if key == "num_samples" and isinstance(was, int) and isinstance(now, int):
         return f"num_samples was {was}, now {now}, but a run can only grow" if now < was else None
     if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "space":
-        # Earlier versions kept secrets in clear; whether they are the same, the digest tells.
+        # Earlier versions kept secrets in clear. The digest tells whether they are the same.
         was, now = (hide(each, described_secrets(each)) for each in (was, now))
     if isinstance(was, Mapping) and isinstance(now, Mapping) and key == "rasda":
         changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
@@ -80,5 +82,5 @@ def _told(key: str, was: Any, now: Any) -> str | None:
 
 
 def _argument(name: str) -> str:
-    """The argument that `run.json` has by this name."""
+    """Return the argument that `run.json` has by this name."""
     return ARGUMENTS.get(name, name)

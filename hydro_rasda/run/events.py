@@ -1,4 +1,4 @@
-"""What happens in a run, as plain values: what a callback is told."""
+"""The events of a run, as plain values: callbacks get them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Event:
 
     Attributes:
         seconds: Wall time of the run when it happened, interrupted sessions included.
-        recalled: Whether it happened in an earlier process of the run. A run that goes on begins by telling what its
-            journal has of trials and epochs, and tells decisions again as it comes by them: a logger that wrote them
-            down then skips what is recalled.
+        recalled: True if the event happened in an earlier process of the run. A resumed run begins by repeating the
+            events of trials and epochs in its journal. It repeats decisions when it reaches them. A logger that has
+            them already skips recalled events.
     """
 
     seconds: float
@@ -27,13 +27,13 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunBegan(Event):
-    """A run begins, or goes on in another process.
+    """A run begins, or another process resumes it.
 
     Attributes:
-        path: Its folder.
-        metric: What trials are compared by.
+        path: The run's folder.
+        metric: The metric by which trials are compared.
         mode: "min" or "max".
-        settings: The arguments of `tune` that decide what it finds, by name.
+        settings: The arguments of `tune` that decide its result, by name.
     """
 
     path: Path
@@ -47,10 +47,10 @@ class RunEnded(Event):
     """A run is over, or `tune` raises.
 
     Attributes:
-        best_trial: Number of the best trial; None where `tune` raises, like the next two.
-        best_config: Its configuration, likewise without secrets.
+        best_trial: Number of the best trial. None if `tune` raises, as are `best_config` and `best_metric`.
+        best_config: Its configuration, without secrets.
         best_metric: Its metric.
-        error: What `tune` raises: "KeyboardInterrupt: ...", say; None where the run is over.
+        error: The error that `tune` raises, such as "KeyboardInterrupt: ..."; None if the run is over.
     """
 
     best_trial: int | None = None
@@ -64,7 +64,7 @@ class StageBegan(Event):
     """A part of the run begins: the surrogates, the full size to its next milestone, the check of the transfer.
 
     Attributes:
-        epochs: How many it trains, over all of its trials.
+        epochs: Number of epochs that it trains, over all of its trials.
     """
 
     title: str
@@ -78,15 +78,15 @@ class StageEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsTrained(Event):
-    """Epochs were trained, on any device: told at once, for a progress bar.
+    """Epochs were trained, on any device; sent at once, for a progress bar.
 
-    Their metrics are told as `EpochEnded`, once the work that they belong to is complete and in the journal.
+    Their metrics follow as `EpochEnded`, once their unit of work is complete and in the journal.
 
     Attributes:
-        epochs: How many, over the trials that train together.
+        epochs: Number of epochs, over the trials that train together.
         note: The best metric among those trials, in words; may be empty.
-        seconds_left: How long the run still takes, estimated from planned epochs and measured times; None before that
-            is known.
+        seconds_left: Seconds that the run still takes, estimated from planned epochs and measured times; None before
+            that is known.
     """
 
     epochs: int
@@ -96,10 +96,10 @@ class EpochsTrained(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialConfigured(Event):
-    """A trial has its configuration, or another than before (PBT).
+    """A trial got its configuration, or a new one (PBT).
 
     Attributes:
-        config: Its hyperparameters; of secrets, such as `hf_token`, "(hidden)".
+        config: Its hyperparameters; secrets, such as `hf_token`, are "(hidden)".
     """
 
     trial: int
@@ -108,12 +108,12 @@ class TrialConfigured(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """A trial's metrics after an epoch, as the journal has them. An epoch that is trained again is told again.
+    """A trial's metrics after an epoch, as the journal has them. An epoch that is trained again is sent again.
 
     Attributes:
         stage: "surrogate" or "target", the full-size model.
-        epoch: Epochs that it has trained, from 1.
-        metrics: "train_*" and "val_*"; None where not finite. On Ray also the workers at work.
+        epoch: Number of epochs that the trial has trained, from 1.
+        metrics: "train_*" and "val_*"; None if not finite. On Ray, also the number of workers.
     """
 
     stage: Stage
@@ -129,7 +129,7 @@ class RungDecided(Event):
     Attributes:
         stage: "surrogate" or "target".
         epoch: The milestone.
-        kept: Those that go on, best first.
+        kept: The trials that go on, best first.
     """
 
     stage: Stage
@@ -140,10 +140,10 @@ class RungDecided(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalistsChosen(Event):
-    """The sweep came to its end. Not told where the time budget ended it before.
+    """The sweep came to its end. Not sent if the time budget ended it before.
 
     Attributes:
-        kept: Those that train at full size, best first.
+        kept: The trials that train at full size, best first.
     """
 
     candidates: tuple[int, ...]
@@ -155,7 +155,7 @@ class TrialEnded(Event):
     """The training of a full-size trial has ended by itself, before its last epoch.
 
     Attributes:
-        epoch: Epochs that it has trained.
+        epoch: Number of epochs that the trial has trained.
     """
 
     trial: int

@@ -1,8 +1,8 @@
-"""The one door to the files of a run: each is there whole, or as it was; and nothing in a run's folder leads out of it.
+"""All access to the files of a run: writes are atomic, and nothing in a run's folder leads out of it.
 
 The folder itself may be a link, as its user made it. Within it, links, devices and FIFOs are refused, whoever put them
-there: the kernel is asked for each name by itself, so that none can be exchanged between a look and its use. Torch
-writes checkpoints as zip archives, with a checksum of each part, but does not look at it when it reads them.
+there. The kernel opens each name of a path by itself, so that none can be exchanged between a check and its use. Torch
+writes checkpoints as zip archives with a checksum of each part, but does not verify the checksums when it reads them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     import torch
 
 TEMPORARY = ".*.tmp"
-"""Names of files that are being written, or were when their process was killed."""
+"""Pattern of the names of files that are being written, or were when their process was killed."""
 
 WRITTEN_AS = "written_as"
 """Key of a run's checkpoints: the run's `id`, and the name of the file."""
 
 SPEC_BYTES = 2**26
-"""Of a file that is read as a whole, such as `run.json`: more is refused."""
+"""Most bytes of a file that is read as a whole, such as `run.json`; a larger one is refused."""
 
 NESTED = 100
-"""Levels of lists and objects in JSON: more is refused."""
+"""Most levels of lists and objects in JSON; deeper values are refused."""
 
 _CHECKPOINT = 2
 """Levels below the run's folder at which a checkpoint lies."""
@@ -43,18 +43,18 @@ _ASIDE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class DamagedCheckpoint(RuntimeError):
-    """A checkpoint is gone, or is not what was written; says which file, and what is wrong with it."""
+    """A checkpoint is gone, or is not the one that was written; the message names the file and the damage."""
 
 
 class Unsafe(ValueError):
-    """A run's folder through which another user of the machine could reach what is this user's."""
+    """A run's folder through which another user of the machine could reach this user's files."""
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse what leads elsewhere than it says: whoever put a link there may not be who owns its target.
+    """Refuse symbolic links: the user who put a link there may not be the owner of its target.
 
     Raises:
-        Unsafe: where one is a symbolic link.
+        Unsafe: if one is a symbolic link.
     """
     for path in paths:
         if path.is_symlink():
@@ -63,10 +63,10 @@ def refuse_links(*paths: Path) -> None:
 
 
 def refuse_open_to_others(folder: Path) -> None:
-    """Refuse a folder of pickled files, which run code when they are read, that others can write to.
+    """Refuse a folder of pickled files that others can write to: such files run code when they are read.
 
     Raises:
-        Unsafe: where it belongs to another user, or all users can write there.
+        Unsafe: if it belongs to another user, or all users can write there.
     """
     found = folder.lstat()
     told = f"whoever can write to {folder} can have this run execute code"
@@ -77,22 +77,22 @@ def refuse_open_to_others(folder: Path) -> None:
 
 
 def make_private(folder: Path, exist_ok: bool = True) -> None:
-    """Make a run's folder, which its user alone can enter; of one that is there, the mode stays."""
+    """Make a run's folder that only its user can enter; an existing folder keeps its mode."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
-    """Open a file of a run, and nothing but a regular one.
+    """Open a file of a run, if it is a regular one.
 
     Args:
-        inside: How many of the path's last names lie in the run's folder; the others may be links.
+        inside: Number of the path's last names that lie in the run's folder; the others may be links.
 
     Returns:
-        Its descriptor.
+        The file's descriptor.
 
     Raises:
-        Unsafe: where it is a link, a device, a FIFO or a folder, or a folder on the way there is a link.
-        OSError: where it cannot be opened.
+        Unsafe: if it is a link, a device, a FIFO or a folder, or a folder on the way there is a link.
+        OSError: if it cannot be opened.
     """
     with _folder(path.parent, inside - 1) as folder:
         try:
@@ -107,7 +107,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, inside: int = 1) -> int:
 
 @contextlib.contextmanager
 def _folder(path: Path, inside: int) -> Iterator[int]:
-    """A folder, of whose path the last names lie in the run's folder."""
+    """Open a folder; the last `inside` names of its path lie in the run's folder."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with contextlib.ExitStack() as stack:
         try:
@@ -123,7 +123,7 @@ def _folder(path: Path, inside: int) -> Iterator[int]:
 
 
 def _told(error: OSError, path: Path) -> Exception:
-    """Why a name in a run's folder cannot be opened: as what it is no regular file, or what the system says."""
+    """Return why a name in a run's folder cannot be opened: it is no regular file, or the system's own error."""
     refuse_links(path)
     if error.errno in (errno.ENXIO, errno.ENODEV, errno.EISDIR):
         return _irregular(path)
@@ -135,21 +135,21 @@ def _irregular(path: Path) -> Unsafe:
 
 
 def open_to_read(path: Path, inside: int = 1) -> IO[bytes]:
-    """A file of a run, to be read; see `open_regular`."""
+    """Open a file of a run to read it; see `open_regular`."""
     return os.fdopen(open_regular(path, os.O_RDONLY, inside), "rb")
 
 
 def open_to_write(path: Path, inside: int = 1) -> IO[bytes]:
-    """A file of a run, made or emptied; see `open_regular`."""
+    """Open a file of a run to write it, made or emptied; see `open_regular`."""
     return os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, inside), "wb")
 
 
 def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
-    """What a file of a run holds.
+    """Read a file of a run.
 
     Raises:
-        Unsafe: where it is more than `most` bytes; or see `open_regular`.
-        OSError: where it cannot be read.
+        Unsafe: if it has more than `most` bytes; or see `open_regular`.
+        OSError: if it cannot be read.
     """
     with open_to_read(path, inside) as file:
         content = file.read(most + 1)
@@ -159,10 +159,10 @@ def read_file(path: Path, inside: int = 1, most: int = SPEC_BYTES) -> bytes:
 
 
 def parse_json(raw: bytes) -> Any:
-    """A JSON value, where any reader can take it: as strict JSON has it, and not nested without end.
+    """Parse strict JSON that any reader can take: not nested without end.
 
     Raises:
-        ValueError: where it is none; has NaN or an infinity, which are no JSON; or is nested too deep.
+        ValueError: if it is no JSON, has NaN or an infinity, which are no JSON, or is nested too deep.
     """
     try:
         value = _STRICT.decode(raw.decode())
@@ -195,12 +195,12 @@ def _is_deep(raw: bytes, value: Any) -> bool:
 
 
 def read_json(path: Path, inside: int = 1) -> Any:
-    """What a file of a run holds as JSON; see `read_file` and `parse_json`."""
+    """Read a file of a run as JSON; see `read_file` and `parse_json`."""
     return parse_json(read_file(path, inside))
 
 
 def matching(folder: Path, pattern: str, inside: int = 0) -> list[Path]:
-    """Files of a run's folder, or of one so many levels inside of it, by name; none where it is not there."""
+    """List files, sorted by name, of a folder `inside` levels below the run's folder; none if it does not exist."""
     try:
         with _folder(folder, inside) as found:
             return [folder / name for name in sorted(os.listdir(found)) if fnmatch.fnmatchcase(name, pattern)]
@@ -209,31 +209,31 @@ def matching(folder: Path, pattern: str, inside: int = 0) -> list[Path]:
 
 
 def remove(path: Path, inside: int = 1) -> None:
-    """Remove a file of a run, where it is there; of a link, the link."""
+    """Remove a file of a run, if it exists; if it is a link, remove the link."""
     with contextlib.suppress(FileNotFoundError), _folder(path.parent, inside - 1) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
 def truncate(path: Path, length: int) -> None:
-    """Cut a file of a run."""
+    """Cut a file of a run to a length in bytes."""
     with os.fdopen(open_regular(path, os.O_WRONLY), "wb", buffering=0) as file:
         file.truncate(length)
 
 
 def append_to(path: Path, inside: int = 1) -> IO[bytes]:
-    """A file opened to be gone on with, or made; see `open_regular`."""
+    """Open a file of a run to append to it, or make it; see `open_regular`."""
     return os.fdopen(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, inside), "ab")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file: it is there whole, or as it was, also where several processes write it at once."""
+    """Write a file atomically: it is whole or as it was, even if several processes write it at once."""
     with _replacing(path) as file:
         file.write(content)
 
 
 def save_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write tensors and plain values: they are there whole, or as they were."""
-    import torch  # here, as who reads a journal alone need not wait for it
+    """Write tensors and plain values atomically: the file is whole, or as it was."""
+    import torch  # here, so that reading a journal alone need not wait for it
 
     with _replacing(path, _CHECKPOINT) as file:
         torch.save(dict(payload), file)
@@ -243,11 +243,11 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
     """Read a checkpoint back; nothing in it can run code.
 
     Args:
-        device: Where its tensors come to lie; None: where they lay.
-        run: The `id` of the run that it must belong to, under this name; empty for any.
+        device: The device of the loaded tensors; None: the one they were saved from.
+        run: The `id` of the run that must have written it under this name; empty for any.
 
     Raises:
-        DamagedCheckpoint: where it cannot be read, or is not what was written.
+        DamagedCheckpoint: if it cannot be read, or is not the one that was written.
     """
     import torch
 
@@ -261,7 +261,7 @@ def load_checkpoint(path: Path, device: str | torch.device | None = None, run: s
     except pickle.UnpicklingError as error:
         told = f"the checkpoint {path} cannot be read: it holds more than tensors and plain values, and may run code"
         raise DamagedCheckpoint(told) from error
-    except Exception as error:  # what a flipped bit makes of an archive is read in many ways
+    except Exception as error:  # a flipped bit in an archive raises many kinds of error
         if is_out_of_memory(error):
             raise
         raise DamagedCheckpoint(f"the checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
@@ -284,7 +284,7 @@ def _check_archive(file: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
-    """A file of a name of its own, which takes the place of `path` once it is written."""
+    """Open a temporary file that replaces `path` once it is written."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, inside), "wb") as file:
@@ -300,7 +300,7 @@ def _replacing(path: Path, inside: int = 1) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder outlast a loss of power: a file that is synced may else have none afterwards."""
+    """Make the names in a folder outlast a loss of power: a synced file may else have no name afterwards."""
     with contextlib.suppress(OSError), _folder(path, 0) as folder:
         _sync(folder)
 
@@ -312,7 +312,7 @@ def _sync(folder: int) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have what the system cannot do, as where a disk is full, name a run's file, and say how to go on."""
+    """Make errors of the system, such as a full disk, name the run's file and say how to go on."""
     try:
         yield
     except (OSError, RuntimeError) as error:

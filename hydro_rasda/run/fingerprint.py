@@ -1,8 +1,8 @@
-"""What a value is made of, in words that are the same in every process.
+"""The content of a value, in words that are the same in every process.
 
-Code counts as what runs: byte code, defaults, closures and the user's own functions, classes and constants that it
-names, however deep; comments and line numbers do not. What comes from the standard library or an installed package
-counts by its name and version. Very large tensors are sampled.
+Of code, the byte code, defaults and closures count, and the user's own functions, classes and constants that it names,
+however deep. Comments and line numbers do not count. Code of the standard library or an installed package counts by its
+name and version. Very large tensors are sampled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 BYTES = 32 * 2**20
-"""Of a tensor, all bytes up to so many count; of a larger one, as many from rows at even distances."""
+"""Most bytes of a tensor that count. Of a larger tensor, so many bytes count, from rows at even distances."""
 
 _LENGTH = 4096
 _NODES = 50_000
@@ -37,14 +37,14 @@ _INCIDENTAL = {
 }
 
 Content = dict[str, str]
-"""What a value is made of: by path within it, a few words that differ where the values do."""
+"""Content of a value: by path within it, a few words that differ if the values do."""
 
 
 def content(value: Any) -> Content:
-    """Follow a value into all that decides what it does.
+    """Follow a value into all parts that decide its behavior.
 
-    Memory addresses, the order of sets and dicts, hashes that an object keeps, the state of random generators and
-    devices are left out.
+    It leaves out memory addresses, the order of sets and dicts, hashes that an object keeps, devices, and the state of
+    random generators.
     """
     walk = _Walk()
     walk.follow("", value, 0)
@@ -52,13 +52,13 @@ def content(value: Any) -> Content:
 
 
 def unchanged(before: Content, after: Content) -> Content:
-    """What stayed as it was: a counter or a cache, which calls fill, says nothing of what a function is."""
+    """Return the content that stayed the same: a counter or a cache, which calls fill, is no part of a function."""
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     return {path: words for path, words in before.items() if changed.isdisjoint(_up(path))}
 
 
 def _up(path: str) -> Iterator[str]:
-    """A path and all that it lies in."""
+    """Yield a path and all paths that it lies in."""
     yield path
     while path:
         path = path.rpartition("/")[0]
@@ -66,7 +66,7 @@ def _up(path: str) -> Iterator[str]:
 
 
 def digest(found: Content) -> str:
-    """A few characters, equal for equal content."""
+    """Digest content to a few characters, equal for equal content."""
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
 
 
@@ -76,7 +76,7 @@ class _Walk:
     def __init__(self) -> None:
         self.found: Content = {}
         self._seen: dict[int, str] = {}
-        self._alive: list[Any] = []  # else another object could get the address of one that was seen
+        self._alive: list[Any] = []  # else a new object could get the address of one that was seen
 
     def follow(self, path: str, value: Any, depth: int) -> None:
         if not isinstance(value, _PLAIN):
@@ -96,7 +96,7 @@ Parts = Iterable[tuple[str, Any]]
 
 
 def _taken_apart(value: Any) -> tuple[str, Parts]:
-    """What a value is by itself, in a few words, and what it is made of."""
+    """Describe a value by itself in a few words, and return its parts."""
     kind = type(value).__name__
     if isinstance(value, _PLAIN):
         return f"{kind} {value!r}", ()
@@ -176,7 +176,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _code(code: CodeType, doc: str | None = None) -> str:
-    """Digest of what code does; wherever it stands, and whatever its comments and its docstring say."""
+    """Digest the behavior of code; its place, comments and docstring do not count."""
     constants = [
         _code(c) if isinstance(c, CodeType) else digest(content(c)) for c in code.co_consts if c != doc or c is None
     ]
@@ -187,7 +187,7 @@ def _code(code: CodeType, doc: str | None = None) -> str:
 
 
 def _named(code: CodeType, scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The globals that code names; of a user's module, the attributes that it names."""
+    """Yield the globals that code names; of a user's module, the attributes that it names."""
     names, attributes = _names(code)
     for name in sorted(names & scope.keys()):
         yield from _of_module(f"global {name}", scope[name], attributes, 0)
@@ -202,7 +202,7 @@ def _of_module(name: str, value: Any, attributes: set[str], depth: int) -> Itera
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Global names and attributes that code, or functions within it, reads."""
+    """Return the global names and the attributes that code, or a function within it, reads."""
     names: set[str] = set()
     attributes: set[str] = set()
     for instruction in dis.get_instructions(code):
@@ -219,7 +219,7 @@ def _names(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 def _object(value: Any) -> tuple[str, Parts]:
-    """Any other object: its class, and what pickle would keep of it itself."""
+    """Take any other object apart: its class, and the state that pickle would keep of it."""
     cls = type(value)
     try:
         reduced = value.__reduce_ex__(2)
@@ -238,7 +238,7 @@ def _object(value: Any) -> tuple[str, Parts]:
 
 
 def _without_hash(cls: type, state: Any) -> Any:
-    """An object's state but for a hash of its own that it keeps: where text is in it, another in each process."""
+    """Return an object's state without a hash that it keeps: a hash of text differs between processes."""
     own: Any = cls.__hash__
     if not isinstance(state, dict) or own in (object.__hash__, None):
         return state
@@ -249,7 +249,7 @@ def _without_hash(cls: type, state: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _version(module: str | None) -> str | None:
-    """Package and version of a module that is not the user's; None for one that is."""
+    """Return package and version of a module that is not the user's; None for one that is."""
     top = (module or "").partition(".")[0]
     if top in sys.stdlib_module_names or top in sys.builtin_module_names:
         return top
@@ -260,7 +260,7 @@ def _version(module: str | None) -> str | None:
 
 
 def spread_indices(length: int, count: int) -> Sequence[int]:
-    """At most so many indices, from the first to the last.
+    """Return at most `count` indices at even distances, from the first to the last.
 
     >>> list(spread_indices(3, 5)), list(spread_indices(101, 5))
     ([0, 1, 2], [0, 25, 50, 75, 100])

@@ -1,11 +1,11 @@
 """The full-size stage, as the journal keeps it.
 
-What is trained at full size is recorded alike on every backend, so that each goes on with what another began:
+All backends record full-size trainings alike, so that each can resume the work of another:
 
-- `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` of what training
-  can go on from after this epoch; beside it, which epoch's weights it keeps as "best",
-  and whether it was "swept": trained by the sweep, whose metrics up to there are then the trial's own. Of several
-  devices, the "device"; where trials shared it, how many trained "beside" each other, itself included.
+- `target/trial-{n}/to-{epoch}`: a trial's metrics since its unit before, and `{"checkpoint": name}` from which training
+  can go on after this epoch. "best" tells the epoch whose weights it keeps. "swept" tells that the sweep trained it:
+  the sweep's metrics up to there are then the trial's own. "device" is the device, if there are several. "beside" is
+  the number of trials that shared it, the trial included.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
 - `target/done`: the stage is over, for the finalists that it names.
@@ -37,18 +37,18 @@ _KEPT = re.compile(r"target/to-(\d+)/kept.*")
 
 
 def race_of(run: Run) -> Race:
-    """The rule that the settings of a run ask for."""
+    """Return the rule that the settings of a run ask for."""
     asked = run.settings
     return Race(asked.max_t, asked.mode, asked.race.reduction_factor, asked.full_trainings)
 
 
 def deciding_curve(run: Run, number: int) -> dict[int, float]:
-    """What a full-size trial is compared by, by epoch.
+    """Return the scores by which a full-size trial is compared, by epoch.
 
-    With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs: who trains the
-    winner's configuration again, elsewhere or on more data, gets that. Where weights are averaged, the curve has the
-    epochs at which those that training left were validated as well. Where early stopping (`patience`, or a function of
-    the user's own that returns before the end) says when to end, the best epoch so far counts.
+    With `keep="best"`, a trial hands back its best epoch, but trials are compared by their last epochs. A user who
+    trains the winner's configuration again, elsewhere or on more data, gets the last epoch. If weights are averaged,
+    the curve has the epochs at which the unaveraged weights were validated as well. The best epoch so far counts if
+    training ends by early stopping (`patience`), or by a user's function that returns before the end.
     """
     settings, curve = run.settings, run.curve("target", number)
     if settings.race.keep == "best" and (settings.race.patience is not None or done_early(run, number)):
@@ -62,7 +62,7 @@ def _better(one: float, other: float, mode: Mode) -> float:
 
 
 def expected_ends(run: Run, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
-    """How trials that began at full size will probably end, those that failed included."""
+    """Estimate how trials that began at full size will end, those that failed included."""
     began = [n for n in numbers if run.epochs("target", n)]
     full = {n: {} if n in run.failures else deciding_curve(run, n) for n in began}
     found = race_of(run).expected_ends(full, [n for n in began if done_early(run, n)])
@@ -75,22 +75,23 @@ def expected_ends(run: Run, numbers: Iterable[int]) -> dict[int, ExpectedEnd]:
 
 
 def at_the_end(run: Run, number: int) -> bool:
-    """Whether a full-size training came to its end with a finite score: its last epoch, or where it ended by itself."""
+    """Tell whether a full-size training ended with a finite score: at its last epoch, or earlier by itself."""
     if number in run.failures or not math.isfinite(run.score("target", number)):
         return False
     return run.epochs("target", number) >= run.settings.max_t or done_early(run, number)
 
 
 def recall_targets(run: Run) -> None:
-    """Take in what was recorded of the full-size stage, by whichever backend; once or again.
+    """Take in the records of the full-size stage, of any backend; it may be called again.
 
-    Checkpoints that later ones took the place of are removed, in case the process that wrote these was killed before.
+    Remove checkpoints that later ones replaced: the process that wrote the later ones may have been killed before it
+    did.
     """
     run.store.discard(take_in_targets(run))
 
 
 def take_in_targets(run: Run) -> list[str]:
-    """The same, with nothing removed; returns the checkpoints that later ones took the place of."""
+    """Take in the same records without removing a file; return the checkpoints that later ones replaced."""
     run.checkpoints.clear()  # else the last of them would seem to come before the first
     replaced: dict[str, None] = {}
     for key in run.store.units():
@@ -102,7 +103,7 @@ def take_in_targets(run: Run) -> list[str]:
 
 
 def decided_targets(run: Run) -> dict[int, bool]:
-    """Of full-size trials that stand where a decision was taken, whether they go on."""
+    """Tell, for each full-size trial at an epoch with a decision, whether it goes on."""
     decided: dict[int, bool] = {}
     reached: dict[int, int] = {}
     for key, unit in run.store.units().items():
@@ -120,12 +121,12 @@ def decided_targets(run: Run) -> dict[int, bool]:
 
 
 def tried_targets(run: Run, finalists: Sequence[int]) -> list[int]:
-    """The finalists, and all others that were trained at full size."""
+    """Return the finalists, and all other trials that were trained at full size."""
     return [*finalists, *sorted({n for stage, n in run.metrics if stage == "target"} - set(finalists))]
 
 
 def source_of(run: Run, number: int) -> str | None:
-    """The checkpoint that a full-size trial goes on from; None where it begins anew, as after damage, which is said."""
+    """Return the checkpoint from which a full-size trial goes on; None if it begins anew. Damage is reported."""
     name = run.checkpoints.get(number)
     if name is not None and (damage := run.store.damage(name)):
         run.say(f"{damage}: trial {number} trains again")
@@ -144,26 +145,26 @@ def record_epochs(
     seconds: float = 0.0,
     **more: Any,
 ) -> None:
-    """Keep epochs of a full-size trial: first the checkpoint, then the journal's lines.
+    """Record epochs of a full-size trial: first the checkpoint, then the journal's lines.
 
     Args:
-        run: It is taken in there, too.
-        lines: Its metrics since the last that was recorded, or from an earlier epoch on where it went back; the last
-            line's epoch is the one that was reached.
-        state: To go on from there.
-        seconds: Wall time that they took.
-        more: What else the unit's value says: plain values.
+        run: The run, which also takes the unit in.
+        lines: The trial's metrics since its last record, or from an earlier epoch on if it went back. The last line has
+            the epoch that was reached.
+        state: The checkpoint's content, from which training goes on.
+        seconds: Wall time of these epochs.
+        more: Other plain values for the unit's value.
     """
     _keep(run, number, lines[-1]["epoch"], lines, state, seconds, more)
 
 
 def record_swept(run: Run, number: int, state: Mapping[str, Any]) -> None:
-    """Keep what the sweep trained of a trial, at full width, as the beginning of its full-size training."""
+    """Record the sweep's training of a trial, at full width, as the beginning of its full-size training."""
     _keep(run, number, run.epochs("surrogate", number), [], state, 0.0, {"swept": True})
 
 
 def recorded_epochs(run: Run, number: int) -> int:
-    """Epochs that full-size training of a trial has come to by what is recorded, taken in or not."""
+    """Return the last recorded epoch of a trial's full-size training, whether it was taken in or not."""
     names = [name for key in run.store.units() if (name := _UNIT.fullmatch(key)) and int(name["trial"]) == number]
     return max((int(name["epoch"]) for name in names), default=0)
 
@@ -186,14 +187,14 @@ def _keep(
 
 
 def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> None:
-    """Keep that a full-size trial raised: its traceback."""
+    """Record that a full-size trial raised, with its traceback."""
     line = failure_line(number, error)
     key = f"target/trial-{number}/failed-after-{run.epochs('target', number)}"
     run.record(key, Unit(None, [line], seconds), again=True)
 
 
 def record_done(run: Run, number: int) -> None:
-    """Keep that the training of a full-size trial has ended by itself: it does not go on."""
+    """Record that the training of a full-size trial has ended by itself: it does not go on."""
     epoch = run.epochs("target", number)
     key = f"target/trial-{number}/done-after-{epoch}"
     if epoch < run.settings.max_t and not run.store.done(key):
@@ -202,16 +203,16 @@ def record_done(run: Run, number: int) -> None:
 
 
 def done_early(run: Run, number: int) -> bool:
-    """Whether the training of a full-size trial has ended by itself where it is, before the last epoch."""
+    """Tell whether the training of a full-size trial has ended by itself before the last epoch."""
     return run.store.done(f"target/trial-{number}/done-after-{run.epochs('target', number)}")
 
 
 def run_end(run: Run) -> RunEnd:
-    """Whether nothing trains any more: the one place that decides it, for results, the command line and pages.
+    """Tell whether nothing trains any more; this function alone decides it, for results, command line and pages.
 
-    A run has finished where its sweep has chosen the finalists of all its trials, and the last that it says of the
-    full-size stage is that it is over for them, or that a score is good enough. Samples that were added to a run may
-    leave both as they were. It is out of time where all that it says last is an end, without that.
+    A run has finished if its sweep has chosen finalists among all its trials, and if the last record of the full-size
+    stage says one of two things. The stage is over for these finalists, or a score is good enough. Samples that were
+    added to a run may leave both as they were. Otherwise, a run is out of time if its last record is an end.
     """
     units, last = run.store.units(), _last_target(run)
     sweep = units.get(decision_key(FINALISTS, run.trials))
@@ -221,33 +222,33 @@ def run_end(run: Run) -> RunEnd:
 
 
 def found_enough(run: Run) -> bool:
-    """Whether a full-size model is as good as `stop_at` asks."""
+    """Tell whether a full-size model is as good as `stop_at` asks."""
     return any(run.settings.good_enough(score) for _, score in run.best.values())
 
 
 def end_by_score(run: Run) -> None:
-    """Put down, and say, that a score is good enough: the same call with another `stop_at` goes on."""
+    """Record, and say, that a score is good enough; the same call with another `stop_at` goes on."""
     run.end_by(f"{_BY_SCORE}{run.settings.stop_at}")
     run.say(f"{run.settings.metric} is as good as `stop_at={run.settings.stop_at}` asks: nothing more trains")
 
 
 def targets_over(run: Run, finalists: Iterable[int]) -> bool:
-    """Whether the stage has come to its end with these finalists, and nothing of it has gone on since."""
+    """Tell whether the stage has ended with these finalists, and none has gone on since."""
     return _last_target(run) == DONE and run.store.units()[DONE].value == sorted(finalists)
 
 
 def _last_target(run: Run) -> str:
-    """The last that the journal has of the full-size stage."""
+    """Return the key of the journal's last unit of the full-size stage."""
     return next((key for key in reversed([*run.store.units()]) if key.startswith("target/")), "")
 
 
 def end_targets(run: Run, finalists: Iterable[int]) -> None:
-    """Keep that the stage has come to its end with these finalists."""
+    """Record that the stage has come to its end with these finalists."""
     run.end_by(DONE, sorted(finalists))
 
 
 def another_chance(run: Run, finalists: Iterable[int]) -> bool:
-    """Whether any failed under code or data that are others now: those are tried again."""
+    """Try failed finalists again if code or data changed since; return whether there are any."""
     again = [n for n in finalists if n in run.failures and run.store.changes]
     for number in again:
         del run.failures[number]
@@ -255,13 +256,13 @@ def another_chance(run: Run, finalists: Iterable[int]) -> bool:
 
 
 def ended_early(run: Run, number: int) -> bool:
-    """Whether a full-size trial cannot go on, time or no time: it raised, or it diverged."""
+    """Tell whether a full-size trial cannot go on, even with time left: it raised, or it diverged."""
     began = run.epochs("target", number) > 0
     return number in run.failures or (began and not math.isfinite(run.score("target", number)))
 
 
 def _advance(run: Run, number: int, unit: Unit) -> list[str]:
-    """A trial has trained since it failed, if it did, and has left a checkpoint; returns the one before that."""
+    """Take in a trial's new checkpoint, which also ends an earlier failure; return the checkpoint that it replaced."""
     run.failures.pop(number, None)
     before, name = run.checkpoints.get(number), unit.value["checkpoint"]
     run.checkpoints[number] = name

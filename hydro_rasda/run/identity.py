@@ -1,4 +1,4 @@
-"""What a run is: its settings, its code and its data as short digests, the same in every process."""
+"""The identity of a run: its settings, and its code and data as short digests, the same in every process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hydro_rasda.space import describe
 
 
 class Identity:
-    """What a run is asked to be, taken down before anything of the user's is called.
+    """The request for a run, noted before any of the user's functions is called.
 
     Args:
-        searcher: A searcher of Ray Tune's, or None for random sampling.
-        sweep_rule: A name, or the user's own.
-        functions: The user's, by argument: "model_fn", and "loss_fn" or "objective".
-        first: Configurations that are tried first.
+        searcher: A Ray Tune searcher, or None for random sampling.
+        sweep_rule: A name, or a rule of the user's.
+        functions: The user's functions, by argument: "model_fn", and "loss_fn" or "objective".
+        first: The configurations that are tried first.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Identity:
         first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._named = {
-            "space": describe(hide(space, secrets_of(space))),  # by their digest, they count
+            "space": describe(hide(space, secrets_of(space))),  # their digest counts
             "searcher": type(searcher).__name__ if searcher else None,
             "sweep_rule": None if sweep_rule == HALVING else _name_of(sweep_rule),
         }
@@ -61,15 +61,15 @@ class Identity:
         data: Mapping[str, Data],
         batch_size: int,
     ) -> dict[str, Any]:
-        """What the run's `run.json` says, by which it is known again.
+        """Return the content of the run's `run.json`, by which a later call recognizes it.
 
         Args:
             settings: The arguments of `tune`.
             model: Name, shape and type of each parameter of the full-size model.
-            data: The user's, by argument.
-            batch_size: What functions that make loaders are asked for.
+            data: The user's data, by argument.
+            batch_size: The batch size that is passed to functions that make loaders.
         """
-        # What a call of the functions changed, such as a counter, is not what they are.
+        # A value that a call of the functions changed, such as a counter, is no part of them.
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
         digests = {name: digest(found) for name, found in (self._made | stayed).items()}
         return {
@@ -89,7 +89,7 @@ def _name_of(rule: object) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Where a run is made, and with which versions: told on its page, and no part of what it is."""
+    """Return the versions and the machine of a run: its page shows them, but they are no part of its identity."""
     packages: dict[str, Any] = {}
     for name in ("hydro-rasda", "torch", "ray", "numpy"):
         with contextlib.suppress(PackageNotFoundError):  # as of a checkout that is not installed
@@ -100,7 +100,7 @@ def environment() -> dict[str, Any]:
 
 
 def parameters(made: object) -> Content:
-    """A searcher's or rule's class and what it was made with, as far as it remembers; not what it has learned."""
+    """Return the class and arguments of a searcher or rule, as far as it keeps them, without anything learned."""
     if made is None or isinstance(made, str):
         return content(made)
     cls = type(made)

@@ -1,10 +1,10 @@
 """A run's journal: one line for each metric, event and finished unit of work.
 
-The lines of a unit are written at once, the unit's own last. What follows the last such line was never finished, and
-does not count. A line in between that is none was changed by something else than a run: which units it told of, and
-which of those after it build on them, cannot be known, so that nothing is guessed.
+The lines of a unit are written at once, the unit's own last. Lines after the last such line belong to a unit that was
+never finished, and do not count. An unreadable line in between was changed by something else than a run. Nobody can
+tell which units it belonged to, nor which later units build on them, so nothing is guessed.
 
-A line that was written twice counts once. A copy of a run's folder can double lines, each of them or a whole part.
+A line that was written twice counts once: a copy of a run's folder can double each line, or a whole part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hydro_rasda.run.files import open_to_read, parse_json
 JOURNAL = "journal.jsonl"
 
 JournalLine = dict[str, Any]
-"""One line of the journal: plain values, of which "event" says what it tells of."""
+"""One line of the journal: plain values, of which "event" names its kind."""
 
 UNIT = "unit"
 
@@ -32,13 +32,13 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "trial": {"trial": int, "config": dict},
     "failed": {"trial": int, "error": str},
 }
-"""What lines of an event have, at the least."""
+"""Fields that lines of an event must have."""
 
 LONGEST = 2**26
-"""Bytes of a line: a longer one was not written by a run."""
+"""Most bytes of a line: no run writes a longer one."""
 
 MOST = 2**30
-"""Bytes of a journal: a larger one is not read."""
+"""Most bytes of a journal: a larger one is not read."""
 
 _LARGEST = 1e15
 """Numbers beyond it are neither times nor counts."""
@@ -49,11 +49,11 @@ class Unit:
     """A finished unit of work, as the journal keeps it.
 
     Attributes:
-        value: JSON values: what later units and decisions need to know.
+        value: JSON values that later units and decisions need.
         lines: The unit's metrics and events, one journal line each.
-        seconds: Wall time that it took; units that ran beside each other count in full.
+        seconds: Wall time of the unit; units that ran beside each other count in full.
         at: Wall time of the run when it was finished.
-        swept: Of that, what the sweep had taken.
+        swept: The part of `at` that the sweep had taken.
     """
 
     value: Any
@@ -64,17 +64,17 @@ class Unit:
 
 
 class DamagedJournal(ValueError):
-    """A line of a journal cannot be read, and finished units of work follow it; says which line, and how to go on."""
+    """A line of a journal cannot be read, and finished units follow it; the message names the line and a way on."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a journal tells.
+    """The content of a journal.
 
     Attributes:
-        units: The finished ones by key, in the order in which they finished.
+        units: The finished units by key, in the order in which they finished.
         end: Length in bytes up to the last of them.
-        damage: Which whole line after that cannot be read, in words; empty where all can.
+        damage: A message on a whole line after that which cannot be read; empty if there is none.
     """
 
     units: dict[str, Unit]
@@ -83,11 +83,11 @@ class Record:
 
 
 def read_units(path: Path) -> Record:
-    """Read a journal, which may be being written.
+    """Read a journal, even while a process writes to it.
 
     Raises:
-        DamagedJournal: where there are finished units after a line that cannot be read, or a line has no end.
-        Unsafe: where it is no regular file.
+        DamagedJournal: if finished units follow a line that cannot be read, or a line is too long.
+        Unsafe: if it is no regular file.
     """
     units: dict[str, Unit] = {}
     try:
@@ -95,7 +95,7 @@ def read_units(path: Path) -> Record:
     except FileNotFoundError:
         return Record(units)
     lines: dict[bytes, JournalLine] = {}
-    finished: set[bytes] = set()  # no unit is recorded twice at one time of its run
+    finished: set[bytes] = set()  # a unit's line has its time, so that no run writes the same line twice
     end = kept = number = bad = 0
     damage = ""
     with file:
@@ -118,8 +118,8 @@ def read_units(path: Path) -> Record:
                 continue
             if damage:
                 raise DamagedJournal(
-                    f"{damage}, and finished units of work follow it: mend the line, or leave it and all after it out "
-                    f"(`head -n {bad - 1}` of the file in its place), and what these told is done again"
+                    f"{damage}, and finished units of work follow it. Mend the line, or leave it and all after it out "
+                    f"(`head -n {bad - 1}` of the file in its place): the run then does that work again"
                 )
             if raw not in finished:
                 finished.add(raw)
@@ -144,7 +144,7 @@ def _parsed(raw: bytes) -> JournalLine:
 
 
 def jsonable(value: Any) -> Any:
-    """A value as strict JSON gives it back: NaN and infinities become null, what has no JSON form its `repr`."""
+    """Return a value as strict JSON gives it back: NaN and infinities as null, other values by `name_of`."""
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -157,7 +157,7 @@ def jsonable(value: Any) -> Any:
 
 
 def name_of(value: Any) -> str:
-    """What the journal has in place of a value without a JSON form, in every process."""
+    """Name a value without a JSON form for the journal, alike in every process."""
     if isinstance(value, (set, frozenset)):
         return in_order(value, name_of)
     return getattr(value, "__qualname__", None) or repr(value)

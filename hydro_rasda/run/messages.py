@@ -1,4 +1,4 @@
-"""What a run has said: a line of JSON for each message, beside the journal, of which nothing depends on it."""
+"""The messages of a run: a line of JSON each, in a file beside the journal. Nothing depends on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydro_rasda.run.files import Unsafe, append_to, parse_json, read_file
 MESSAGES = "messages.jsonl"
 
 MOST, CHARS = 1000, 2000
-"""So many messages are kept of a run, the first ones, and so much of each."""
+"""Most messages of a run that are kept, the first ones, and most characters of each."""
 
 
 class Message(NamedTuple):
@@ -27,7 +27,7 @@ class Message(NamedTuple):
 
 
 def keep_message(folder: Path, seconds: float, text: str) -> None:
-    """Keep what a run says. What was said before is not kept again: a run that goes on is played through again."""
+    """Keep a message, unless it was kept before: a resumed run repeats its messages."""
     text = text[:CHARS]
     known = read_messages(folder)
     if len(known) >= MOST or any(message.text == text for message in known):
@@ -38,7 +38,7 @@ def keep_message(folder: Path, seconds: float, text: str) -> None:
 
 
 def read_messages(folder: Path) -> list[Message]:
-    """What a run has said so far, in order; lines that cannot be read are left out."""
+    """Read the messages of a run so far, in order; lines that cannot be read are left out."""
     found = []
     with contextlib.suppress(OSError, Unsafe):
         for raw in read_file(folder / MESSAGES).splitlines():

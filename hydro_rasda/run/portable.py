@@ -1,4 +1,4 @@
-"""Pickling of what a run found and of functions, also of those that plain pickle or cloudpickle cannot take."""
+"""Pickling of results and functions, also of those that plain pickle or cloudpickle cannot take."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import cloudpickle
 
 
 def pickle_config_modules() -> None:
-    """Have every pickler take torch's modules of settings by their names, as it takes other modules.
+    """Make every pickler take torch's modules of settings by their names, as it takes other modules.
 
-    Beside a function, cloudpickle pickles each loaded submodule whose dotted name the function's own names could spell:
-    one that reads `worker.config` and calls `torch.distributed` brings `torch.distributed.config`, which is of torch's
-    own subclass of the module type.
+    Beside a function, cloudpickle pickles each loaded submodule whose dotted name the function's own names could spell.
+    A function that reads `worker.config` and calls `torch.distributed` brings `torch.distributed.config`. That module
+    is of torch's own subclass of the module type.
     """
     module = sys.modules.get("torch.utils._config_module")
     if module is not None:  # else torch is not loaded, and no such module is
@@ -28,7 +28,7 @@ def _by_name(module: ModuleType) -> tuple[Any, tuple[str]]:
 
 
 class Portable:
-    """What pickle takes to another process, with functions that plain pickle cannot take."""
+    """Base of objects that pickle takes to another process with functions that plain pickle cannot take."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         pickle_config_modules()
@@ -48,7 +48,7 @@ def _restored(cls: type[Portable], packed: bytes) -> Portable:
 
 
 class Gone:
-    """Stands for a function that could not come along with a pickled result."""
+    """A stand-in for a function that could not come along with a pickled result."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -61,7 +61,7 @@ class Gone:
 
 
 def dumped(function: Any) -> bytes | None:
-    """A function as bytes; None where it holds what cannot be pickled."""
+    """Pickle a function; None if it holds a value that cannot be pickled."""
     try:
         packed: bytes = cloudpickle.dumps(function)
     except Exception:  # whatever a `__reduce__` raises: it holds an open file, say
@@ -70,7 +70,7 @@ def dumped(function: Any) -> bytes | None:
 
 
 def loaded(name: str, packed: bytes | None) -> Any:
-    """A function from its bytes; where it cannot be had, one of this name that says so when it is called."""
+    """Unpickle a function; if that fails, return a stand-in of this name that raises when it is called."""
     try:
         return Gone(name) if packed is None else pickle.loads(packed)
     except (ImportError, AttributeError):  # its module is not there, or does not have it any more

@@ -1,4 +1,4 @@
-"""The lock that keeps two processes from one run, and whether a process holds it, seen from outside."""
+"""The lock that keeps two processes from one run, and a check from outside of whether a process holds it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from filelock import FileLock, Timeout
 from hydro_rasda.run.files import Unsafe, open_to_read, refuse_links
 
 LOCK = ".lock"
-"""File in a run's folder that the process which works on it holds locked."""
+"""File in a run's folder that is locked by the process working on the run."""
 
 _LOCKS = Path("/proc/locks")
 
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
-"""What a file system without locks says, such as NFS without its lock daemon."""
+"""Errors of a file system without locks, such as NFS without its lock daemon."""
 
 
 def hold(folder: Path) -> FileLock:
-    """Lock a run for this process; `release` of what is returned lets go of it.
+    """Lock a run for this process; `release` of the returned lock lets go of it.
 
     Raises:
-        RuntimeError: where another process holds it.
-        Unsafe: where a link is in the lock's place.
-        OSError: where the file system has no locks.
+        RuntimeError: if another process holds it.
+        Unsafe: if a link is in the lock's place.
+        OSError: if the file system has no locks.
     """
     refuse_links(folder / LOCK)
     lock = FileLock(folder / LOCK)
@@ -46,28 +46,28 @@ def hold(folder: Path) -> FileLock:
 
 
 def shows_locks() -> bool:
-    """Whether this system lets processes see each other's locks (Linux): elsewhere no run looks held."""
+    """Tell whether this system lets processes see each other's locks (Linux); elsewhere no run looks held."""
     return _LOCKS.exists()
 
 
 def held(folder: Path) -> bool:
-    """Whether a process of this machine that the kernel lets us see works on a run (Linux); nothing is locked for it.
+    """Tell whether a visible process of this machine works on a run (Linux), without locking anything.
 
-    False may also mean that it works on another machine, or in another container.
+    False may also mean that the process works on another machine, or in another container.
     """
     try:
         name = _name(folder / LOCK)
         locks = _LOCKS.read_text().splitlines()
     except (OSError, StopIteration, Unsafe):
         return False
-    # "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF"; who waits for a lock has an arrow before the kind.
+    # "1: FLOCK  ADVISORY  WRITE 25313 fe:00:2368030 0 EOF"; a waiting process has an arrow before the kind.
     return any(fields[1] == "FLOCK" and fields[5] == name for line in locks if (fields := line.split()))
 
 
 def _name(file: Path) -> str:
-    """A file as the kernel's list of locks has it: "fe:00:2368030", device and inode.
+    """Name a file as the kernel's list of locks does: "fe:00:2368030", device and inode.
 
-    The device is that of its mount, which some file systems hide from `stat`.
+    The device is that of the file's mount, which some file systems hide from `stat`.
     """
     with open_to_read(file) as opened:
         told = Path(f"/proc/self/fdinfo/{opened.fileno()}").read_text().split()

@@ -1,4 +1,4 @@
-"""What a run found by other code: kept in its folder as a run of its own, since its scores compare with none of now."""
+"""Setting aside the results of other code as a separate run, since its scores do not compare with new ones."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hydro_rasda.run.journal import JOURNAL
 from hydro_rasda.run.messages import MESSAGES
 
 ASIDE = "before-"
-"""Name of such a run's folder, with a number from 1."""
+"""Beginning of the name of such a run's folder; a number from 1 follows."""
 
-# The journal moves last: without it, a folder is of a process that was killed on the way.
+# The journal moves last: a folder without it is left by a process that was killed on the way.
 _MOVED = ("checkpoints", MESSAGES, JOURNAL)
 
 
 def set_aside(path: Path) -> str:
-    """Move what the run in a folder has found into a folder in it, which is then a run of its own.
+    """Move the results of the run in a folder into a folder inside it, which is then a separate run.
 
-    A process that was killed on the way is no harm: the next one moves the rest to the same place.
+    If the process is killed on the way, the next one moves the rest to the same place.
 
     Args:
-        path: The run's folder, held by this process. Its `run.json` is copied, and stays until another is written.
+        path: The run's folder, locked by this process. Its `run.json` is copied, and stays until another is written.
 
     Returns:
-        What was done, in words; empty where there was nothing to move.
+        A message on the move; empty if there was nothing to move.
     """
     if not (path / JOURNAL).exists():
         return ""

@@ -1,4 +1,4 @@
-"""`run.json`: what a run was asked to be, and whether it may go on as what is asked now."""
+"""`run.json`: the request for a run, and a check of whether the run may go on with a new request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydro_rasda.secret_masking import HIDDEN, described_secrets, hide
 SPEC = "run.json"
 
 FORMAT = 1
-"""Of a run's folder, as its `run.json` says; it grows where an earlier version of the library would misread a run."""
+"""Format of a run's folder, in its `run.json`. It grows when an earlier version of the library would misread a run."""
 
 
 class RunExists(ValueError):
@@ -23,7 +23,7 @@ class RunExists(ValueError):
 
 
 def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any], resume: str) -> list[str]:
-    """Where the run that is there may go on, how its code and data differ."""
+    """Refuse a run that may not go on; else say how its code and data differ."""
     if resume == "never":
         raise RunExists(f"`resume` is 'never', but {path} holds a run; choose another `name`")
     another = f"`name` is {path.name!r}, but the run of that name in {path.parent}"
@@ -38,10 +38,10 @@ def refuse_other(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any],
 
 
 def read_asked(path: Path) -> dict[str, Any]:
-    """What the run in a directory was asked to be, as `Identity.asked` has it.
+    """Read the request for the run in a directory, as `Identity.asked` returns it.
 
     Raises:
-        ValueError: where the directory holds no run.
+        ValueError: if the directory holds no run.
     """
     spec = path / SPEC
     require(spec.is_file(), "path", str(path), "a run's folder, `storage_path/name`: it holds no run.json")
@@ -53,7 +53,7 @@ def read_asked(path: Path) -> dict[str, Any]:
 
 
 def run_id(path: Path) -> str:
-    """The `id` of the run in a directory; empty where there is none, as an earlier version began it."""
+    """Return the `id` of the run in a directory; empty if an earlier version, which gave none, began it."""
     with contextlib.suppress(OSError, ValueError):
         if isinstance(spec := read_json(path / SPEC), dict):
             return str(spec.get("id", ""))
@@ -64,7 +64,7 @@ _NO_RUN = "a run's folder, `storage_path/name`: its run.json is not one of a run
 
 
 def read_spec(path: Path) -> dict[str, Any]:
-    """What a folder's `run.json` says, but for its format and the run's id."""
+    """Read a folder's `run.json`, without its format and the run's id."""
     try:
         found = read_json(path / SPEC)
     except Unsafe:

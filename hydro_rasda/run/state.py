@@ -1,4 +1,4 @@
-"""A run in progress: what is tuned, how far each trial is, and what all of it has cost."""
+"""A run in progress: its problem, the progress of each trial, and the time spent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hydro_rasda.run.time_left import TimeLeft
 from hydro_rasda.secret_masking import Place, hide, scrubbed
 from hydro_rasda.trial import Trial
 
-if TYPE_CHECKING:  # brings torch along, which who reads a journal need not wait for
+if TYPE_CHECKING:  # imports torch, for which reading a journal need not wait
     from hydro_rasda.problem import Problem
     from surrogate.transfer_verdict import RankComparison
 
@@ -42,22 +42,22 @@ _PLACE = ("event", "stage", "trial", "epoch")
 
 @dataclass
 class Run:
-    """What the stages share.
+    """The state that the stages share.
 
     Attributes:
-        problem: What is tuned, and with which settings.
+        problem: The problem that is tuned, with its settings.
         trials: All configurations so far, by number.
-        metrics: Of each stage and trial, the journal's lines, one an epoch.
-        failures: Of each trial that raised, the traceback.
-        unread: Of each trial, the keys of its configuration that nothing reads (`a.b` where they are nested).
-        sources: Of each trial that the sweep may go on with, the name of the checkpoint that holds it; once the sweep
-            is done, of the finalists whose full-size training can begin there (`sweep.surrogate=1`).
-        checkpoints: Of each trial that trained at full size, the name of its last checkpoint.
-        best: Where `keep="best"`: of each of those, the epoch whose weights that checkpoint keeps, and its metric.
-        transfer: How far the surrogates' ranking can be trusted, where that was asked for.
-        space: What the trials' configurations are drawn from: domains by name, as `tune` was given them.
-        hidden: Where configurations have secrets, which nothing that is kept or told shows.
-        time_left: How long the run still takes: stages say what they plan, and what they have trained.
+        metrics: By stage and trial, the journal's lines, one an epoch.
+        failures: By trial that raised, the traceback.
+        unread: By trial, the keys of its configuration that nothing reads; nested ones are written `a.b`.
+        sources: By trial that the sweep may go on with, the name of the checkpoint that holds it. Once the sweep is
+            done, only finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
+        checkpoints: By trial that trained at full size, the name of its last checkpoint.
+        best: With `keep="best"`, by the same trials: the epoch whose weights the checkpoint keeps, and its metric.
+        transfer: How far the surrogates' ranking can be trusted; None unless it was checked.
+        space: The space of the trials' configurations: domains by name, as `tune` was given them.
+        hidden: Places of secrets in configurations; no file, event or message shows them.
+        time_left: The estimate of the time left, from the plans and epochs of the stages.
     """
 
     problem: Problem
@@ -78,11 +78,11 @@ class Run:
 
     @property
     def settings(self) -> TuneConfig:
-        """The problem's."""
+        """The settings of the problem."""
         return self.problem.settings
 
     def unit(self, key: str, work: Callable[[], Unit]) -> Unit:
-        """Do a unit of work once in the life of the run, and take in what it says of its trials."""
+        """Do a unit of work once in the life of the run, and take in its trials' lines."""
         known = self.store.done(key)
         unit = self._taken_in(self.store.once(key, lambda: self._without_secrets(work())))
         if not known:
@@ -115,7 +115,7 @@ class Run:
         for line in unit.lines:
             if line["event"] == "metrics":
                 known = self.metrics.setdefault((line["stage"], line["trial"]), [])
-                # Epochs that were trained again, from a checkpoint before them, count as they went the last time.
+                # If epochs were trained again, from a checkpoint before them, their last training counts.
                 while known and known[-1]["epoch"] >= line["epoch"]:
                     known.pop()
                 known.append(line)
@@ -126,39 +126,40 @@ class Run:
         return unit
 
     def decide(self, key: str, candidates: Iterable[int], decision: Callable[[], Iterable[int]]) -> list[int]:
-        """Take a decision about trials once in the life of the run; over other candidates, it is another decision.
+        """Take a decision about trials once in the life of the run.
 
-        So a run with more samples or more time decides anew, whereas what it has trained counts.
+        Over other candidates, it is another decision: a run with more samples or more time decides anew, but keeps its
+        trainings.
 
         Args:
             key: Names the decision, such as "target/to-3/kept".
-            candidates: The trials that it is taken over, in any order.
-            decision: Takes it: those that go on, best first.
+            candidates: The trials that are compared, in any order.
+            decision: Takes the decision, and returns the trials that go on, best first.
         """
         chosen: list[int] = self.store.once(decision_key(key, candidates), lambda: list(decision())).value
         return chosen
 
     def decided(self, key: str, candidates: Iterable[int]) -> bool:
-        """Whether the journal has a decision over these trials; see `decide`."""
+        """Tell whether the journal has a decision over these trials; see `decide`."""
         return self.store.done(decision_key(key, candidates))
 
     def save(self, key: str, state: Mapping[str, Any], trials: Iterable[int]) -> None:
         """Write the checkpoint of a unit of work, before the unit is recorded.
 
         Args:
-            key: The unit's, which begins with its stage.
+            key: The unit's key, which begins with its stage.
             state: Tensors and plain values.
         """
         self.store.save(key, state)
         self.notify(CheckpointSaved, stage=key.partition("/")[0], trials=tuple(trials), path=self.store.file(key))
 
     def notify(self, event: type[Event], **values: Any) -> None:
-        """Tell the callbacks of an event that happens now."""
+        """Give the callbacks an event that happens now."""
         if self.callbacks:
             self.callbacks.notify(event(**{"seconds": self.store.seconds, **values}))
 
     def notify_recalled(self) -> None:
-        """Tell the callbacks what earlier processes recorded of trials and epochs."""
+        """Give the callbacks the events of trials and epochs that earlier processes recorded."""
         for unit in self.store.units().values():
             self._notify_lines(unit, recalled=True)
 
@@ -175,29 +176,29 @@ class Run:
                 self.notify(TrialFailed, trial=line["trial"], error=line["error"], **when)
 
     def say(self, text: str) -> None:
-        """Tell the user something: a line, which is kept."""
+        """Send the user a line, and keep it."""
         text = self._scrubbed(text)
         self.store.keep_message(text)
         self.notify(MessageSaid, text=text)
 
     def begin_stage(self, title: str, epochs: int) -> None:
-        """Tell that a part of the run begins, which trains so many epochs, over all of its trials."""
+        """Announce a part of the run that trains `epochs` epochs, over all of its trials."""
         self.time_left.begin(title, self.store.seconds)
         self.notify(StageBegan, title=title, epochs=epochs)
 
     def end_stage(self) -> None:
-        """Tell that it ends."""
+        """Announce the end of the part that began last."""
         self.notify(StageEnded)
 
     def advance(self, epochs: int, note: str = "") -> None:
-        """Tell of epochs that were trained just now, before the journal has them."""
+        """Announce epochs that were trained just now, before the journal has them."""
         seconds = self.store.seconds
         self.time_left.advance(epochs, seconds)
         left = self.time_left.left(seconds)
         self.notify(EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
 
     def can_load(self, key: str) -> bool:
-        """Whether a checkpoint is there, as it was written; one that is not is named once, and what follows is said."""
+        """Tell whether a checkpoint is there and undamaged; say once that the work of a damaged one trains again."""
         if not self.store.has(key):
             return False
         if (damage := self.store.damage(key)) and key not in self._told:
@@ -206,14 +207,14 @@ class Run:
         return not damage
 
     def go_on_from(self, key: str, members: Iterable[int], failed: Collection[int]) -> None:
-        """Have trials of the sweep go on from a checkpoint, now that it is recorded; all but those that failed."""
+        """Let trials of the sweep, but for failed ones, go on from a checkpoint that is recorded now."""
         members = list(members)
         before = {key, *(self.sources.pop(n) for n in members if n in self.sources)}
         self.sources |= dict.fromkeys((n for n in members if n not in failed), key)
         self._discard(before)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Have trials of the sweep go on no more."""
+        """Forget from where trials of the sweep go on: they go on no more."""
         self._discard({self.sources.pop(n) for n in list(numbers) if n in self.sources})
 
     def _discard(self, keys: Iterable[str]) -> None:
@@ -221,47 +222,47 @@ class Run:
         self.store.discard(key for key in keys if key not in needed)
 
     def epochs(self, stage: Stage, number: int) -> int:
-        """Epochs that a trial has trained in a stage."""
+        """Count the epochs that a trial has trained in a stage."""
         lines = self.metrics.get((stage, number))
         return int(lines[-1]["epoch"]) if lines else 0
 
     def score(self, stage: Stage, number: int) -> float:
-        """The metric after a trial's last epoch; NaN where it diverged, failed or never began."""
+        """Return the metric after a trial's last epoch; NaN if it diverged, failed or never began."""
         return math.nan if number in self.failures else self.score_at(stage, number, self.epochs(stage, number))
 
     def score_at(self, stage: Stage, number: int, epoch: int) -> float:
-        """The metric after an epoch; NaN where the trial had diverged, or has none there."""
+        """Return the metric after an epoch; NaN if the trial had diverged, or has none there."""
         for line in self.metrics.get((stage, number), ()):
             if line["epoch"] == epoch:
                 return self.score_of(line)
         return math.nan
 
     def score_of(self, line: JournalLine, metric: str | None = None) -> float:
-        """The metric, or another one, in a line of the journal; NaN where the trial had diverged."""
+        """Return the metric, or another one, in a line of the journal; NaN if the trial had diverged."""
         value = None if line.get("train_loss", 0.0) is None else line[metric or self.settings.metric]
         return math.nan if value is None else float(value)
 
     def passed(self, stage: Stage, number: int, epoch: int) -> bool:
-        """Whether a trial is through with an epoch: it trained it, or diverged or failed before."""
+        """Tell whether a trial is through with an epoch: it trained the epoch, or diverged or failed before."""
         trained = any(line["epoch"] == epoch for line in self.metrics.get((stage, number), ()))
         began = self.epochs(stage, number) > 0
         return trained or number in self.failures or (began and math.isnan(self.score(stage, number)))
 
     def curve(self, stage: Stage, number: int) -> dict[int, float]:
-        """The metric by epoch; NaN where the trial had diverged, or has none there."""
+        """Return the metric by epoch; NaN if the trial had diverged, or has none there."""
         lines = self.metrics.get((stage, number), ())
         return {line["epoch"]: self.score_of(line) for line in lines}
 
     def out_of_time(self, stage: Stage) -> bool:
-        """Whether a stage may begin no more work: the time budget is spent, or the sweep's share of it."""
+        """Tell whether a stage may begin no more work: the time budget, or the sweep's share of it, is spent."""
         return self.seconds_left(stage) <= 0
 
     def seconds_left(self, stage: Stage) -> float:
-        """What a stage has left of the time budget, interrupted sessions included; infinite without one."""
+        """Return a stage's seconds left of the time budget, which counts interrupted sessions; infinite without one."""
         return seconds_left(self.settings.time_budget_s, stage, self.store.seconds, self.store.swept)
 
     def end_by_time(self, stage: Stage) -> None:
-        """Put down that a stage's time is spent, so that the same call finds it spent, and trains nothing more."""
+        """Record that a stage's time is spent, so that the same call trains nothing more."""
         key = f"{stage}/ended-by-{self.settings.time_budget_s}s"
         if stage == "target":
             self.end_by(key)
@@ -269,13 +270,13 @@ class Run:
             self.store.once(key, lambda: None)
 
     def end_by(self, key: str, value: Any = None) -> None:
-        """Put down, as the last of all, how the run has ended; where that is the last already, nothing."""
+        """Record, as the last unit, how the run has ended, unless the last unit says so already."""
         units = self.store.units()
         if next(reversed([*units]), "") != key or units[key].value != value:
             self.record(key, Unit(value), again=True)
 
     def note(self, metrics: Mapping[str, Iterable[float]]) -> str:
-        """An epoch in a few words: the best value of the metric among those that trained together."""
+        """Sum up an epoch in a few words: the best value of the metric among the trials that trained together."""
         finite = [value for value in metrics[self.settings.metric] if math.isfinite(value)]
         if not finite:
             return ""
@@ -284,7 +285,7 @@ class Run:
 
 
 def decision_key(key: str, candidates: Iterable[int]) -> str:
-    """Name in the journal of a decision over these trials, in any order.
+    """Return the journal's name of a decision over these trials, in any order.
 
     >>> decision_key("target/to-3/kept", [2, 0, 5])
     'target/to-3/kept/of-3-483537'
@@ -294,23 +295,23 @@ def decision_key(key: str, candidates: Iterable[int]) -> str:
 
 
 def metric_lines(stage: Stage, number: int, history: Iterable[tuple[int, Mapping[str, Any]]]) -> list[JournalLine]:
-    """A trial's epochs as the journal keeps them."""
+    """Return a trial's epochs as lines of the journal."""
     return [
         {"event": "metrics", "stage": stage, "trial": number, "epoch": epoch, **metrics} for epoch, metrics in history
     ]
 
 
 ERROR_CHARS = 20_000
-"""So much of a traceback is kept: its beginning and, three times as much, its end."""
+"""Most characters of a traceback that are kept: a quarter from its beginning, the others from its end."""
 
 
 def failure_line(number: int, error: str) -> JournalLine:
-    """What the journal keeps of a trial that failed."""
+    """Return the line that the journal keeps of a failed trial."""
     return {"event": "failed", "trial": number, "error": shortened(error)}
 
 
 def shortened(error: str) -> str:
-    """A traceback of bounded length: one with what a big object looks like may have millions of characters."""
+    """Bound the length of a traceback: the `repr` of a big object in it may have millions of characters."""
     if len(error) <= ERROR_CHARS:
         return error
     first, last = error[: ERROR_CHARS // 4], error[-3 * ERROR_CHARS // 4 :]

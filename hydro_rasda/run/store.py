@@ -1,4 +1,4 @@
-"""The run directory: what was asked, what happened, and the weights to go on from.
+"""The run directory: the request, the journal, and the weights to go on from.
 
 ::
 
@@ -9,10 +9,10 @@
         checkpoints/      weights and optimizer state of the rung reached last; tensors and plain values only
         before-1/         the run so far, where `resume="changed"` went on with another measure; see `aside`
 
-A run is a sequence of *units* of work, such as one fused group trained to one milestone. Every unit starts from what is
-on disk and leaves its lines and its checkpoint there, so a resumed run is an ordinary run whose first units are read
-instead of trained. The lines of a unit reach the journal in one write, the unit's own line last; what follows the last
-such line when a process is killed does not count and is cut off on resume.
+A run is a sequence of *units* of work, such as one fused group trained to one milestone. Every unit starts from the
+files on disk and leaves its lines and its checkpoint there. So a resumed run is an ordinary run whose first units are
+read instead of trained. The lines of a unit reach the journal in one write, the unit's own line last. If a process is
+killed, lines after the last such line do not count, and are cut off on resume.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ if TYPE_CHECKING:
     import torch
 
 DOING = ".doing"
-"""File in a run's folder that says what its process trains itself, and what earlier ones died of."""
+"""File in a run's folder that notes the work of its process, and the work at which earlier ones died."""
 
 
 class Store:
-    """One run's directory, held by one process at a time; any number can read it meanwhile.
+    """One run's directory, locked by one process at a time; any number can read it meanwhile.
 
     Attributes:
-        changes: How code and data differ from the run's so far, and what of its journal is lost, in words, where it
-            goes on all the same.
-        doing: What this process trains itself.
-        id: Tells this run from all others, by which a checkpoint of another one is known; empty where an earlier
-            version began the run, whose checkpoints do not say whose they are.
+        changes: Messages of a run that goes on although code or data differ from its own, or a part of its journal is
+            lost.
+        doing: The work that this process trains itself.
+        id: Tells this run and its checkpoints from all others. Empty if an earlier version began the run: its
+            checkpoints do not name their run.
     """
 
     def __init__(
@@ -97,18 +97,18 @@ class Store:
 
         Args:
             path: `storage_path/name`.
-            asked: JSON values that say what the run is (see `Identity.asked`); a directory with another run is refused.
-            resume: "auto" goes on with a run that is there; "must" refuses to start anew; "never" to go on; "changed"
-                goes on also where code or data are others now, and keeps those as the run's; where scores by them do
-                not compare with those so far, these are set aside.
+            asked: JSON values that identify the run (see `Identity.asked`); a directory with another run is refused.
+            resume: "auto" goes on with a run that is there. "must" refuses to start anew, and "never" refuses to go on.
+                "changed" also goes on if code or data are others now, and keeps the new ones as the run's. It sets
+                earlier scores aside if new ones do not compare with them.
 
         Raises:
-            RunExists: where the directory holds another run, or any run under resume="never".
-            DamagedJournal: where there are finished units after a line that cannot be read.
-            FileNotFoundError: where there is none under resume="must".
-            RuntimeError: where another process holds it.
-            Unsafe: where a link in it leads elsewhere.
-            OSError: where its file system has no locks.
+            RunExists: if the directory holds another run, or any run under resume="never".
+            DamagedJournal: if there are finished units after a line that cannot be read.
+            FileNotFoundError: if there is no run under resume="must".
+            RuntimeError: if another process holds the directory.
+            Unsafe: if a link in the directory leads elsewhere.
+            OSError: if its file system has no locks.
         """
         require(resume in RESUME, "resume", resume, f"one of {RESUME}")
         spec = path / SPEC
@@ -138,7 +138,7 @@ class Store:
             if journal.exists() and record.end < journal.stat().st_size:
                 truncate(journal, record.end)
             if record.damage:
-                changes.append(f"{record.damage}: what it told is done again")
+                changes.append(f"{record.damage}: its work is done again")
             store = cls(path, record.units, lock, changes)
             sync_folder(path)
             return store
@@ -148,19 +148,19 @@ class Store:
 
     @classmethod
     def read(cls, path: Path) -> Store:
-        """A run directory as it stands, to be read only: nothing is locked, and a run that goes on is not disturbed.
+        """Open a run directory only to read it: nothing is locked, and a run in progress is not disturbed.
 
         Raises:
-            DamagedJournal: where there are finished units after a line that cannot be read.
+            DamagedJournal: if there are finished units after a line that cannot be read.
         """
         return cls(path, read_units(path / JOURNAL).units)
 
     def once(self, key: str, work: Callable[[], Unit | Any]) -> Unit:
-        """Do a unit of work, or read what it gave when it was done before.
+        """Do a unit of work, or return the recorded one if it was done before.
 
         Args:
             key: Names the unit within the run, such as "surrogate/rung-0/group-3".
-            work: Does it. Any checkpoint that it writes must be complete before it returns.
+            work: Does the unit. Any checkpoint that it writes must be complete before it returns.
         """
         if key not in self._units:
             started = perf_counter()
@@ -170,13 +170,13 @@ class Store:
         return self._units[key]
 
     def record(self, key: str, unit: Unit, again: bool = False) -> Unit:
-        """Keep a unit of work that was done elsewhere, as the journal would give it back.
+        """Record a unit of work that was done elsewhere; return it as the journal would give it back.
 
         Args:
-            again: Whether it may have been done before; then this one counts, in its own place.
+            again: Allow a unit of this key that is recorded already; the new one then counts, in its own place.
 
         Raises:
-            ValueError: where a unit of this key is finished already, and `again` is not said.
+            ValueError: if a unit of this key is finished already, and `again` is false.
         """
         require(again or key not in self._units, "key", key, "that of a unit which is not recorded yet")
         value, lines, seconds = jsonable(unit.value), jsonable(unit.lines), round(unit.seconds, 4)
@@ -188,17 +188,17 @@ class Store:
         return unit
 
     def done(self, key: str) -> bool:
-        """Whether a unit of work is finished."""
+        """Tell whether a unit of work is finished."""
         return key in self._units
 
     @property
     def recorded(self) -> int:
-        """Units that were in the journal when the run was opened."""
+        """Number of units that were in the journal when the run was opened."""
         return self._recorded
 
     @property
     def seconds(self) -> float:
-        """Wall time to the last unit done before this process, plus what has passed in it."""
+        """Wall time to the last unit done before this process, plus the time since this process opened the run."""
         return self._spent + monotonic() - self._opened
 
     @property
@@ -208,7 +208,7 @@ class Store:
 
     @contextlib.contextmanager
     def sweeping(self) -> Iterator[None]:
-        """What passes here is the sweep's time."""
+        """Count the time within the context as the sweep's."""
         self._sweeps_since = monotonic()
         try:
             yield
@@ -216,11 +216,11 @@ class Store:
             self._swept, self._sweeps_since = self.swept, None
 
     def units(self) -> Mapping[str, Unit]:
-        """All finished units, in the order in which they finished."""
+        """Return all finished units, in the order in which they finished."""
         return self._units
 
     def save(self, name: str, payload: Mapping[str, Any]) -> None:
-        """Write a checkpoint: it is there whole, or not at all."""
+        """Write a checkpoint atomically: it is whole, or not there at all."""
         assert self._lock is not None, "this run was opened to be read"
         file = self.file(name)
         with naming(file):
@@ -231,12 +231,12 @@ class Store:
         """Read a checkpoint back; nothing in it can run code.
 
         Raises:
-            DamagedCheckpoint: where it cannot be read, or is not what this run wrote under this name.
+            DamagedCheckpoint: if it cannot be read, or is not the one that this run wrote under this name.
         """
         return load_checkpoint(self.file(name), device, self.id)
 
     def damage(self, name: str) -> str:
-        """What keeps a checkpoint of an earlier process from being loaded, in words; looked for once."""
+        """Say why a checkpoint of an earlier process cannot be loaded; empty if it can. It is tried once."""
         if name not in self._damage:
             try:
                 self.load(name, "cpu")
@@ -246,23 +246,23 @@ class Store:
         return self._damage[name]
 
     def has(self, name: str) -> bool:
-        """Whether there is such a checkpoint."""
+        """Tell whether there is such a checkpoint."""
         return self.file(name).exists()
 
     def keep_message(self, text: str) -> None:
-        """Keep what the run says; nothing goes by it."""
+        """Keep a message of the run; nothing depends on it."""
         if self._lock is not None:
             keep_message(self.path, self.seconds, text)
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove checkpoints that nothing will go on from."""
+        """Remove checkpoints from which nothing will go on."""
         assert self._lock is not None, "this run was opened to be read"
         for name in names:
             remove(self.file(name), inside=2)
             self._damage.pop(name, None)
 
     def file(self, name: str) -> Path:
-        """Where a checkpoint lies."""
+        """Return the path of a checkpoint."""
         return self.path / "checkpoints" / f"{name.replace('/', '.')}.pt"
 
     def _append(self, lines: Iterable[JournalLine]) -> None:
@@ -276,7 +276,7 @@ class Store:
         """Let go of the directory."""
         self.doing.close()
         if self._journal is not None and self._lock is not None:
-            with contextlib.suppress(OSError):  # of what could not be written, which was told then
+            with contextlib.suppress(OSError):  # of lines that could not be written, which was reported then
                 self._journal.close()
             self._lock.release()
 
@@ -290,7 +290,7 @@ class Store:
 
 
 def _refuse_what_is_no_run(path: Path) -> None:
-    """Leave a folder alone that holds something else than what a process left that was killed before its run began."""
+    """Refuse a folder, unless a process that was killed before its run began left all of its files."""
     if not path.exists():
         return
     known = (LOCK, DOING, ".dry-run", "checkpoints")
@@ -300,5 +300,5 @@ def _refuse_what_is_no_run(path: Path) -> None:
 
 
 def _rounded_up(seconds: float) -> float:
-    """For the journal: what was spent may not seem less than a budget that it exceeded."""
+    """Round up for the journal: time spent may not seem less than a budget that it exceeded."""
     return math.ceil(seconds * 1e4) / 1e4

@@ -11,15 +11,15 @@ SWEEP_SHARE = 0.5
 
 
 def seconds_left(budget: float | None, stage: Stage, seconds: float, swept: float) -> float:
-    """Say what a stage may still take; infinite without a budget.
+    """Return the seconds that a stage may still take; infinite without a budget.
 
-    The sweep's share counts what the sweep took: full-size training does not eat it up, so that the same call with more
-    time goes on with the sweep, too.
+    Only the sweep's own time counts against its share, not full-size training. The same call with more time thus goes
+    on with the sweep, too.
 
     Args:
-        budget: In seconds; None for none.
-        seconds: That the run has taken so far.
-        swept: Of these, the sweep's.
+        budget: The time budget in seconds; None for none.
+        seconds: Time that the run has taken so far.
+        swept: The part of `seconds` that the sweep took.
 
     >>> seconds_left(100.0, "surrogate", 80.0, 10.0), seconds_left(100.0, "surrogate", 10.0, 10.0)
     (20.0, 40.0)

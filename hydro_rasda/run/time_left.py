@@ -1,4 +1,4 @@
-"""How long a run still takes: planned epochs times seconds an epoch, foreseen at first, then measured."""
+"""An estimate of a run's time left: planned epochs times seconds an epoch, foreseen at first, then measured."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 PRIOR = 0.1
-"""Share of a stage by which its foreseen times count for as much as the measured ones."""
+"""Share of a stage after which its measured times weigh as much as the foreseen ones."""
 
 OVERHEAD = 2.0
-"""Measured over foreseen time where nothing was measured: validation, updates and checkpoints were not foreseen."""
+"""Ratio of measured to foreseen time before any measurement: validation, updates and checkpoints are not foreseen."""
 
 SMOOTHING = 0.1
 """Share of the time left within which the estimate comes to a new value, so that it does not jump."""
 
 LEAST_SMOOTHING = 1.0
-"""The same in seconds, at least."""
+"""Least number of seconds within which the estimate comes to a new value."""
 
 
 class Piece(NamedTuple):
     """Epochs of a stage that cost alike.
 
     Attributes:
-        epochs: How many, over all trials.
-        seconds: Foreseen wall time of one of them; NaN where that is not known.
+        epochs: Number of epochs, over all trials.
+        seconds: Foreseen wall time of one of them; NaN if it is not known.
     """
 
     epochs: float
@@ -53,16 +53,16 @@ class _Stage:
 
     @property
     def ahead(self) -> float:
-        """Foreseen seconds of its pieces; not finite where nothing was foreseen."""
+        """Foreseen seconds of the stage's pieces; not finite if nothing was foreseen."""
         return sum(count * seconds for count, seconds in self.pieces)
 
     def factor(self, without: float) -> float:
-        """Measured over foreseen time; where little was measured, nearer to what it is `without`."""
+        """Return the ratio of measured to foreseen time; if little was measured, it is near `without`."""
         prior = PRIOR * (self.ahead + self.foreseen)
         return (prior * without + self.spent) / (prior + self.foreseen) if prior > 0 else without
 
     def left(self, without: float) -> float:
-        """Seconds that its pieces take; NaN where nothing was foreseen or measured."""
+        """Return the seconds that the stage's pieces take; NaN if nothing was foreseen or measured."""
         if math.isfinite(self.ahead + self.foreseen):
             return self.ahead * self.factor(without)
         count = sum(count for count, _ in self.pieces)
@@ -73,7 +73,7 @@ class TimeLeft:
     """The estimate for a whole run, over its stages.
 
     Attributes:
-        lanes: How many models train at the same time.
+        lanes: Number of models that train at the same time.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class TimeLeft:
         self._shown: tuple[float, float] | None = None
 
     def plan(self, stage: str, pieces: Iterable[Piece]) -> None:
-        """Say what a stage has left to train; what was measured of it stays."""
+        """Set the epochs that a stage has left to train; its measurements stay."""
         known = self._stages.setdefault(stage, _Stage([]))
         known.pieces = [piece for piece in pieces if piece.epochs > 0]
 
@@ -99,16 +99,16 @@ class TimeLeft:
         self._at = seconds
 
     def foreseen(self) -> float | None:
-        """Seconds that all stages still take; None where that is not known of one of them."""
+        """Return the seconds that all stages still take; None if that is not known of one of them."""
         factor, left = OVERHEAD, 0.0
         for stage in self._stages.values():
             left += stage.left(factor)
-            # What one stage takes beside what was foreseen, the next will probably take, too.
+            # The next stage will probably exceed its foreseen time by the same factor.
             factor = stage.factor(factor) if 0 < stage.foreseen + stage.ahead < math.inf else factor
         return left if self._stages and math.isfinite(left) else None
 
     def left(self, seconds: float) -> float | None:
-        """The same at a wall time of the run, smoothed: it changes little by little."""
+        """Return the seconds left at a wall time of the run, smoothed: they change little by little."""
         raw = self.foreseen()
         if raw is None:
             return None

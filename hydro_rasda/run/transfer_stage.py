@@ -1,9 +1,9 @@
 """The check of the transfer, as the journal keeps it.
 
-- `check/to-{epoch}/chosen/...`: the trials that are tried at full size, from the best to the worst of the surrogates
+- `check/to-{epoch}/chosen/...`: the trials that are tried at full size, from the best to the worst by their surrogates
   after this epoch.
-- `check/trial-{n}/first`: the metric at full size after as many epochs, None where it diverged or failed; of the best
-  trial also `check/trial-{n}/again`, from another seed.
+- `check/trial-{n}/first`: the metric at full size after as many epochs, None if the trial diverged or failed. The best
+  trial also has `check/trial-{n}/again`, from another seed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _CHOSEN = re.compile(r"check/to-(\d+)/chosen/.*")
 def choose_checked(
     run: Run, epochs: int, scores: Mapping[int, float], choice: Callable[[], Sequence[int]]
 ) -> list[int]:
-    """Which trials are tried at full size, of those with these scores; chosen once in the life of the run."""
+    """Choose, once in the life of the run, the trials with these scores that are tried at full size."""
     return run.decide(f"check/to-{epochs}/chosen", scores, choice)
 
 
 def check_keys(chosen: Sequence[int]) -> list[tuple[str, int]]:
-    """The units of the check, and whose they are: one for each trial, and one more for the first."""
+    """Return the units of the check with their trials: one for each trial, and one more for the first."""
     first = [(f"check/trial-{number}/first", number) for number in chosen]
     return [*first, (f"check/trial-{chosen[0]}/again", chosen[0])]
 
 
 def compare_checked(run: Run, chosen: Sequence[int], narrow: Sequence[float]) -> RankComparison:
-    """How full-size scores, which are all recorded, rank trials that surrogates scored like this."""
-    from surrogate import compare_rankings  # brings torch along, which only a run that was checked waits for
+    """Compare the ranking by the full-size scores, which are all recorded, with that by the surrogates' scores."""
+    from surrogate import compare_rankings  # imports torch, so that only a run that was checked waits for it
 
     *wide, twice = (_score(run.store.units()[key]) for key, _ in check_keys(chosen))
     return compare_rankings(
@@ -53,7 +53,7 @@ def compare_checked(run: Run, chosen: Sequence[int], narrow: Sequence[float]) ->
 
 
 def recalled_transfer(run: Run) -> RankComparison | None:
-    """What the last check came to; None where there is none, or it is not over."""
+    """Return the result of the last check; None if there is none, or it is not over."""
     found = None
     for key, unit in run.store.units().items():
         if (name := _CHOSEN.fullmatch(key)) is not None:

@@ -67,7 +67,7 @@ def test_only_the_best_model_is_kept_where_that_is_asked(copy: Path, capsys: pyt
     assert "the run can then not be extended, and other finalists' models are gone" in capsys.readouterr().out
     assert [*copy.glob("checkpoints/*")] == [load(copy).best_checkpoint]
     load(copy).best_model(model_fn=model_fn)
-    with pytest.raises(FileNotFoundError, match="where it was cleaned, only the best model is left"):
+    with pytest.raises(FileNotFoundError, match="if it was cleaned, only the best model is left"):
         load(copy).best_model(next(n for n in load(copy)._checkpoints if n != load(copy).best_trial), model_fn)
 
 

@@ -121,7 +121,7 @@ def test_a_whole_line_that_is_lost_at_the_end_is_told(path: Path) -> None:
     with Store.open(path, ASKED, "auto") as store:
         assert list(store.units()) == ["unit-0", "unit-1"]
         (told,) = store.changes
-    assert re.match(rf"line 9 of {journal} cannot be read \(.*\): what it told is done again", told)
+    assert re.match(rf"line 9 of {journal} cannot be read \(.*\): its work is done again", told)
 
 
 def test_a_damaged_journal_is_refused_and_left_as_it_is(path: Path) -> None:
