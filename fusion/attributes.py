@@ -35,19 +35,19 @@ Snapshot = Mapping[Place, Any]
 
 
 def plain_attributes(module: nn.Module) -> list[dict[str, Any]]:
-    """For each module in order, its attributes that are numbers, strings or None."""
+    """Return, for each module in order, its attributes that are numbers, strings or None."""
     return [
         {name: value for name, value in vars(child).items() if isinstance(value, _PLAIN)} for child in module.modules()
     ]
 
 
 def snapshot(module: nn.Module) -> dict[Place, Any]:
-    """All attributes and hooks, lists and dicts as copies; buffers without data are none of them."""
+    """Return all attributes and hooks, lists and dicts as copies; buffers without data are left out."""
     return {place: _copy_of(value) for place, value in _values(module)}
 
 
 def changed(module: nn.Module, before: Snapshot) -> dict[Place, Any]:
-    """What has become something else since a snapshot: place -> what is there now, lists and dicts as copies."""
+    """Return what has changed since a snapshot: place -> value that is there now, lists and dicts as copies."""
     found, missing = {}, before.keys() - ()
     for place, value in _values(module):
         then = before.get(place, _ABSENT)
@@ -67,7 +67,7 @@ def put_back(module: nn.Module, before: Snapshot) -> None:
 
 
 def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Place]) -> None:
-    """Refuse modules of which a counter or the like has come to differ; floats may, and so may the mode.
+    """Refuse modules in which a plain attribute, such as a counter, differs; floats and the mode may differ.
 
     Raises:
         ValueError: naming the attribute and both values.
@@ -247,7 +247,7 @@ def _has_data(value: Any) -> bool:
 
 
 def _belongs_to_members(place: Place, tensor: Tensor) -> bool:
-    """Whether members have it each, or a copy could not be made of it, or it is a buffer that was None before."""
+    """Return whether each member has it, or it cannot be copied, or it is a buffer that was None before."""
     return is_batched(tensor) or tensor.grad_fn is not None or (place[1] == "_buffers" and not tensor.is_meta)
 
 
@@ -261,7 +261,7 @@ def _row(leaf: Any, k: int) -> Any:
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    """One value for all members, with a hidden axis where they differ; `_ABSENT` where they differ in more."""
+    """Return one value for all members, with a hidden axis if they differ; `_ABSENT` if more than tensors differ."""
     flat = [tree_flatten(value) for value in values]
     if any(spec != flat[0][1] for _, spec in flat):
         return _ABSENT
@@ -297,7 +297,7 @@ def _same(value: Any, other: Any, *, by_identity: bool = False) -> bool:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Of tensors: those without data are alike; with a hidden axis, none may be read."""
+    """Compare tensors: those without data are equal; those with a hidden axis cannot be read, so they differ."""
     if not (isinstance(value, Tensor) and isinstance(other, Tensor)) or is_batched(value) or is_batched(other):
         return False
     if value.is_meta or other.is_meta:
