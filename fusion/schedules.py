@@ -85,11 +85,12 @@ def as_lambda_lr(
 
     Args:
         optimizer: Its learning rates are the highest ones.
-        config: See `lr_factor`, likewise `max_epochs`.
+        config: See `lr_factor`.
+        max_epochs: See `lr_factor`.
         steps_per_epoch: Optimizer steps in an epoch, >= 1.
 
     Raises:
-        ValueError: where the configuration breaks a rule.
+        ValueError: if the configuration breaks a rule.
 
     >>> from torch import optim, zeros
     >>> opt = optim.SGD([zeros(1)], lr=0.1)

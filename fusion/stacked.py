@@ -91,7 +91,7 @@ class StackedTensors(nn.Module):
         *,
         members: Sequence[int] | None = None,
     ) -> Any:
-        """Restore what `state_dict` returned, whatever the members shared then and share now.
+        """Restore the result of `state_dict`; the members may share other tensors now than they did then.
 
         Args:
             state_dict: Of as many members as this model has, or of more.
@@ -99,8 +99,8 @@ class StackedTensors(nn.Module):
             members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
 
         Raises:
-            IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
-            RuntimeError: where names or shapes differ, the number of members among them.
+            IndexError: if one of `members` is not in [-K, K) of the K in `state_dict`.
+            RuntimeError: if names or shapes differ, or the number of members.
         """
         check_mapping("state_dict", state_dict)
         if members is not None:
@@ -117,9 +117,9 @@ class StackedTensors(nn.Module):
         return super().load_state_dict(state_dict, strict, assign)
 
     def flat(self, names: Iterable[str]) -> FlatParameters:
-        """These of the stacked parameters, with their gradients, side by side in memory from now on.
+        """Put these stacked parameters and their gradients side by side in memory.
 
-        Their values stay what they are, their addresses do not. A later call for the same names finds them in place.
+        Their values stay the same, but their addresses change. A later call for the same names finds them in place.
         """
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}

@@ -27,12 +27,12 @@ def fused_optimizer(
     lr_multipliers: Multipliers | None = None,
     weight_decay_multipliers: Multipliers | None = None,
 ) -> FusedOptimizer:
-    """One optimizer for members whose configurations may name different ones.
+    """Make one optimizer for members whose configurations may name different ones.
 
     Args:
         configs: K configurations, with the keys of `Hyperparameters.from_config`; parts of a model may have learning
-            rates of their own, see `fusion.hyperparameters.lr_factors`. Members of one optimizer are best kept side by
-            side: each run of them is one update.
+            rates of their own, see `fusion.hyperparameters.lr_factors`. Keep members of one optimizer side by side:
+            each run of them is one update.
         lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
 
     Raises:
@@ -59,7 +59,7 @@ class FusedSGD(FusedOptimizer):
         momentum: Momenta.
         dampening: The gradient enters the momentum times `1 - dampening`.
         weight_decay: Added to the gradient, times the weights.
-        nesterov: Whether to look ahead; needs momentum > 0 and dampening 0.
+        nesterov: If True, look ahead; needs momentum > 0 and dampening 0.
         lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
     """
 
