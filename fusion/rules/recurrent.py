@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN, for which `vmap` has no rule: unrolled, with one input product for all time steps.
 
-Where members share the weights (a frozen encoder), K folds into the batch of torch's own kernel instead.
+If members share the weights (a frozen encoder), K folds into the batch of torch's own kernel instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusion.streams import Streams
 
 
 def recurrent(function: Callable[..., Any], cell: Cell) -> Rule:
-    """The rule of a recurrent kernel of torch, given what it does in a time step."""
+    """Make the rule of a recurrent kernel of torch; `cell` computes one time step."""
 
     def fold(K: int, input: Any, hx: Any, params: Any, *settings: Any, streams: Streams) -> Any:
         if not isinstance(params, list) or len(settings) != 6 or isinstance(settings[2], Member):

@@ -1,9 +1,10 @@
 """A module in plain values: the attributes that steer its computation, and the floats that may differ.
 
-Types, kernel settings, activations, names and shapes of tensors, what is tied to what, what hooks hold. A float in a
-place that can be written to (an attribute, a dict, a list) is listed apart, because every member of a fused model may
-have its own; elsewhere (a tuple, a closure) it counts as structure. Nothing is left out for what it is called: a
-configuration that a module keeps counts whole. What cannot be looked into counts as different from everything.
+The values are types, kernel settings, activations, names and shapes of tensors, ties between tensors, and contents of
+hooks. A float in a place that can be written to (an attribute, a dict, a list) is listed apart. Every member of a fused
+model may have its own. In another place (a tuple, a closure) a float counts as structure. Nothing is left out because
+of its name: a configuration that a module keeps counts whole. A value that cannot be looked into counts as different
+from everything.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class _Walk:
 
     @functools.cached_property
     def _memory(self) -> set[int]:
-        """Where parameters and buffers lie; few modules hold other tensors, which alone ask for it."""
+        """Return the addresses of parameters and buffers; only other tensors need them, which few modules hold."""
         return {memory(tensor) for tensor in (*self._root.parameters(), *self._root.buffers())} - {0}
 
     def _note(self, path: str, value: Hashable) -> None:
@@ -151,7 +152,7 @@ class _Walk:
             self._value(f"{path}[{of_all.index(number)}]", hook)
 
     def _handle(self, path: str, handle: RemovableHandle) -> None:
-        """Which hook it can take away, by its place among the others."""
+        """Note which hook the handle can remove, by its place among the others."""
         hooks = handle.hooks_dict_ref() or {}
         named = ((f"{path}.{name}", of) for path, own in self._root.named_modules() for name, of in vars(own).items())
         where = next((place for place, own in named if own is hooks), None)

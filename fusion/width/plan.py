@@ -93,9 +93,10 @@ def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = No
 
 
 def is_clear(measured: Sequence[float], best: float) -> bool:
-    """Whether a width's speedups, measured so far, tell that it is faster, or slower, than the best narrower one.
+    """Return whether a width's speedups, measured so far, show that it is faster or slower than the best narrower one.
 
-    They do where at least 5 all lie over 10 % above it, or all below: the choice of a width needs no closer number.
+    They do if there are at least 5, and all lie more than 10 % above `best`, or all more than 10 % below. The choice of
+    a width needs no closer number.
 
     >>> is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.0), is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.8)
     (True, False)
@@ -108,7 +109,7 @@ def is_clear(measured: Sequence[float], best: float) -> bool:
 
 
 def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
-    """Least squares of `fixed + per_trial * K` through the measured peaks: (fixed, per_trial), both >= 0.
+    """Fit `fixed + per_trial * K` to the measured peaks by least squares: (fixed, per_trial), both >= 0.
 
     >>> memory_line({2: 50, 4: 90, 8: 170})
     (10, 20)
@@ -128,7 +129,7 @@ def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
 
 
 def memory_limit(fixed: int, per_trial: int, memory: int) -> int:
-    """The largest width whose predicted peak fits `memory` bytes; 0 if not even one trial does.
+    """Return the largest width whose predicted peak fits `memory` bytes; 0 if not even one trial fits.
 
     >>> memory_limit(10, 20, 100)
     4
