@@ -1,7 +1,8 @@
 """Attributes that modules change while they run: the mode, counters, hooks, tensors that forward keeps for later.
 
-One module computes for all members, so a change that all make alike stands in it alone, and the others catch up when
-they are looked at. Values in which members differ, such as tensors that forward assigned, belong to each (`OwnValues`).
+One module computes for all members. If all members change alike, the change is made in that module alone, and the other
+modules catch up before they are used. Each member keeps the values in which members differ, such as tensors that
+forward assigned (`OwnValues`).
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], befo
 
     Args:
         target: The module that catches up.
-        own: (id of an owner in `source`, attribute or key) where each member has a float of its own.
+        own: (id of an owner in `source`, attribute or key) of each float in which members differ.
         before: A snapshot of `source`, since when `target` has not caught up.
     """
     if source is target:
@@ -120,7 +121,7 @@ def _follow_dict(ours: dict[Any, Any], theirs: dict[Any, Any], own: set[tuple[in
 def _follow_hooks(
     ours: dict[Any, Any], before: Mapping[Any, Any], now: Mapping[Any, Any], memo: dict[int, Any]
 ) -> None:
-    """Hooks of the time before, which each module has of its own, correspond by their order."""
+    """Make the hooks of a module follow; hooks from before, which each module has itself, correspond by order."""
     if list(before) != list(now):
         own = dict(zip(before, ours.values()))
         ours.clear()
@@ -130,8 +131,8 @@ def _follow_hooks(
 class OwnValues:
     """Values of attributes in which members differ, by place: one for each of K members.
 
-    Inside vmap, tensors that forward assigns have a hidden member axis. They stay where forward put them, and count
-    on when all members are evaluated at once again: `part` takes them apart only where members leave or move.
+    Inside vmap, tensors that forward assigns have a hidden member axis. They stay where forward put them, and remain
+    valid when all members are evaluated at once again. `part` takes them apart only if members leave or move.
 
     Attributes:
         of_members: Place -> one value for each member.
@@ -171,7 +172,7 @@ class OwnValues:
             _put(modules, place, values[k])
 
     def take(self, module: nn.Module, before: Snapshot, after: Sequence[Snapshot]) -> None:
-        """Sort what each member has changed: what is alike goes into `module`, the rest is each member's own."""
+        """Sort the changes of each member: those alike in all go into `module`, each member keeps the others."""
         put_back(module, before)
         modules = list(module.modules())
         self.of_members.clear()
@@ -183,12 +184,12 @@ class OwnValues:
                 self.of_members[place] = [_detached(value) for value in values]
 
     def keep(self, chosen: Sequence[int]) -> OwnValues:
-        """Those of these members."""
+        """Return the values of these members."""
         kept = {place: [values[k] for k in chosen] for place, values in self.of_members.items()}
         return OwnValues(len(chosen), kept)
 
     def concat(self, module: nn.Module, other: OwnValues, its_module: nn.Module) -> OwnValues:
-        """Those of all members of two models, both of which `part` has looked at."""
+        """Return the values of all members of two models, after `part` of both."""
         ours, theirs = snapshot(module), snapshot(its_module)
         joined = {}
         for place in {**ours, **theirs, **self.of_members, **other.of_members}:
@@ -200,13 +201,13 @@ class OwnValues:
         return OwnValues(self.K + other.K, joined)
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Give members copies of what others have; `part` must have looked at the module."""
+        """Give members copies of the values of others; call `part` before."""
         for values in self.of_members.values():
             for k, value in zip(targets, [copied(values[k]) for k in sources]):
                 values[k] = value
 
     def copy(self) -> OwnValues:
-        """The same, to be changed apart."""
+        """Return an independent copy."""
         return OwnValues(self.K, self.of_members)
 
 

@@ -181,7 +181,7 @@ def _alone(
 
 
 def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> Outcome | None:
-    """Member k alone on images whose channels come last, as fused convolutions have them; None where it cannot run so.
+    """Run member k alone with channels last, as fused convolutions have them; return None if it cannot run so.
 
     Other kernels compute it, and a pooling layer may take another of two elements that are a rounding apart.
     """
@@ -210,7 +210,7 @@ def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _P
 
 @contextmanager
 def restored(fused: FusedModel) -> Iterator[None]:
-    """Put all that forward changes back afterwards; member k draws each time what seed k gives."""
+    """Undo all changes of forward afterwards; inside, member k draws the random numbers of seed k."""
     attributes, own_values = snapshot(fused.template), fused.own_values.copy()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
     parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}

@@ -1,7 +1,7 @@
-"""Ways to evaluate one function for K members: all at once under vmap, in turn, or as it is where there is but one.
+"""Ways to evaluate one function for K members: all at once under vmap, in turn, or directly if there is only one.
 
-They take `one(tensors, settings) -> (result, rebound)`: the function of one member's tensors by name and of its own
-floats by path, which returns a result and the buffers that it replaced. They return the same with a leading K.
+They take `one(tensors, settings) -> (result, rebound)`. Its arguments are one member's tensors by name and its own
+floats by path. It returns a result and the buffers that it replaced. The ways return the same with a leading K.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def in_turn(
 class _Rows(torch.autograd.Function):
     """[K, ...] as K tensors in the same memory, with one backward node: indexing would make a gradient of K for each.
 
-    They are no views, which a module may not write into: an embedding with `max_norm` does, or a layer that sets its
-    scale by the first batch.
+    They are no views, because a module may not write into views. An embedding with `max_norm` writes into its weight,
+    and so does a layer that sets its scale by the first batch.
     """
 
     @staticmethod
@@ -125,7 +125,7 @@ def _watch(k: int, own: Mapping[str, Tensor], on_gradient: Callable[[str, int], 
 
 
 class _Reached:
-    """A hook on a member's parameter; torch also calls it, without a gradient, where none arrives."""
+    """A hook on a member's parameter; if no gradient arrives, torch calls it with None."""
 
     def __init__(self, name: str, k: int, on_gradient: Callable[[str, int], None]) -> None:
         self.name, self.k, self.on_gradient = name, k, on_gradient

@@ -20,7 +20,7 @@ from fusion.structure import check_module
 def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
     """Copy models whose LoRA adapters (as `peft` makes them) differ in rank and dropout, so that the copies fuse.
 
-    Every adapter is padded with zeros to the largest rank that its place has in any of the modules, and one without
+    Every adapter is padded with zeros to the largest rank at its place in any of the modules. An adapter without
     dropout gets a dropout of probability 0. Frozen parameters are not copied: the copies share them with the
     originals, and `fuse` holds those that are equal once.
 

@@ -46,7 +46,7 @@ class LossScale:
 
     @property
     def K(self) -> int:  # noqa: N802
-        """The number of members."""
+        """Return the number of members."""
         return len(self.scale_K)
 
     def apply(self, loss_K: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A module taken apart into a skeleton without data and its tensors by name, and put together again.
 
-`skeleton` and `materialize` are inverse: both are `copy.deepcopy` with the tensors exchanged through its
-memo, so tied weights stay tied, and attributes, hooks and subclasses survive as they are.
+`materialize` undoes `skeleton`. Both are `copy.deepcopy` with the tensors exchanged through its memo. So tied weights
+stay tied, and attributes, hooks and subclasses survive as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOOKS = "_hooks_on_parameters"
 
 
 class Hooks(NamedTuple):
-    """Those on one tensor: `register_hook`'s, and `register_post_accumulate_grad_hook`'s."""
+    """Hooks on one tensor: those of `register_hook`, and of `register_post_accumulate_grad_hook`."""
 
     on_gradient: tuple[Callable[..., Any], ...]
     accumulated: tuple[Callable[..., Any], ...]
@@ -125,7 +125,7 @@ def non_persistent(module: nn.Module) -> set[str]:
 
 
 def skeleton(module: nn.Module) -> nn.Module:
-    """A deep copy of `module` whose tensors have shapes but no data."""
+    """Make a deep copy of `module` whose tensors have shapes but no data."""
     memo: dict[int, Any] = {id(t): _hollow(t) for t in named_tensors(module).values()}
     hooks = {name: of for name, p in module.named_parameters() if p.requires_grad and any(of := hooks_on(p))}
     if not hooks:
@@ -141,13 +141,13 @@ def skeleton(module: nn.Module) -> nn.Module:
 
 
 def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A deep copy of the skeleton `hollow` with `tensors`, by name, in their places; it copies all others."""
+    """Make a deep copy of the skeleton `hollow` with `tensors`, by name, in their places; copy all other tensors."""
     memo: dict[int, Any] = {id(t): tensors[name] for name, t in named_tensors(hollow).items() if name in tensors}
     return _with_hooks(copy.deepcopy(hollow, memo | _empty_containers(hollow)))
 
 
 def duplicate(module: nn.Module) -> nn.Module:
-    """A deep copy of a module that has the hooks on its parameters, too, which `copy.deepcopy` loses."""
+    """Make a deep copy of a module with the hooks on its parameters, which `copy.deepcopy` loses."""
     if not any(any(hooks_on(parameter)) for parameter in module.parameters()):
         return copy.deepcopy(module)
     tensors = {name: like(tensor, tensor.detach().clone()) for name, tensor in named_tensors(module).items()}
@@ -155,7 +155,7 @@ def duplicate(module: nn.Module) -> nn.Module:
 
 
 def hooks_on(tensor: Tensor) -> Hooks:
-    """The hooks that a tensor has."""
+    """Return the hooks that a tensor has."""
     kinds = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
     return Hooks(*(tuple((kind or {}).values()) for kind in kinds))
 
@@ -172,7 +172,7 @@ def _with_hooks(module: nn.Module) -> nn.Module:
 
 
 def _following(hook: Any, parts: set[int]) -> Any:
-    """A hook as it is; a function that sees a part of its module, such as a `self`, in a form that copies follow."""
+    """Return a hook; wrap a function that sees a part of its module (`self`, say), so that copies see their own."""
     cells = (getattr(hook, "__closure__", None) or ()) if isinstance(hook, types.FunctionType) else ()
     seen = {i: cell.cell_contents for i, cell in enumerate(cells) if cell != types.CellType()}
     own = {i: part for i, part in seen.items() if id(getattr(part, "__self__", part)) in parts}
@@ -180,7 +180,7 @@ def _following(hook: Any, parts: set[int]) -> Any:
 
 
 class _Following:
-    """A function that sees parts of a module; of a copy it sees the copied ones, which `copy.deepcopy` forgets."""
+    """A function that sees parts of a module; in a copy it sees the copied parts, unlike after `copy.deepcopy`."""
 
     def __init__(self, function: types.FunctionType, parts: dict[int, Any]) -> None:
         self.function, self.parts = function, parts

@@ -89,7 +89,7 @@ class _Found:
 
 
 _Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
-"""An operator, what it was given, and what it gave. All tensors of a step are held: no two lie in one place."""
+"""An operator, its arguments and its result. All tensors of a step are held, so that no two lie in one place."""
 
 
 class _Tape(TorchDispatchMode):

@@ -26,7 +26,7 @@ Measured on 2 cores, AdamW with three multipliers: 0.6 to 1.0 of the vectorized 
 
 @dataclass(frozen=True)
 class Slot:
-    """One member's part of one parameter, with what its update takes.
+    """One member's part of one parameter, with the values that its update needs.
 
     Attributes:
         moments: No tensor, one (SGD) or two (Adam).

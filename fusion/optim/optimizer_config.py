@@ -41,9 +41,8 @@ class Hyperparameters:
         beta1: Decay rate of the first moment of Adam, and of the AdamW beside Muon.
         beta2: Decay rate of the second moment of Adam, and of the AdamW beside Muon.
         eps: Added to the root of the second moment.
-        independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, not
-            times the learning rate, so that the two can be tuned apart (Wortsman et al. 2023,
-            arXiv:2309.14322).
+        independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, instead of
+            times the learning rate. So the two can be tuned apart (Wortsman et al. 2023, arXiv:2309.14322).
         adjust_lr_fn: How Muon's learning rate depends on a matrix's shape, as in `torch.optim.Muon`.
         options: Keyword arguments besides `lr` of an optimizer that is not vectorized, without torch's defaults; the
             fields from `momentum` on keep their defaults.

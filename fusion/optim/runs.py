@@ -75,7 +75,7 @@ class Run:
         }
 
     def coefficients(self, lr_RG: Tensor, decay_RG: Tensor, steps_R1: Tensor, factor_R1: Tensor) -> Coefficients:
-        """The others, which differ from step to step, likewise.
+        """Return the other coefficients, which change from step to step, in the same shapes.
 
         Args:
             lr_RG: Learning rates without the schedule's factor.
@@ -85,7 +85,7 @@ class Run:
         """
         v, lr = self.vectors, lr_RG * factor_R1
         if not self.adaptive:
-            # A member without momentum takes the gradient as it is, whatever its dampening.
+            # A member without momentum takes the gradient as it is; its dampening has no effect.
             undamped = (steps_R1 == 1) | (v["momentum"] == 0)
             return {"lr": lr, "gain": torch.where(undamped, 1.0, 1.0 - v["dampening"])}
         root = (1 - v["beta2"] ** steps_R1).sqrt()

@@ -30,7 +30,7 @@ def optimizer(
         module: Its parameters that need gradients are optimized.
         config: See `Hyperparameters.from_config`; parts of the model may have learning rates of their own, see
             `fusion.hyperparameters.lr_factors`.
-        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Returns:
         An optimizer with one group for each pair of factors; multiply every group's `lr` to follow a

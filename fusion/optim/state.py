@@ -67,7 +67,7 @@ class OptimizerState:
 
     @property
     def K(self) -> int:  # noqa: N802
-        """The number of members."""
+        """Return the number of members."""
         return len(self.members)
 
     def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:

@@ -111,7 +111,7 @@ def multi_head_attention(
         out = attention_NHTS @ v
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask, p, causal)
-    # Laid out in memory as by torch: random numbers are drawn in the order of memory.
+    # The memory layout is torch's, because random numbers are drawn in the order of memory.
     out = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     if not need_weights:
         return out, None
@@ -119,7 +119,7 @@ def multi_head_attention(
 
 
 def _projections(x: tuple[Tensor, ...], weights: Any, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """Query, key and value [N, T, E]: one product where they come from one tensor."""
+    """Return query, key and value [N, T, E], by one product if they come from one tensor."""
     first = tuple(part.transpose(0, 1) for part in x)
     if isinstance(weights, Tensor):
         if x[0] is x[1] and x[1] is x[2]:

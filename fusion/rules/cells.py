@@ -43,7 +43,7 @@ class Cell(NamedTuple):
 
     Attributes:
         step: (gates from the input [K, N, G*H], gates from the state [K, N, G*H], state) -> next state, output first.
-        by_hand: The same for all steps, where that is faster. An RNN's step has too few operators.
+        by_hand: The same for all steps, if that is faster. An RNN's step has too few operators.
     """
 
     step: Callable[[Tensor, Tensor, State], State]
@@ -83,7 +83,7 @@ def _lstm_forward(
 def _lstm_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Kept) -> Tensor:
     gates, cells, tanhs = kept
     i, f, g, o = gates.chunk(4, 2)
-    # All that no gradient enters, for all steps at once: slopes of the gates, and of a cell's output by the cell.
+    # The parts without a gradient in them, for all steps at once: slopes of the gates, and of the output by the cell.
     slopes = torch.empty_like(gates)
     slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 2)
     _sigmoid_backward(g, i, grad_input=slope_i)
@@ -162,7 +162,7 @@ def _rnn_relu_step(from_input: Tensor, from_state: Tensor, state: State) -> Stat
 
 
 def _buffer(like: Tensor, T: int, keep: bool, shape: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
-    """Room for T steps [T, *shape]; where nothing is kept, the same for all of them."""
+    """Make room for T steps [T, *shape]; if nothing is kept, all steps share the same memory."""
     return like.new_empty(T if keep else 1, *shape, dtype=dtype).expand(T, *shape)
 
 

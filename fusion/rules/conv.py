@@ -66,7 +66,7 @@ def convolution(function: Callable[..., Tensor], dims: int) -> Rule:
 
 
 def transposed(function: Callable[..., Tensor], dims: int) -> Rule:
-    """The rule of a transposed convolution over `dims` dimensions: input [N, C, ...], weight [C, O/groups, ...]."""
+    """Make a transposed convolution's rule over `dims` dimensions: input [N, C, ...], weight [C, O/groups, ...]."""
 
     def fold(
         K: int,

@@ -135,8 +135,8 @@ class _Recurrence(torch.autograd.Function):
 def _recorded(
     cell: Cell, given: Sequence[Tensor], needed: Sequence[bool], grads: Sequence[Tensor]
 ) -> Iterator[Tensor | None]:
-    """Autograd's gradient, of the steps once more: it can itself be differentiated, which that by hand cannot."""
-    x, *rest = (t.view_as(t) for t in given)  # Views: where an input depends on another, that is no part of the layer.
+    """Compute the steps again, for autograd's gradient: unlike that by hand, it can itself be differentiated."""
+    x, *rest = (t.view_as(t) for t in given)  # Views hide dependences between inputs, which are no part of the layer.
     out, state = unrolled(cell, x, tuple(rest[4:]), rest[:4])
     wanted = [t for t, need in zip((x, *rest), needed) if need]
     found = iter(torch.autograd.grad((out, *state[1:]), wanted, grads, create_graph=True))

@@ -89,7 +89,7 @@ def _unrolled(
 def _direction(
     cell: Cell, x_KTNI: Tensor, state: State, weights: list[Tensor], has_biases: bool, *, reverse: bool
 ) -> tuple[Tensor, State]:
-    """One layer in one direction: output [K, T, N, H or projection], last state."""
+    """Compute one layer in one direction: output [K, T, N, H or projection], last state."""
     no_bias = weights[1].new_zeros(weights[1].shape[:2])
     projection = weights[-1].mT if len(weights) % 2 else None
     weights = weights[:4] if has_biases else [*weights[:2], no_bias, no_bias]

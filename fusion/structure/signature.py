@@ -39,10 +39,10 @@ from fusion.structure.values import digest, memory, parts_of_copy, short, slots_
 from fusion.tensors import hooks_on
 
 UNKNOWN = "unlike all others"
-"""Begins what is noted of a value that cannot be looked into."""
+"""First part of the entry of a value that cannot be looked into."""
 
 HOOK = ".hooks."
-"""In paths, between that of a parameter and the kind of a hook on it."""
+"""In paths, stands between the path of a parameter and the kind of a hook on it."""
 
 
 @dataclass
@@ -67,12 +67,12 @@ def describe(module: nn.Module) -> Structure:
 class _Walk:
     def __init__(self, module: nn.Module) -> None:
         self.structure = Structure()
-        # What was met, by id, and where; held, so that no id is given to something else meanwhile.
+        # id of each object that was met -> its path and the object, held so that its id is not reused meanwhile.
         self._seen: dict[int, tuple[str, Any]] = {}
         self._tensors: dict[int, str] = {}
-        # Whether floats count as structure: those of what a copy of the module shares with it.
+        # True while floats count as structure: those in objects that a copy of the module shares with it.
         self._fixed = False
-        # Whether a copy of the module shares what is walked with it, and the ids of what was met so.
+        # True while a copy of the module shares the walked objects with it, and the ids of objects met meanwhile.
         self._with_others, self._of_others = False, set[int]()
         self._root = module
         modules = list(module.named_modules())
@@ -246,7 +246,7 @@ class _Walk:
                 self._value(f"{path}.globals[{name!r}]", item)
 
     def _shared(self, path: str, value: Any) -> None:
-        """Walk what a copy of the module goes on sharing with it, which must not be a part of it."""
+        """Walk an object that a copy of the module goes on sharing with it; it must not be a part of the module."""
         if (isinstance(value, nn.Module) and id(value) in self._seen) or id(value) in self._tensors:
             self._unknown(path, "a reference to a part of the model, which a copy does not follow")
         else:
@@ -260,7 +260,7 @@ class _Walk:
         self._value(f"{path}.self", owner)
 
     def _class(self, path: str, cls: type) -> None:
-        """Note a class by its name; one that the name does not find, as where a function made it, by contents too."""
+        """Note a class by its name, and by contents, too, if the name does not find it (a function made it, say)."""
         if id(cls) in self._seen:
             self._note(path, (name_of(cls), self._seen[id(cls)][0]))
             return
@@ -275,7 +275,7 @@ class _Walk:
                 self._value(f"{path}.{name}", item)
 
     def _object(self, path: str, value: Any) -> None:
-        """Anything else: what its base type holds, its attributes, and what else a copy would be made from."""
+        """Walk any other object: the content of its base type, its attributes, and all other parts of a copy."""
         cls = type(value)
         self._class(path, cls)
         fixed, self._fixed = self._fixed, self._fixed or isinstance(value, Enum)
@@ -328,7 +328,7 @@ class _Walk:
     def _rest(self, path: str, value: Any) -> None:
         try:
             parts = parts_of_copy(value)
-        except Exception:  # whatever a `__reduce__` raises
+        except Exception:  # a `__reduce__` may raise any error
             self._unknown(path, "a value that cannot be copied")
         else:
             for name, part in parts.items():

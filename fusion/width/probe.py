@@ -170,13 +170,13 @@ class _Trials:
     graph: bool
 
     def step(self, width: int, parts: int = 1) -> tuple[FusedModel, Step]:
-        """The first `width` trials as one model, and its training step; a width of 1 trains as one does alone."""
+        """Return the first `width` trials as one model, and its training step; width 1 trains as one trial alone."""
         fused, update, learn = self.training(width, parts)
         graph = self.graph and update.can_be_recorded
         return fused, partial(GraphedStep(learn, fused, update) if graph else learn, self.batch)
 
     def training(self, width: int, parts: int = 1) -> tuple[FusedModel, FusedOptimizer, Callable[[Any], None]]:
-        """The same, with the optimizer, and the step as a function of a batch."""
+        """Return the same with the optimizer, and the step as a function of a batch."""
         fused, configs = fuse(self.modules[:width]), self.configs[:width]
         update = fused_optimizer(fused, configs, **self.multipliers)
         norms = [read(config, "grad_clip") or math.inf for config in configs]
@@ -224,18 +224,18 @@ def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone
 
 
 def _obstacle(fused: FusedModel, trials: _Trials) -> Obstacle | None:
-    """Why vmap cannot follow the model. That members compute what they do alone is for training to find out."""
+    """Return the reason why vmap cannot follow the model. Comparing members with each alone is left to training."""
     return dry_run(fused, trials.objective, trials.batch, compare=False)
 
 
 def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
-    """The peaks of fused groups, where several are measured: a trial that is not fused lies off their line."""
+    """Return the peaks of fused groups, if there are several: a trial that is not fused lies off their line."""
     groups = {K: peak for K, peak in peaks.items() if K > 1}
     return groups if len(groups) > 1 else peaks
 
 
 def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple[int, Step, int]:
-    """The least parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
+    """Find the least number of parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
     parts = 1
     while True:
         last = not can_be_split(trials.batch) or len(split(trials.batch, 2 * parts)) <= parts
@@ -257,7 +257,7 @@ def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple
 def _race(
     alone: Step, fused: Step, width: int, best: float, seconds: float, device: torch.device
 ) -> tuple[float, list[float]]:
-    """Median speedup of `fused`, where `best` is that of narrower groups, and the seconds of each step alone."""
+    """Return the median speedup of `fused`, and the seconds of each step alone; `best` is that of narrower groups."""
     start, ratios, times = time.perf_counter(), list[float](), list[float]()
 
     def enough() -> bool:
