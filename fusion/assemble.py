@@ -16,7 +16,7 @@ from fusion.tensors import TensorTree, like, named_tensors, non_persistent, skel
 
 
 def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedModel:
-    """K modules of one structure as one, which trains all of them at once, each as if it were alone.
+    """Fuse K modules of one structure into one, which trains all of them at once, each as if it were alone.
 
     Args:
         modules: K >= 1 modules with equal `fusion_key`, in one mode and on one device. They are copied, and stay as
@@ -29,9 +29,10 @@ def fuse(modules: Sequence[nn.Module], *, one_by_one: bool = False) -> FusedMode
             without K.
 
     Raises:
-        ValueError: where something else than modules is given, or none, or where they differ in more than the values of
-            tensors and floats; where a trained parameter shares memory with another tensor, or has a hook that captures
-            a tensor of the module. Others may share memory, as a view of a buffer does, if nothing is written to them.
+        ValueError: if `modules` is empty or holds something else than modules. If the modules differ in more than the
+            values of tensors and floats. If a trained parameter shares memory with another tensor, or has a hook that
+            captures a tensor of the module. Other tensors may share memory, as a view of a buffer does, if nothing is
+            written to them.
 
     >>> fused = fuse([nn.Linear(2, 3) for _ in range(4)])
     >>> fused.stacked["weight"].shape, fused(torch.ones(5, 2)).shape
@@ -65,7 +66,7 @@ def _take_apart(module: nn.Module, state: Mapping[str, Tensor]) -> Shell:
 
 
 def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
-    """The gradients that the modules have, as [K, ...]."""
+    """Return the gradients that the modules have, as [K, ...]."""
     found = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     if not found:
         return None
@@ -76,10 +77,10 @@ def _gradients(name: str, tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _overlapping(k: int, state: Mapping[str, Tensor]) -> set[str]:
-    """The tensors of a module that share memory with another one, as views of it do.
+    """Return the names of a module's tensors that share memory with another tensor, as views of it do.
 
     Raises:
-        ValueError: where training one of them changes another.
+        ValueError: if training one of the tensors changes another.
     """
     places = []
     for name, tensor in state.items():
@@ -107,7 +108,7 @@ def _all_equal(tensors: Sequence[Tensor]) -> bool:
 
 
 def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
-    """Each module's tensors by name; raises for what has none yet, or is no module."""
+    """Return each module's tensors by name; raise if a module is not initialized yet, or is no module."""
     states = []
     for k, module in enumerate(modules):
         require(isinstance(module, nn.Module), f"modules[{k}]", module, "an nn.Module")
@@ -119,7 +120,7 @@ def _states(modules: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
 
 
 def _check_same(modules: Sequence[nn.Module], states: Iterable[Mapping[str, Tensor]]) -> FusionKey:
-    """The key that all modules share; raises where they differ, in structure, device or mode."""
+    """Return the key that all modules share; raise if they differ in structure, device or mode."""
     key = check_same((fusion_key(module) for module in modules), "modules")
     for path, value in key:
         if HOOK in path and isinstance(value, tuple) and value[0] == UNKNOWN:

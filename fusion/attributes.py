@@ -1,7 +1,8 @@
 """Attributes that modules change while they run: the mode, counters, hooks, tensors that forward keeps for later.
 
-One module computes for all members, so a change that all make alike stands in it alone, and the others catch up when
-they are looked at. Values in which members differ, such as tensors that forward assigned, belong to each (`OwnValues`).
+One module computes for all members. If all members change alike, the change is made in that module alone, and the other
+modules catch up before they are used. Each member keeps the values in which members differ, such as tensors that
+forward assigned (`OwnValues`).
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ Snapshot = Mapping[Place, Any]
 
 
 def plain_attributes(module: nn.Module) -> list[dict[str, Any]]:
-    """For each module in order, its attributes that are numbers, strings or None."""
+    """Return, for each module in order, its attributes that are numbers, strings or None."""
     return [
         {name: value for name, value in vars(child).items() if isinstance(value, _PLAIN)} for child in module.modules()
     ]
 
 
 def snapshot(module: nn.Module) -> dict[Place, Any]:
-    """All attributes and hooks, lists and dicts as copies; buffers without data are none of them."""
+    """Return all attributes and hooks, lists and dicts as copies; buffers without data are left out."""
     return {place: _copy_of(value) for place, value in _values(module)}
 
 
 def changed(module: nn.Module, before: Snapshot) -> dict[Place, Any]:
-    """What has become something else since a snapshot: place -> what is there now, lists and dicts as copies."""
+    """Return what has changed since a snapshot: place -> value that is there now, lists and dicts as copies."""
     found, missing = {}, before.keys() - ()
     for place, value in _values(module):
         then = before.get(place, _ABSENT)
@@ -67,7 +68,7 @@ def put_back(module: nn.Module, before: Snapshot) -> None:
 
 
 def check_same_state(module: nn.Module, other: nn.Module, but: Iterable[Place]) -> None:
-    """Refuse modules of which a counter or the like has come to differ; floats may, and so may the mode.
+    """Refuse modules in which a plain attribute, such as a counter, differs; floats and the mode may differ.
 
     Raises:
         ValueError: naming the attribute and both values.
@@ -91,7 +92,7 @@ def follow(source: nn.Module, target: nn.Module, own: set[tuple[int, Any]], befo
 
     Args:
         target: The module that catches up.
-        own: (id of an owner in `source`, attribute or key) where each member has a float of its own.
+        own: (id of an owner in `source`, attribute or key) of each float in which members differ.
         before: A snapshot of `source`, since when `target` has not caught up.
     """
     if source is target:
@@ -120,7 +121,7 @@ def _follow_dict(ours: dict[Any, Any], theirs: dict[Any, Any], own: set[tuple[in
 def _follow_hooks(
     ours: dict[Any, Any], before: Mapping[Any, Any], now: Mapping[Any, Any], memo: dict[int, Any]
 ) -> None:
-    """Hooks of the time before, which each module has of its own, correspond by their order."""
+    """Make the hooks of a module follow; hooks from before, which each module has itself, correspond by order."""
     if list(before) != list(now):
         own = dict(zip(before, ours.values()))
         ours.clear()
@@ -130,8 +131,8 @@ def _follow_hooks(
 class OwnValues:
     """Values of attributes in which members differ, by place: one for each of K members.
 
-    Inside vmap, tensors that forward assigns have a hidden member axis. They stay where forward put them, and count
-    on when all members are evaluated at once again: `part` takes them apart only where members leave or move.
+    Inside vmap, tensors that forward assigns have a hidden member axis. They stay where forward put them, and remain
+    valid when all members are evaluated at once again. `part` takes them apart only if members leave or move.
 
     Attributes:
         of_members: Place -> one value for each member.
@@ -171,7 +172,7 @@ class OwnValues:
             _put(modules, place, values[k])
 
     def take(self, module: nn.Module, before: Snapshot, after: Sequence[Snapshot]) -> None:
-        """Sort what each member has changed: what is alike goes into `module`, the rest is each member's own."""
+        """Sort the changes of each member: those alike in all go into `module`, each member keeps the others."""
         put_back(module, before)
         modules = list(module.modules())
         self.of_members.clear()
@@ -183,12 +184,12 @@ class OwnValues:
                 self.of_members[place] = [_detached(value) for value in values]
 
     def keep(self, chosen: Sequence[int]) -> OwnValues:
-        """Those of these members."""
+        """Return the values of these members."""
         kept = {place: [values[k] for k in chosen] for place, values in self.of_members.items()}
         return OwnValues(len(chosen), kept)
 
     def concat(self, module: nn.Module, other: OwnValues, its_module: nn.Module) -> OwnValues:
-        """Those of all members of two models, both of which `part` has looked at."""
+        """Return the values of all members of two models, after `part` of both."""
         ours, theirs = snapshot(module), snapshot(its_module)
         joined = {}
         for place in {**ours, **theirs, **self.of_members, **other.of_members}:
@@ -200,13 +201,13 @@ class OwnValues:
         return OwnValues(self.K + other.K, joined)
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Give members copies of what others have; `part` must have looked at the module."""
+        """Give members copies of the values of others; call `part` before."""
         for values in self.of_members.values():
             for k, value in zip(targets, [copied(values[k]) for k in sources]):
                 values[k] = value
 
     def copy(self) -> OwnValues:
-        """The same, to be changed apart."""
+        """Return an independent copy."""
         return OwnValues(self.K, self.of_members)
 
 
@@ -247,7 +248,7 @@ def _has_data(value: Any) -> bool:
 
 
 def _belongs_to_members(place: Place, tensor: Tensor) -> bool:
-    """Whether members have it each, or a copy could not be made of it, or it is a buffer that was None before."""
+    """Return whether each member has it, or it cannot be copied, or it is a buffer that was None before."""
     return is_batched(tensor) or tensor.grad_fn is not None or (place[1] == "_buffers" and not tensor.is_meta)
 
 
@@ -261,7 +262,7 @@ def _row(leaf: Any, k: int) -> Any:
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    """One value for all members, with a hidden axis where they differ; `_ABSENT` where they differ in more."""
+    """Return one value for all members, with a hidden axis if they differ; `_ABSENT` if more than tensors differ."""
     flat = [tree_flatten(value) for value in values]
     if any(spec != flat[0][1] for _, spec in flat):
         return _ABSENT
@@ -297,7 +298,7 @@ def _same(value: Any, other: Any, *, by_identity: bool = False) -> bool:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Of tensors: those without data are alike; with a hidden axis, none may be read."""
+    """Compare tensors: those without data are equal; those with a hidden axis cannot be read, so they differ."""
     if not (isinstance(value, Tensor) and isinstance(other, Tensor)) or is_batched(value) or is_batched(other):
         return False
     if value.is_meta or other.is_meta:

@@ -1,4 +1,4 @@
-"""Going on after an out-of-memory error with what takes less memory."""
+"""Going on after an out-of-memory error with smaller pieces of work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SIGNS = (
     *("CUSOLVER_STATUS_ALLOC_FAILED", "CUSPARSE_STATUS_ALLOC_FAILED", "failed to allocate memory"),
     *("Unable to find a valid cuDNN algorithm", "was unable to find an engine to execute this computation"),
 )
-"""What the allocators of the system, of CUDA and of its libraries say; cuDNN finds no algorithm that fits."""
+"""Messages of the allocators of the system, of CUDA and of its libraries; cuDNN finds no algorithm that fits."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that a device, or the CPU, has no memory left."""
+    """Return whether `error` says that a device, or the CPU, has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
@@ -34,22 +34,22 @@ def back_off(
     can_be_smaller: Callable[[Work], bool],
     smaller: Callable[[Work], Sequence[Work]],
 ) -> list[Result]:
-    """Do a piece of work; where memory runs out, do smaller pieces in its place, one after the other.
+    """Do a piece of work; if memory runs out, do smaller pieces in its place, one after the other.
 
-    A smaller piece for which memory runs out again gives way to still smaller ones. All that the failed attempt
-    allocated is free before the next begins, provided that `do` keeps nothing of it.
+    If memory runs out again for a smaller piece, still smaller ones replace it. The memory of the failed attempt is
+    free before the next attempt begins, provided that `do` keeps nothing of it.
 
     Args:
         do: Does a piece of work, and returns its result.
         work: The piece to begin with.
-        can_be_smaller: Asked after an out-of-memory error, before it is dropped: whether there are smaller pieces.
-        smaller: The pieces that together take the place of one.
+        can_be_smaller: Tells whether a piece has smaller ones. It is called before the out-of-memory error is dropped.
+        smaller: Returns the pieces that together take the place of one.
 
     Returns:
         The results of the pieces that were done, in their order.
 
     Raises:
-        Exception: whatever `do` raises besides an out-of-memory error; that error itself where a piece cannot be made
+        Exception: any error of `do` that is no out-of-memory error. An out-of-memory error if the piece cannot be made
             smaller.
 
     >>> def add_up_two_at_most(numbers):

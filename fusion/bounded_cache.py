@@ -1,4 +1,4 @@
-"""What is worked out once and kept, as long as it is little."""
+"""A cache of a few values, each computed once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 8
 
 
 def kept(values: dict[K, V], key: K, make: Callable[[], V]) -> V:
-    """The value of a key, made where it is missing; where there are `MOST` others, these are forgotten first.
+    """Return the value of a key; make it if it is missing. If `MOST` others are kept, forget these first.
 
     >>> squares = {2: 4}
     >>> kept(squares, 2, lambda: 5), kept(squares, 3, lambda: 9)

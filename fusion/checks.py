@@ -24,55 +24,55 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
 
 
 def refusal(name: str, value: object, rule: str) -> str:
-    """The wording: long values are cut."""
+    """Return the text of a refusal; long values are cut."""
     return f"`{name}` is {_shown.repr(value)}, but must be {rule}"
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether a value is an integer; a bool is none."""
+    """Return whether a value is an integer; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number; a bool is none."""
+    """Return whether a value is a finite number; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def check_int(name: str, value: object, at_least: int) -> None:
-    """Refuse what is no integer of `at_least` or more."""
+    """Refuse a value that is no integer of `at_least` or more."""
     require(is_int(value) and value >= at_least, name, value, f"an integer >= {at_least}")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse a value that is neither True nor False."""
     require(isinstance(value, bool), name, value, "True or False")
 
 
 def check_function(name: str, value: object, arguments: int | None = None) -> None:
-    """Refuse what cannot be called, or, where it says so, not with so many arguments."""
+    """Refuse a value that cannot be called, or whose signature does not take so many `arguments`."""
     holds = callable(value) and not isinstance(value, type)
     if holds and arguments is not None:
         try:
             inspect.signature(value).bind(*range(arguments))  # type: ignore[arg-type]
         except TypeError:
             holds = False
-        except ValueError:  # what is written in C has no signature to look at
+        except ValueError:  # a function written in C may have no signature
             pass
     require(holds, name, value, "a function" + (f" of {arguments} arguments" if arguments else ""))
 
 
 def check_mapping(name: str, value: object, *keys: str) -> None:
-    """Refuse what is no mapping of texts to values, or lacks one of `keys`."""
+    """Refuse a value that is no mapping of texts to values, or lacks one of `keys`."""
     mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     require(mapping and all(key in value for key in keys), name, value, f"a mapping with {keys or 'names as keys'}")  # type: ignore[operator]
 
 
 def check_each(name: str, values: Sequence[Any], kind: type, count: int | None = None) -> None:
-    """Refuse what is no list, or another sequence, of objects of one class.
+    """Refuse a value that is no list, or another sequence, of objects of one class.
 
     Args:
-        values: What it was given; only a list or a tuple is looked into.
-        count: How many there must be; None: one or more.
+        values: The argument; only the items of a list or a tuple are checked.
+        count: Number of values that there must be; None: one or more.
     """
     listed = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     require(listed, name, values, f"a list of objects of the class {kind.__name__}")

@@ -28,7 +28,7 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
         The norms before clipping, [K]. A member whose norm is infinite or NaN affects no other.
 
     Raises:
-        ValueError: where `max_norm` is negative or has another length than K.
+        ValueError: if `max_norm` is negative or has another length than K.
     """
     check_fused(fused)
     limits = _limits(max_norm, fused.K)
@@ -42,7 +42,7 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
     else:
         limit_K1 = flat.on_device(limits, norm_K1.dtype)
         unlimited_K1 = flat.on_device(tuple(map(math.isinf, limits)), torch.bool)
-    # torch divides by norm + 1e-6 too; where nothing is to be clipped, inf / inf must not make a NaN.
+    # torch divides by norm + 1e-6 too; if nothing is to be clipped, inf / inf must not make a NaN.
     scale_K1 = (limit_K1 / (norm_K1 + 1e-6)).clamp_(max=1.0).masked_fill_(unlimited_K1, 1.0)
     for grad in grads:
         scale = scale_K1.to(grad.dtype)
@@ -51,7 +51,7 @@ def clip_grad_norm_(fused: FusedModel, max_norm: float | Sequence[float] | Tenso
 
 
 def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
-    """Where an update will read the gradients: as [K, ...] each, or in the rows of all parameters, as [K, N]."""
+    """Return the gradients that an update will read: [K, ...] each, or the rows of all parameters, [K, N]."""
     parameters = {name: p for name, p in fused.stacked.items() if p.requires_grad}
     make_dense(parameters.values())
     grads = [p.grad for p in parameters.values() if p.grad is not None]
@@ -63,7 +63,7 @@ def gradients(fused: FusedModel) -> tuple[list[Tensor], FlatParameters | None]:
 
 
 def _limits(max_norm: float | Sequence[float] | Tensor, K: int) -> tuple[float, ...]:
-    """One for each member, checked; numbers without a tensor in between, since each step asks for them."""
+    """Return a checked limit for each member; lists skip the tensor, because each step calls this."""
     if isinstance(max_norm, float):
         limits = (max_norm,) * K
     elif isinstance(max_norm, list) and len(max_norm) == K and all(isinstance(limit, float) for limit in max_norm):
@@ -75,7 +75,7 @@ def _limits(max_norm: float | Sequence[float] | Tensor, K: int) -> tuple[float, 
 
 
 def _norms(grads: Sequence[Tensor]) -> Tensor:
-    """The norm of each member's gradients, [K, 1]."""
+    """Return the norm of each member's gradients, [K, 1]."""
     norms: list[Tensor] = [
         torch.linalg.vector_norm(g.flatten(1) if g.ndim > 1 else g[:, None], dim=1, keepdim=True) for g in grads
     ]

@@ -1,4 +1,4 @@
-"""Whether members compute fused what each computes alone: values, gradients, buffers, attributes that change."""
+"""A check that fused members compute what each computes alone: values, gradients, buffers, changing attributes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fusion.outcome import JUMPS, FusionMismatch, Outcome, differences, explaine
 from fusion.streams import preserved_generators, seed_generators
 from fusion.tensors import copied, count_samples
 
-# How many members are compared, for all of them.
+# Only this many members are compared.
 _MEMBERS = 3
-# Fused, sums are added up in another order. In a few tries alone, weights move by this many roundings.
+# Fused, sums are added up in another order. In this many tries alone, weights move by this many roundings.
 _TRIES, _ROUNDINGS = 3, 30.0
 # Samples that are compared at once in float64, which takes twice the memory.
 _SAMPLES = 16
@@ -32,8 +32,8 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
     """Compare one forward and backward pass of a few members with that of each by itself, on its own module.
 
     Random numbers are the same; the model is left as it was. Differences within rounding pass: those that are small
-    for the precision, and those that vanish in float64. A model that does not run in float64 is compared with itself:
-    what a member shows alone when its weights move by a few roundings passes, too.
+    for the precision, and those that vanish in float64. A model that does not run in float64 is compared with itself.
+    Then a difference passes if a member alone differs as much when its weights move by a few roundings.
 
     Raises:
         FusionMismatch: naming members and what differs.
@@ -49,20 +49,20 @@ def check_members(fused: FusedModel, objective: Objective, batch: Any) -> None:
             f"member {k} in {', '.join([*what[:3], *['...'][: len(what) > 3]])}" for k, what in found.items()
         )
         raise FusionMismatch(
-            f"of {fused.K} members, fused and alone differ {listed}: their modules compute with something "
+            f"of {fused.K} members, fused and alone differ {listed}. Their modules compute with something "
             "that only one of them can have here, such as state that forward changes and no buffer holds"
         )
 
 
 def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any) -> None:
-    """Compare what `fuse` makes of a module with the module itself: a copy may lose something without a word.
+    """Compare the copy that `fuse` makes of a module with the module itself: a copy may lose something silently.
 
-    Such is a function that sees a part of the module in its closure (`self.f = lambda x: self.layer(x)`): in a copy it
-    goes on calling the other module's part. A model that does not do the same twice is not compared.
+    An example is a function that sees a part of the module in its closure (`self.f = lambda x: self.layer(x)`). In a
+    copy it goes on calling the other module's part. A model that does not do the same twice is not compared.
 
     Raises:
         FusionMismatch: naming what differs.
-        ValueError: what `fuse` raises.
+        ValueError: as raised by `fuse`.
     """
 
     def outcomes() -> tuple[Outcome, Outcome] | None:
@@ -73,7 +73,7 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
         except FusionMismatch:
             raise
         except Exception:
-            return None  # whoever calls this has run the model, and knows what it raises
+            return None  # the caller has run the model, and knows what it raises
 
     # The same operators run on the same numbers: more than 1 % is no rounding.
     eps = 1e-4
@@ -90,7 +90,10 @@ def check_copy(build: Callable[[], nn.Module], objective: Objective, batch: Any)
 def _differing(
     fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any, *, explain: bool = False
 ) -> dict[int, list[str]]:
-    """For each chosen member that differs, in what; `explain`: by more than its weights' rounding changes it alone."""
+    """Return, for each chosen member that differs, the names of what differs.
+
+    With `explain`, drop differences that the rounding of its weights also causes in the member alone.
+    """
     together = _fused(fused, chosen, objective, batch)
     found = {}
     for k in chosen:
@@ -112,9 +115,9 @@ def _differing(
 def _differing_in_float64(
     fused: FusedModel, chosen: Sequence[int], objective: Objective, batch: Any
 ) -> dict[int, list[str]] | None:
-    """The same for copies in float64, over parts of the batch; None where they cannot be had, or cannot run.
+    """Do the same for copies in float64, over parts of the batch; return None if these cannot be made or cannot run.
 
-    There a rounding changes next to nothing, where in float32 it may have a pooling layer take another element.
+    In float64 a rounding changes next to nothing. In float32 it may make a pooling layer take another element.
     """
     # The package imports this module first.
     from fusion.width.microbatch import can_be_split, split
@@ -129,13 +132,13 @@ def _differing_in_float64(
             for i, what in _differing(copies, range(len(chosen)), objective, part, explain=True).items():
                 found.setdefault(chosen[i], what)
     except Exception:
-        # A dtype that code insists on, a device without float64, too little memory: the reasons are many.
+        # There are many reasons: a dtype that code insists on, a device without float64, too little memory.
         return None
     return found
 
 
 def _widened(value: Any) -> Any:
-    """A tensor in float64, or complex128, where it is in less; all else as it is."""
+    """Return a tensor of lower precision in float64 or complex128, and any other value as it is."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     return value.to(_WIDE.get(value.dtype, torch.complex128 if value.is_complex() else torch.float64))
@@ -146,7 +149,7 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
         result = fused.map(objective, copied(batch))
         values_K, counted = _values(result)
         gradients_K = _gradients(result, fused.stacked)
-        # Members as modules: a buffer or an attribute that forward sets for the first time is only there.
+        # Only the members as modules have a buffer or an attribute that forward sets for the first time.
         modules = {k: fused.unfuse(k) for k in chosen}
     return {
         k: Outcome(
@@ -161,7 +164,7 @@ def _fused(fused: FusedModel, chosen: Sequence[int], objective: Objective, batch
 
 
 def _written(module: nn.Module, parameters: Iterable[str]) -> dict[str, Tensor]:
-    """Buffers, and the parameters of these names, by what they are."""
+    """Return buffers, and the parameters of these names, under names that tell the two apart."""
     found = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
     return found | {f"parameter {name}": module.get_parameter(name).detach() for name in parameters}
 
@@ -178,7 +181,7 @@ def _alone(
 
 
 def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: Any) -> Outcome | None:
-    """Member k alone on images whose channels come last, as fused convolutions have them; None where it cannot run so.
+    """Run member k alone with channels last, as fused convolutions have them; return None if it cannot run so.
 
     Other kernels compute it, and a pooling layer may take another of two elements that are a rounding apart.
     """
@@ -192,14 +195,14 @@ def _in_another_layout(fused: FusedModel, k: int, objective: Objective, batch: A
 
 
 def _channels_last(value: Any) -> Any:
-    """A tensor of images, or of weights for them, in this layout; all else as it is."""
+    """Return a 4-D tensor (images, or weights for them) in channels-last layout, and any other value as it is."""
     return (
         value.contiguous(memory_format=torch.channels_last) if isinstance(value, Tensor) and value.ndim == 4 else value
     )
 
 
 def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _Precisions) -> list[Outcome]:
-    """Member k alone, a few times, its weights moved by some roundings of the coarsest precision that was seen."""
+    """Run member k alone a few times, its weights moved by some roundings of the coarsest precision seen."""
     with preserved_generators():
         seed_generators(k)
         return [_alone(_moved(fused.unfuse(k), seen.eps), k, objective, batch, fused.written) for _ in range(_TRIES)]
@@ -207,7 +210,7 @@ def _tries(fused: FusedModel, k: int, objective: Objective, batch: Any, seen: _P
 
 @contextmanager
 def restored(fused: FusedModel) -> Iterator[None]:
-    """Put all that forward changes back afterwards; member k draws each time what seed k gives."""
+    """Undo all changes of forward afterwards; inside, member k draws the random numbers of seed k."""
     attributes, own_values = snapshot(fused.template), fused.own_values.copy()
     before = {name: buffer.clone() for name, buffer in {**fused.stacked_buffers, **fused.common.bufs()}.items()}
     parameters = {name: tensor for name in fused.written if (tensor := fused.own.get(name)) is not None}
@@ -231,7 +234,7 @@ def restored(fused: FusedModel) -> Iterator[None]:
 
 
 def _values(result: Any) -> tuple[dict[str, Tensor], frozenset[str]]:
-    """What an objective returned, by place; and the places of what it only counts or measures."""
+    """Return an objective's results by place, and the places of those that it only counts or measures."""
     leaves = [(f"value{keystr(path)}", torch.as_tensor(leaf)) for path, leaf in tree_flatten_with_path(result)[0]]
     counted = frozenset(name for name, leaf in leaves if not leaf.requires_grad)
     return {name: leaf.detach() for name, leaf in leaves}, counted
@@ -250,7 +253,7 @@ def _gradients(result: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Plain attributes by path, but for the mode."""
+    """Return plain attributes by path, without the mode."""
     return {
         f"attribute {path}.{name}".replace(" .", " "): value
         for (path, child), attributes in zip(module.named_modules(), plain_attributes(module))
@@ -260,19 +263,19 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _coarseness(fused: FusedModel) -> float:
-    """Relative rounding of arithmetic that is coarser than the tensors' types say (TF32 on CUDA); 0 elsewhere."""
+    """Return the relative rounding of arithmetic coarser than the tensors' types (TF32 on CUDA); 0 elsewhere."""
     device = next(iter(fused.parameters()), torch.empty(0)).device
     fast = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     return _TF32 if device.type == "cuda" and fast else 0.0
 
 
 def _jump(batch: Any) -> float:
-    """How much a mean over the batch changes where a few of its examples count differently."""
+    """Return by how much a mean over the batch changes if a few of its examples count differently."""
     return JUMPS / max(count_samples(batch), 1)
 
 
 class _Precisions(TorchDispatchMode):
-    """Notes the coarsest precision that is computed in, autocast's included."""
+    """Note the coarsest precision that is computed in, autocast's included."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -287,7 +290,7 @@ class _Precisions(TorchDispatchMode):
 
 
 def _moved(own: nn.Module, eps: float) -> nn.Module:
-    """Its weights moved by some roundings of size `eps`, or else of their own; in half precision by fewer."""
+    """Move the weights by some roundings of size `eps`, or of their own type if coarser; in half precision by fewer."""
     with torch.no_grad():
         for p in own.parameters():
             if p.is_floating_point() or p.is_complex():

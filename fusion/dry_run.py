@@ -1,4 +1,4 @@
-"""Find out before training whether a model can be vmapped, and where it cannot."""
+"""A check, before training, that a model can be vmapped; it names the line that vmap cannot follow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Obstacle:
 
 
 class SharedDraws(RuntimeError):
-    """Members that are evaluated at once drew from a generator of which there is but one."""
+    """Members that are evaluated at once drew from a generator that all of them share."""
 
 
 def dry_run(
@@ -64,23 +64,24 @@ def dry_run(
 ) -> Obstacle | None:
     """Try the forward and backward pass of one batch, and leave the model as it was.
 
-    Where vmap cannot follow the model (`.item()`, control flow that depends on data, an operator it does not know,
-    random numbers of Python's or NumPy's), sets `fused.one_by_one`, so that the members train one after another, with
-    the same results; and warns. A single member is never vmapped, so it passes: try again when others have joined it.
+    If vmap cannot follow the model, the dry run warns and sets `fused.one_by_one`. The members then train one after
+    another, with the same results. Reasons are `.item()`, control flow that depends on data, an operator that vmap
+    does not know, and random numbers of Python or NumPy. A single member is never vmapped, so it passes: try again
+    when others have joined it.
 
     Args:
-        objective: What `fused.map` will be called with.
-        compare: Whether to compare what a few members compute (losses and whatever else the objective returns,
-            gradients, buffers) with what each computes by itself on its own module.
+        objective: The function that `fused.map` will be called with.
+        compare: If True, compare the results of a few members with those of each by itself on its own module. Results
+            are losses, other values that the objective returns, gradients and buffers.
         written: The parameters that the objective writes to, which an earlier dry run of the same objective left in
             `fused.written`. If None, one more forward of one member finds them.
 
     Returns:
-        What stood in the way, or None if the members can be evaluated at once.
+        The obstacle, or None if the members can be evaluated at once.
 
     Raises:
-        FusionMismatch: where members compute something else than they do alone: train them by themselves.
-        Exception: what a single member raises, where the objective fails for one member too.
+        FusionMismatch: if members compute something else than they do alone. Train them by themselves.
+        Exception: the error of a single member, if the objective fails for one member too.
 
     Warns:
         FusionWarning: naming module and line, if the members have to be evaluated one by one.
@@ -100,13 +101,14 @@ def dry_run(
 
 
 def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[str]:
-    """The parameters that one member's forward writes to; what else it raises, the fused pass does, too.
+    """Return the parameters that one member's forward writes to; the fused pass raises the errors ignored here.
 
     Raises:
-        FusionMismatch: where it writes to one of those that overlap, through `.data`, too, which counts no write.
+        FusionMismatch: if forward writes to a tensor that overlaps another, even through `.data`, which torch does not
+            count as a write.
     """
     own = fused.unfuse(0)
-    # An average of two equal weights changes nothing.
+    # Move the weights: an average of two equal weights would change nothing.
     with torch.no_grad(), preserved_generators():
         for p in own.parameters():
             p.mul_(1 + 0.1 * torch.rand(p.shape, device=p.device)) if p.is_floating_point() else None
@@ -143,7 +145,7 @@ def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any) -> Obsta
 
 
 def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception | None:
-    """The error of a forward and backward pass, if any, without a trace of it in the model."""
+    """Return the error of a forward and backward pass, if any; leave no trace of the pass in the model."""
     with restored(fused):
         try:
             before = global_states()
@@ -162,7 +164,7 @@ def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception |
 
 
 def _explained(error: Exception) -> Exception:
-    """What recomputes in the backward pass finds a template without data, which torch's messages do not say."""
+    """Explain an error of activation checkpointing, whose backward pass recomputes on a template without data."""
     if not any(word in str(error) for word in ("meta", "use_reentrant")):
         return error
     explained = RuntimeError(
@@ -188,7 +190,7 @@ def _locate(error: Exception, template: nn.Module) -> Obstacle:
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    """Frames of the model and the objective: torch's machinery and ours left out, torch's layers kept."""
+    """Yield the frames of the model, the objective and torch's layers, without torch's machinery and ours."""
     for frame, line in traceback.walk_tb(trace):
         file = Path(frame.f_code.co_filename)
         machinery = file.name in ("module.py", "container.py") or _LAYERS not in file.parents

@@ -1,7 +1,7 @@
-"""Ways to evaluate one function for K members: all at once under vmap, in turn, or as it is where there is but one.
+"""Ways to evaluate one function for K members: all at once under vmap, in turn, or directly if there is only one.
 
-They take `one(tensors, settings) -> (result, rebound)`: the function of one member's tensors by name and of its own
-floats by path, which returns a result and the buffers that it replaced. They return the same with a leading K.
+They take `one(tensors, settings) -> (result, rebound)`. Its arguments are one member's tensors by name and its own
+floats by path. It returns a result and the buffers that it replaced. The ways return the same with a leading K.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ One = Callable[[Mapping[str, Tensor], Mapping[str, Any]], tuple[Any, Mapping[str
 def at_once(
     one: One, tensors: Mapping[str, Tensor], settings: Settings, streams: Streams, K: int
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """One vmapped call. Buffers that `one` writes into are written to in `tensors`, [K, ...] each."""
+    """Evaluate by one vmapped call. Writes of `one` into buffers go to `tensors`, [K, ...] each."""
     scalars_K = settings.like(tensors.values())
     values = [value.tolist() for value in settings.values_K.values()]
     # vmap needs something to run over, and a module without tensors has nothing.
@@ -41,7 +41,7 @@ def at_once(
 
 
 def alone(one: One, tensors: Mapping[str, Tensor], streams: Streams) -> tuple[Any, Mapping[str, Tensor]]:
-    """One plain call for K = 1, on views; buffers that `one` writes into are written to in `tensors`, [1, ...] each."""
+    """Evaluate by one plain call on views, for K = 1. Writes of `one` into buffers go to `tensors`, [1, ...] each."""
     with streams.drawn_from(0):
         own = {name: tensor.squeeze(0) for name, tensor in tensors.items()}
         result, rebound = one(own, {})
@@ -58,22 +58,22 @@ def in_turn(
     K: int,
     on_gradient: Callable[[str, int], None],
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """K calls, one after another.
+    """Evaluate by K calls, one after another.
 
     Args:
         parameters: [K, ...] each.
         buffers: [K, ...] each; they are copied, and all are among those replaced.
         settings: The floats in which members differ.
-        streams: What each of them draws its random numbers from.
-        on_gradient: Called with a parameter's name and a member in the backward pass, when the one gets a gradient
-            from the other.
+        streams: Generators from which each member draws its random numbers.
+        on_gradient: Called in the backward pass with the name of a parameter and the member in which it gets a
+            gradient.
     """
     parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}  # type: ignore[no-untyped-call]
     results, written = [], []
     for k in range(K):
         own = {name: members[k] for name, members in parts.items()}
         _watch(k, own, on_gradient)
-        # Copies: a write of one member must not age what another's backward pass needs.
+        # Copies, because a write of one member must not invalidate tensors that another's backward pass needs.
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):
@@ -87,8 +87,8 @@ def in_turn(
 class _Rows(torch.autograd.Function):
     """[K, ...] as K tensors in the same memory, with one backward node: indexing would make a gradient of K for each.
 
-    They are no views, which a module may not write into: an embedding with `max_norm` does, or a layer that sets its
-    scale by the first batch.
+    They are no views, because a module may not write into views. An embedding with `max_norm` writes into its weight,
+    and so does a layer that sets its scale by the first batch.
     """
 
     @staticmethod
@@ -103,15 +103,15 @@ class _Rows(torch.autograd.Function):
 
 
 def _take_data(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], k: int, hooks: int) -> None:
-    """Where code gave a member's tensors other data (`p.data = ...`), write these to the tensors [K, ...].
+    """Write the data that code gave to a member's tensors (`p.data = ...`) to the tensors [K, ...].
 
     Raises:
-        RuntimeError: where it gave them more hooks than they had, which would be lost.
+        RuntimeError: if code gave a tensor more hooks than it had, which would be lost.
     """
     for name, tensor in tensors.items():
         if len(own[name]._backward_hooks or ()) > hooks:
             raise RuntimeError(
-                f"forward registers a hook on {name}: do that where the module is made, before it is fused"
+                f"forward registers a hook on {name}: register it when the module is made, before it is fused"
             )
         if own[name].untyped_storage()._cdata != tensor.untyped_storage()._cdata:
             tensor.data[k].copy_(own[name].detach())
@@ -125,7 +125,7 @@ def _watch(k: int, own: Mapping[str, Tensor], on_gradient: Callable[[str, int], 
 
 
 class _Reached:
-    """A hook on a member's parameter; torch also calls it, without a gradient, where none arrives."""
+    """A hook on a member's parameter; if no gradient arrives, torch calls it with None."""
 
     def __init__(self, name: str, k: int, on_gradient: Callable[[str, int], None]) -> None:
         self.name, self.k, self.on_gradient = name, k, on_gradient
@@ -144,7 +144,7 @@ def _stack(*tensors: Tensor) -> Tensor:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """What an objective returns, numbers such as a count of samples included, as a tensor."""
+    """Return a result of an objective as a tensor; numbers, such as a count of samples, are allowed."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool | int | float):

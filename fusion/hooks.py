@@ -1,6 +1,7 @@
 """Hooks on parameters (`torch.Tensor.register_hook` and the like), which no copy of a module keeps by itself.
 
-A fused model runs each member's on its part of the stacked gradient, where they find that member's module.
+A fused model runs each member's hooks on its part of the stacked gradient. Meanwhile the member's module has the
+member's tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fusion.tensors import HOOKS, Hooks, bound, tensor_slots
 
 
 def run_hooks(fused: Any) -> None:
-    """Have backward passes of a `FusedModel` run its members' hooks, on whichever tensors are its parameters now."""
+    """Make backward passes of a `FusedModel` run its members' hooks on the tensors that are its parameters now."""
     for name in vars(fused.template).get(HOOKS, ()):
         parameter = fused.own.get(name)
         if parameter is None or not parameter.requires_grad:
@@ -31,7 +32,7 @@ class _Running:
         self.fused, self.name = fused, name
 
     def members(self) -> Iterator[tuple[int, Hooks]]:
-        """Each member with its hooks, whose module has its tensors meanwhile; not those that no gradient reached."""
+        """Yield each member that a gradient reached, with its hooks; meanwhile its module has its tensors."""
         fused, unreached = self.fused, self.fused.unreached().get(self.name, [])
         for k, member in enumerate(fused._members):
             if k in unreached:

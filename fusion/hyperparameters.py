@@ -1,4 +1,4 @@
-"""The keys of a configuration that training reads: what each may be, its default, who reads it and when."""
+"""The keys of a configuration that training reads: allowed values, defaults, and the part that reads each key."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ VECTORIZED = (*ONE_PASS, "muon")
 """Optimizers whose members are updated together."""
 
 OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop")
-"""All that have a name here: of the others, torch's own updates each member by itself."""
+"""All optimizers with a name here: with those not in `VECTORIZED`, torch updates each member by itself."""
 
 OWN = "own"
-"""Stands for the name of an optimizer that a function of the user's makes."""
+"""Stands for the name of an optimizer that a user's function makes."""
 
 KINDS = (*OPTIMIZERS, OWN)
-"""What `optimizer_name` gives."""
+"""All names that `optimizer_name` returns."""
 
 MUON_ORIGINAL = "muon.original"
-"""Stands for muon with `adjust_lr_fn="original"`, whose learning rates change otherwise with the width."""
+"""Stands for muon with `adjust_lr_fn="original"`, whose learning rates scale differently with the width."""
 
 RULES = (*KINDS, MUON_ORIGINAL)
 """Names under which multipliers of learning rates and weight decays are given."""
@@ -55,13 +55,13 @@ class Key:
     """One row of the table.
 
     Attributes:
-        kind: Type of its values, or what makes one of a plain Python value.
-        holds: Whether a plain Python value is allowed.
+        kind: Type of its values, or a function that makes one of a plain Python value.
+        holds: Tells whether a plain Python value is allowed.
         rule: The same in words.
-        reader: Who reads it.
-        default: Its value where it is left out; None for `lr`, which cannot be.
+        reader: The part of the library that reads it.
+        default: Its value if it is left out; None for `lr`, which cannot be left out.
         under: Another key on whose value it depends; None for a key that is always read.
-        defaults: Its value where it is left out, for each value of that other key under which it is read.
+        defaults: Its value if it is left out, for each value of `under` with which it is read.
     """
 
     kind: Callable[[Any], Any]
@@ -76,7 +76,7 @@ class Key:
 def _schedule(value: Any) -> bool:
     if isinstance(value, str):
         return value in SCHEDULES
-    # Looked up among the words that other keys depend on.
+    # It must be hashable, because it is looked up among the names that other keys depend on.
     return isinstance(value, Hashable) and takes(value, 0, 1)
 
 
@@ -92,7 +92,7 @@ def _optimizer(value: Any) -> bool:
 
 
 def _name_of(value: Any) -> Any:
-    """The name of one of torch's own classes, where it has one here; else the value."""
+    """Return the name of one of torch's own classes if it has one here; else the value."""
     if isinstance(value, type) and value.__module__.startswith("torch.optim"):
         name = value.__name__.lower()
         return name if name in (*OPTIMIZERS, *_UNFIT) else value
@@ -100,7 +100,7 @@ def _name_of(value: Any) -> Any:
 
 
 def _of_optimizer(kind: type, holds: Callable[[Any], bool], rule: str, **defaults: Any) -> Key:
-    """A key that the optimizers read for which a default is given."""
+    """Make a key that is read by the optimizers for which a default is given."""
     return Key(kind, holds, rule, "optimizer", under="optimizer", defaults=defaults)
 
 
@@ -180,7 +180,7 @@ KEYS: Mapping[str, Key] = {
     "warmup_epochs": Key(float, is_finite, _EPOCHS, "schedule", 0.0),
     "rescale_warmup_epochs": Key(float, is_finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
 }
-"""All of them; the defaults of optimizers and of the step schedule are those of torch, but for `adjust_lr_fn`.
+"""All keys; the defaults of optimizers and of the step schedule are torch's, except that of `adjust_lr_fn`.
 
 With `match_rms_adamw`, Muon's updates are as large as AdamW's, so that one `lr` serves both (Liu et al. 2025,
 arXiv:2502.16982).
@@ -206,7 +206,7 @@ ALIASES: Mapping[str, str] = {
 
 
 def is_read(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a key of the table is read in a configuration; otherwise it is the user's own, whatever it holds.
+    """Return whether a key of the table is read in a configuration; otherwise it is the user's own, with any value.
 
     >>> is_read("gamma", {"schedule": "step"}), is_read("gamma", {"schedule": "cosine"})
     (True, False)
@@ -216,7 +216,7 @@ def is_read(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def default(name: str, config: Mapping[str, Any]) -> Any:
-    """What a key is where a configuration, in which it is read, leaves it out.
+    """Return the value of a key that a configuration reads but leaves out.
 
     >>> default("weight_decay", {}), default("weight_decay", {"optimizer": "sgd"})
     (0.01, 0.0)
@@ -226,10 +226,10 @@ def default(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def read(config: Mapping[str, Any], name: str) -> Any:
-    """The value of a key in a configuration in which it is read: a plain Python value of the key's type.
+    """Return the value of a key in a configuration in which it is read: a plain Python value of the key's type.
 
     Raises:
-        ValueError: where it breaks the key's rule.
+        ValueError: if the value breaks the key's rule.
 
     >>> read({}, "batch_size"), read({"batch_size": 16}, "batch_size")
     (64, 16)
@@ -242,7 +242,7 @@ def read(config: Mapping[str, Any], name: str) -> Any:
 
 
 def warmup_epochs(config: Mapping[str, Any], max_epochs: int) -> float:
-    """Return how many epochs a configuration's warm-up lasts, in a training of so many.
+    """Return how many epochs a configuration's warm-up lasts, in a training of `max_epochs`.
 
     >>> warmup_epochs({"warmup": 0.25}, 8), warmup_epochs({"warmup_epochs": 1.5}, 8)
     (2.0, 1.5)
@@ -252,7 +252,7 @@ def warmup_epochs(config: Mapping[str, Any], max_epochs: int) -> float:
 
 
 def optimizer_name(config: Mapping[str, Any]) -> str:
-    """The name of a configuration's optimizer; `OWN` where that is a function of the user's.
+    """Return the name of a configuration's optimizer; `OWN` if that is a user's function.
 
     >>> optimizer_name({}), optimizer_name({"optimizer": lambda params, lr: None})
     ('adamw', 'own')
@@ -262,9 +262,9 @@ def optimizer_name(config: Mapping[str, Any]) -> str:
 
 
 def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a function of the user's that makes the optimizer is given besides parameters and learning rate.
+    """Return the arguments, besides parameters and learning rate, for a user's function that makes the optimizer.
 
-    Those keys of the configuration that it has arguments for, whatever they hold.
+    These are all keys of the configuration that the function has arguments for, with any value.
 
     >>> own_arguments({"optimizer": lambda params, lr, wd=0.0: None, "lr": 0.1, "wd": 0.5, "width": 8})
     {'wd': 0.5}
@@ -280,23 +280,22 @@ def own_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_group(name: str) -> bool:
-    """Whether a key gives a part of the model a learning rate of its own: `lr.PREFIX`; see `lr_factors`."""
+    """Return whether a key gives a part of the model a learning rate of its own: `lr.PREFIX`; see `lr_factors`."""
     return name.startswith(_GROUP)
 
 
 def lr_factors(config: Mapping[str, Any], names: Iterable[str], matrices: Container[str] = ()) -> dict[str, float]:
-    """What `lr` is multiplied by for parameters that have a learning rate of their own.
+    """Return the factors of `lr` for parameters that have a learning rate of their own.
 
-    The key `lr.PREFIX` is the learning rate of all parameters below that part of the model; of several, the longest
-    prefix counts. With the optimizer muon, `lr.adamw` is that of all others which AdamW updates.
+    The key `lr.PREFIX` is the learning rate of all parameters below that part of the model. If several prefixes fit,
+    the longest counts. With the optimizer muon, `lr.adamw` is that of all other parameters that AdamW updates.
 
     Args:
-        config: A configuration.
         names: Of the model's parameters.
-        matrices: Names of those that Muon updates.
+        matrices: Names of the parameters that Muon updates.
 
     Raises:
-        ValueError: where no parameter has a prefix, or a learning rate breaks its rule.
+        ValueError: if no parameter has a prefix, or a learning rate breaks its rule.
 
     >>> lr_factors({"lr": 0.5, "lr.head": 1.0}, ["body.weight", "head.weight", "header.weight"])
     {'head.weight': 2.0}
@@ -327,8 +326,8 @@ def check(config: Mapping[str, Any]) -> None:
     """Check every key that is read in a configuration.
 
     Raises:
-        ValueError: where one breaks its rule, sgd has `nesterov` without momentum or with dampening, or a warm-up is
-            given both in epochs and as a share of the training.
+        ValueError: if a value breaks its rule. If sgd has `nesterov` without momentum or with dampening. If a warm-up
+            is given both in epochs and as a share of the training.
     """
     for name in KEYS:
         if name in config and is_read(name, config):

@@ -1,8 +1,8 @@
 """LoRA adapters (Hu et al. 2022, arXiv:2106.09685) of different ranks and dropouts, made alike so that they fuse.
 
-Shapes: A is [rank, in], B is [out, rank]. A row of A and a column of B that are zero stay zero: with B's column zero
-A's row gets no gradient, and with A's row zero B's column gets none. Padding with zeros is therefore exact under
-every optimizer here, and the padded part adds nothing to gradient norms or weight decay.
+Shapes: A is [rank, in], B is [out, rank]. If a row of A and its column of B are zero, they stay zero. Each gets its
+gradient through the other, so neither gets any. Padding with zeros is therefore exact under every optimizer here, and
+the padded part adds nothing to gradient norms or weight decay.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from fusion.structure import check_module
 
 
 def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
-    """Copies of models with LoRA adapters (as `peft` makes them) that differ in rank and dropout, ready to fuse.
+    """Copy models whose LoRA adapters (as `peft` makes them) differ in rank and dropout, so that the copies fuse.
 
-    Every adapter is padded with zeros to the largest rank that its place has in any of the modules, and one without
+    Every adapter is padded with zeros to the largest rank at its place in any of the modules. An adapter without
     dropout gets a dropout of probability 0. Frozen parameters are not copied: the copies share them with the
     originals, and `fuse` holds those that are equal once.
 
     Args:
         modules: Models of one architecture, adapted in the same places.
-        rank: The least that any adapter is padded to: so modules that are padded one by one fuse, too.
+        rank: The least rank that any adapter is padded to. With it, modules that are padded one by one fuse, too.
 
     Returns:
         As many modules; `trim_lora` takes the padding off again.
 
     Raises:
-        ValueError: where a module has no adapters, or has them in other places than the first; or for a rank below 1.
+        ValueError: if a module has no adapters, or has them in other places than the first, or if `rank` is below 1.
     """
     check_each("modules", modules, nn.Module)
     check_int("rank", rank, at_least=1)
@@ -57,9 +57,9 @@ def pad_lora(modules: Sequence[nn.Module], rank: int = 1) -> list[nn.Module]:
 
 
 def trim_lora(module: nn.Module) -> nn.Module:
-    """A copy of a module from `pad_lora`, e.g. unfused after training, with its adapters at their own ranks again.
+    """Copy a module from `pad_lora`, e.g. unfused after training, with its adapters at their own ranks again.
 
-    Frozen parameters are not copied. `peft` notes the rank of each adapter in its layer, which padding leaves alone.
+    Frozen parameters are not copied. `peft` notes the rank of each adapter in its layer; padding leaves that unchanged.
     """
     check_module(module)
     trimmed = _copy(module)
@@ -70,7 +70,7 @@ def trim_lora(module: nn.Module) -> nn.Module:
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """((path of the adapted layer, adapter's name), A)."""
+    """Yield ((path of the adapted layer, adapter's name), A)."""
     for path, layer in module.named_modules():
         lora_A = getattr(layer, "lora_A", None)
         if isinstance(lora_A, nn.ModuleDict):
@@ -94,5 +94,5 @@ def _resize(module: nn.Module, place: tuple[str, str], rank: int) -> None:
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """A deep copy that shares the frozen parameters."""
+    """Make a deep copy that shares the frozen parameters."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})

@@ -1,7 +1,7 @@
-"""Losses scaled so that float16 gradients do not vanish: a scale for each member, which none shares.
+"""Losses scaled so that float16 gradients do not vanish: each member has a scale of its own.
 
 Micikevicius et al., "Mixed precision training" (2018), section 3.2, with the dynamic scale of `torch.amp.GradScaler`.
-One scale for all would have each member's overflow skip everyone's step, and follow the worst of them.
+With one scale for all, each member's overflow would skip the step of all, and the worst member would set the scale.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fusion.members import copy_rows, member_indices, member_pairs, member_rows
 from fusion.model import FusedModel
 
 INITIAL, INTERVAL = 2.0**16, 2000
-"""`GradScaler`'s: the first scale, and after how many steps without an overflow it doubles."""
+"""Defaults of `GradScaler`: the first scale, and the number of steps without an overflow after which it doubles."""
 
 LARGEST = 2.0**24
-"""A scale stays within this and its inverse: of a member that has diverged it would else become 0, or inf."""
+"""A scale stays within this and its inverse: else that of a diverged member would become 0 or inf."""
 
 
 class LossScale:
-    """A dynamic loss scale for each of K members; all stays on the device, and no step waits for it.
+    """A dynamic loss scale for each of K members; the scales stay on the device, and no step waits for them.
 
         scale = LossScale(K, device)
         scale.apply(loss_K).sum().backward()
@@ -46,11 +46,11 @@ class LossScale:
 
     @property
     def K(self) -> int:  # noqa: N802
-        """The number of members."""
+        """Return the number of members."""
         return len(self.scale_K)
 
     def apply(self, loss_K: Tensor) -> Tensor:
-        """Losses [K], or that of a single member, times their scales."""
+        """Multiply losses [K], or that of a single member, by their scales."""
         return loss_K * self.scale_K.view(loss_K.shape).to(loss_K.dtype)
 
     @torch.no_grad()
@@ -61,7 +61,7 @@ class LossScale:
             fused: After `backward`.
 
         Returns:
-            [K] of booleans: whose gradients are finite. Those of the others are set to 0.
+            [K] of booleans: True for members whose gradients are finite. The gradients of the others are set to 0.
         """
         grads = [grad for grad in gradients(fused)[0] if grad.numel()]
         takes_K = torch.ones_like(self.scale_K, dtype=torch.bool)
@@ -74,9 +74,9 @@ class LossScale:
 
     @torch.no_grad()
     def unscale_module(self, module: nn.Module) -> Tensor:
-        """The same for a module by itself (K = 1), whose gradients are left as they are where one is not finite.
+        """Do the same for a module by itself (K = 1), but do not set gradients to 0.
 
-        Under DDP all ranks have one gradient, and come to the same.
+        Under DDP all ranks have the same gradient, so they return the same.
         """
         overflow = torch.zeros_like(self.scale_K)
         grads = [p.grad for p in module.parameters() if p.grad is not None]
@@ -89,7 +89,7 @@ class LossScale:
         """Halve the scales of members that overflowed; double those that have not for `INTERVAL` steps.
 
         Args:
-            takes_K: What `unscale` returned.
+            takes_K: The result of `unscale`.
         """
         self.steps_K += 1
         grows_K = self.steps_K >= INTERVAL
@@ -116,14 +116,14 @@ class LossScale:
         self.steps_K = torch.cat([self.steps_K, other.steps_K.to(self.steps_K.device)])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What `load_state_dict` restores."""
+        """Return the state that `load_state_dict` restores."""
         return {"scale": self.scale_K.clone(), "steps": self.steps_K.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, members: Sequence[int] | None = None) -> None:
-        """Restore what `state_dict` returned; of `members` alone, in that order, if given.
+        """Restore the result of `state_dict`; if `members` is given, only these, in that order.
 
         Raises:
-            ValueError: where that is another number of members.
+            ValueError: if the number of members differs from K.
         """
         check_mapping("state_dict", state_dict, "scale", "steps")
         K = len(state_dict["scale"])

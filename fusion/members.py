@@ -13,7 +13,7 @@ from fusion.checks import refusal, require
 
 
 def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> list[int]:
-    """Indices of members as non-negative integers, checked.
+    """Check indices of members, and return them as non-negative integers.
 
     >>> member_indices([0, -1], 4)
     [0, 3]
@@ -31,7 +31,7 @@ def member_indices(indices: Sequence[int], K: int, name: str = "indices") -> lis
 
 
 def member_pairs(sources: Mapping[int, int], K: int) -> tuple[list[int], list[int]]:
-    """Targets and sources of copies as non-negative integers, checked; those of a member to itself are left out.
+    """Check copies, and return their targets and sources as non-negative integers; copies to itself are left out.
 
     >>> member_pairs({2: 0, -1: 1, 1: 1}, 4)
     ([2, 3], [0, 1])
@@ -62,12 +62,12 @@ def _index(name: str, value: object) -> int:
 
 
 def member_rows(tensor_K: Tensor, chosen: Sequence[int]) -> Tensor:
-    """A copy of [K, ...] with these members alone, in this order: [len(chosen), ...]."""
+    """Copy [K, ...] with these members alone, in this order: [len(chosen), ...]."""
     return tensor_K.detach().index_select(0, torch.tensor(chosen, device=tensor_K.device))
 
 
 def member_vector(name: str, value: Any, K: int, *, flags: bool = False) -> Tensor:
-    """A number, or one number per member, as a float64 vector [K] on the CPU; `flags`: booleans, as 0 and 1.
+    """Make a float64 vector [K] on the CPU of one number, or of one per member; with `flags`, of booleans as 0 and 1.
 
     >>> member_vector("lr", 0.1, 3).tolist()
     [0.1, 0.1, 0.1]

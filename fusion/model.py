@@ -39,10 +39,10 @@ Objective = Callable[[Any, Any], Any]
 
 
 def check_fused(fused: object, name: str = "fused") -> None:
-    """Refuse what is no fused model.
+    """Refuse a value that is no fused model.
 
     Raises:
-        ValueError: where `fused` is something else.
+        ValueError: if `fused` is something else.
     """
     require(isinstance(fused, FusedModel), name, fused, "a FusedModel, which `fuse` makes")
 
@@ -50,22 +50,22 @@ def check_fused(fused: object, name: str = "fused") -> None:
 class FusedModel(StackedTensors):
     """K modules in one, made by `fuse`.
 
-    What is written for one module runs for all of them: `fused(x)` is their forward, `fused.map(objective, batch)`
-    any function of one module. The K results come from one vmapped computation; the sum of K losses gives each
-    member its own gradient, since no member's loss depends on another's parameters.
+    Code for one module runs for all of them: `fused(x)` is their forward, `fused.map(objective, batch)` calls any
+    function of one module. The K results come from one vmapped computation. The sum of K losses gives each member its
+    own gradient, because no member's loss depends on another's parameters.
 
     Attributes:
         key: The `fusion_key` that a module must have to join the members.
-        streams: Where each member's random numbers come from, see `seed`.
-        changes: How often tensors were put in the place of others: what remembers where they lie (a recorded step)
-            looks here.
+        streams: Generators of each member's random numbers, see `seed`.
+        changes: Number of times that tensors replaced others. Code that keeps the places of tensors (a recorded step)
+            reads it.
         written: Parameters that forward itself writes to, such as a momentum encoder's, as `dry_run` found.
-        one_by_one: If True, `map` evaluates the members one after another, which runs whatever one module runs and
-            is as slow; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
-        updated_in_turn: If True, torch's kernels for CPUs may update large members one after another, which is faster
-            there. No two steps are then the same operators with the same numbers, as one that is compiled must be.
+        one_by_one: If True, `map` evaluates the members one after another. That runs any code that one module runs,
+            but as slowly; all else stays the same. `dry_run` sets it for modules that cannot be vmapped.
+        updated_in_turn: If True, torch's CPU kernels may update large members one after another, which is faster there.
+            Then a step cannot be compiled, because no two steps have the same operators with the same numbers.
         overlapping: Buffers and frozen parameters that share memory with another tensor of their module. Here they do
-            not: `map` refuses an objective that writes to one.
+            not share it: `map` refuses an objective that writes to one.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class FusedModel(StackedTensors):
 
     @property
     def settings(self) -> dict[str, Tensor]:
-        """The floats in which members differ, by their path in the module: [K], e.g. `"encoder.dropout.p"`."""
+        """Return the floats in which members differ, [K], by their path in the module, e.g. `"encoder.dropout.p"`."""
         return dict(self._settings.values_K)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The members' forward on the same arguments: every tensor of the result gains a leading K."""
+        """Run the members' forward on the same arguments: every tensor of the result gains a leading K."""
         return self.map(lambda model, _: model(*args, **kwargs), None)
 
     def map(self, objective: Objective, batch: Any) -> Any:
@@ -105,13 +105,13 @@ class FusedModel(StackedTensors):
             batch: Passed on as it is, and shared by all members.
 
         Returns:
-            What `objective` returns, each tensor with a leading K: losses are [K]. Buffers that the modules update
-            (running statistics, counters) are updated member by member, and so are tensors that they assign to
-            attributes. Random numbers (dropout) are drawn from each member's own stream, see `seed`.
+            The result of `objective`, each tensor with a leading K: losses are [K]. Buffers that the modules update
+            (running statistics, counters) are updated member by member. So are tensors that they assign to attributes.
+            Random numbers (dropout) are drawn from each member's own stream, see `seed`.
 
         Raises:
-            ValueError: where `objective` returns something else.
-            FusionMismatch: where it writes to one of `overlapping`.
+            ValueError: if `objective` returns something else.
+            FusionMismatch: if `objective` writes to one of `overlapping`.
         """
         check_function("objective", objective)
         if self.own_values.of_members:
@@ -140,7 +140,7 @@ class FusedModel(StackedTensors):
         return result
 
     def _in_turn(self, one: Callable[..., Any], batch: Any) -> tuple[Any, Mapping[str, Tensor]]:
-        """Members one after another, each of which finds what it left itself."""
+        """Evaluate members one after another; each finds the state that it left itself."""
         self._part_values()
         before, after = snapshot(self.template), list[Snapshot]()
         shared = self.shared
@@ -165,12 +165,12 @@ class FusedModel(StackedTensors):
         return found
 
     def seed(self, seeds: Sequence[int]) -> None:
-        """From now on each member draws the random numbers that it would draw alone, whichever members stand beside it.
+        """Seed the members: each draws the random numbers that it would draw alone, beside any other members.
 
-        Member `k` draws what its module would after `torch.manual_seed(seeds[k])`, on the CPU and on CUDA devices; and,
-        where members are evaluated one after another, after `random.seed(seeds[k])` and
-        `numpy.random.seed(seeds[k] % 2**32)`. A member takes its place in these numbers along through `keep` and
-        `concat`; the global generators stay as they are. A generator that the code itself holds is not touched.
+        Member `k` draws what its module would after `torch.manual_seed(seeds[k])`, on the CPU and on CUDA devices.
+        Members that are evaluated one after another also draw as after `random.seed(seeds[k])` and
+        `numpy.random.seed(seeds[k] % 2**32)`. Through `keep` and `concat`, a member keeps its place in these numbers.
+        The global generators stay as they are. A generator that the code itself holds is not touched.
 
         Members that were never seeded draw their seeds from torch's default generator when they first draw at once.
 
@@ -178,7 +178,7 @@ class FusedModel(StackedTensors):
             seeds: One for each member.
 
         Raises:
-            ValueError: where there are not K seeds.
+            ValueError: if the number of seeds is not K.
         """
         check_each("seeds", seeds, int, self.K)
         for k, seed in enumerate(seeds):
@@ -196,8 +196,8 @@ class FusedModel(StackedTensors):
         same random numbers until it is seeded.
 
         Raises:
-            ValueError: where no index is given.
-            IndexError: where an index is not in [-K, K).
+            ValueError: if no index is given.
+            IndexError: if an index is not in [-K, K).
         """
         chosen = member_indices(indices, self.K)
         for name, tensor in {**self.stacked, **self.stacked_buffers}.items():
@@ -208,17 +208,17 @@ class FusedModel(StackedTensors):
         self._set_members([self._members[k] for k in chosen])
 
     def copy(self, sources: Mapping[int, int]) -> None:
-        """Make members copies of others, in place: `copy({2: 0})` gives member 2 all that member 0 has.
+        """Make members copies of others, in place: `copy({2: 0})` makes member 2 a copy of member 0.
 
-        Those are weights, buffers, gradients, floats and other values of attributes. The copy draws the random numbers
+        It copies weights, buffers, gradients, floats and other values of attributes. The copy draws the random numbers
         that its source draws, from generators of its own, until it is seeded. No tensor takes the place of another.
 
         Args:
             sources: For each member that becomes a copy, its source as it was before any copy.
 
         Raises:
-            ValueError: where it is no dict of integers.
-            IndexError: where an index is not in [-K, K).
+            ValueError: if `sources` is no dict of integers.
+            IndexError: if an index is not in [-K, K).
         """
         targets, copied = member_pairs(sources, self.K)
         if not targets:
@@ -229,16 +229,16 @@ class FusedModel(StackedTensors):
         self.streams.overwrite(targets, copied)
         for name, reached in self._reached.items():
             self._reached[name] = (reached - {*targets}) | {k for k, of in zip(targets, copied) if of in reached}
-        if self.settings:  # what is recorded has read them
+        if self.settings:  # a recorded step has read them
             self.changes += 1
         self._copy_shells(targets, copied, self.settings)
         self._settings = Settings([member.floats for member in self._members])
 
     def concat(self, other: FusedModel) -> None:
-        """Append the members of `other`, which keeps its own, in place.
+        """Append the members of `other`, in place; `other` keeps them, too.
 
         Raises:
-            ValueError: where the structures differ, or a plain attribute that the modules change as they run.
+            ValueError: if the structures differ, or a plain attribute that the modules change as they run.
         """
         check_fused(other, "other")
         check_same((self.key, other.key), "models")
@@ -261,12 +261,12 @@ class FusedModel(StackedTensors):
         self._set_members([*self._members, *other._members])
 
     def unfuse(self, k: int) -> nn.Module:
-        """Member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
+        """Return member `k` as an ordinary module with tensors of its own: `unfuse` undoes `fuse`.
 
-        It has all that the members gained while they ran: hooks, attributes, tensors that forward assigned to them.
+        It has all that the member gained while it ran: hooks, attributes, tensors that forward assigned to these.
 
         Raises:
-            IndexError: where `k` is not in [-K, K).
+            IndexError: if `k` is not in [-K, K).
         """
         (k,) = member_indices([k], self.K, "k")
         self._part_values()
@@ -284,10 +284,10 @@ class FusedModel(StackedTensors):
             put_back(own, before)
 
     def unreached(self) -> dict[str, list[int]]:
-        """Parameters with a gradient that not every member has: name -> the members without one.
+        """Return parameters with a gradient that not every member has: name -> the members without one.
 
-        Only a model that runs one by one can have any: a member may take a branch of its own, and `torch.optim` leaves
-        alone what has no gradient, which is not the same as a gradient of zero.
+        Only a model that runs one by one can have any, because there a member may take a branch of its own.
+        `torch.optim` does not update a parameter without a gradient, but it does with a gradient of zero.
         """
         return {
             name: missing
@@ -315,24 +315,24 @@ class FusedModel(StackedTensors):
         self._reached.setdefault(name, set()).add(k)
 
     def _catch_up(self, indices: Iterable[int]) -> None:
-        """Give members what the template has changed in the meantime, such as its mode or its hooks."""
+        """Give members the changes of the template in the meantime, such as its mode or its hooks."""
         self._part_values()
         own = self._settings.places()
         for k in indices:
             follow(self.template, self._members[k].skeleton, own, self._caught_up)
 
     def _part_values(self) -> None:
-        """Take from the template the tensors that forward left there, which members have each."""
+        """Take from the template the tensors that forward left there, and give each member its own."""
         if self.own_values.part(self.template):
             self.changes += 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which tensors with a hidden axis do not allow."""
+        """Make copies and pickles possible, which tensors with a hidden axis do not allow."""
         self._part_values()
         return dict(vars(self))
 
     def _set_members(self, members: Sequence[Shell]) -> None:
-        """Make these the members; the first one's skeleton computes from now on."""
+        """Make these the members; from now on the first one's skeleton computes."""
         self._members = list(members)
         self._flat = None
         self.changes += 1

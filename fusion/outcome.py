@@ -1,4 +1,4 @@
-"""What a member's step gave, fused or alone, and whether two of them are the same but for rounding."""
+"""Results of a member's step, fused or alone, and a comparison of two of them within rounding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Fused and alone may differ a few times as much as a member alone does whose weights move by some roundings.
+# A member fused may differ this many times as much as it does alone when its weights move by some roundings.
 _SLACK = 4.0
-# Metrics that count, such as accuracy, jump where an example's two best classes are a rounding apart.
+# Metrics that count, such as accuracy, jump if an example's two best classes are a rounding apart.
 JUMPS = 2
 # A gradient that is zero but for rounding has no scale of its own: it is measured by 1 % of the largest gradient.
 _LEAST_SHARE = 0.01
@@ -22,7 +22,7 @@ class FusionMismatch(ValueError):
 
 
 def overlap_written(name: str) -> FusionMismatch:
-    """The error where forward writes to a tensor that shares memory with another one of its module."""
+    """Make the error for a forward that writes to a tensor that shares memory with another one of its module."""
     return FusionMismatch(
         f"forward writes to `{name}`, which shares memory with another tensor of its module, such as a view of it: in "
         "a copy, only one of them changes. Register one of them, and compute the other from it in forward"
@@ -31,7 +31,7 @@ def overlap_written(name: str) -> FusionMismatch:
 
 @dataclass
 class Outcome:
-    """What one member's step gave: tensors by what they are (parameters are those written to), and plain attributes."""
+    """Results of one member's step: tensors by kind (of parameters, only those written to), and plain attributes."""
 
     values: dict[str, Tensor]
     gradients: dict[str, Tensor]
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def differences(together: Outcome, alone: Outcome, eps: float, jump: float) -> list[str]:
-    """What differs by more than a rounding of relative size `eps` is likely to do."""
+    """Return the names of results that differ by more than roundings of relative size `eps` are likely to cause."""
     found = [name for name, value in alone.attributes.items() if not _same(value, together.attributes.get(name))]
     largest = max((_size(gradient) for gradient in alone.gradients.values()), default=0.0)
     ours = together.tensors()
@@ -59,7 +59,7 @@ def differences(together: Outcome, alone: Outcome, eps: float, jump: float) -> l
 
 
 def explained(name: str, together: Outcome, alone: Outcome, tries: Sequence[Outcome]) -> bool:
-    """Whether the member alone changes about as much when its weights change in their last digits."""
+    """Return whether the member alone changes about as much when its weights change in their last digits."""
     if name in alone.attributes:
         return False
     ours, value = together.tensors()[name], alone.tensors()[name]
@@ -68,7 +68,7 @@ def explained(name: str, together: Outcome, alone: Outcome, tries: Sequence[Outc
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference; 0 where neither is finite, infinite where one is not."""
+    """Return the largest difference; 0 if neither is finite, infinite if only one is."""
     if a.shape != b.shape:
         return float("inf")
     a, b = _dense(a), _dense(b)
@@ -80,7 +80,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _size(value: Tensor) -> float:
-    """The largest finite absolute value."""
+    """Return the largest finite absolute value."""
     value = _dense(value)
     finite = value[value.isfinite()]
     # Booleans have no absolute value.
@@ -98,7 +98,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _tolerance(value: Tensor, eps: float) -> float:
-    """Half the digits: errors of rounding add up over layers, but faults are seldom small."""
+    """Return the tolerance, half the digits: rounding errors add up over layers, but faults are seldom small."""
     if not (value.is_floating_point() or value.is_complex()):
         return 0.0
     return float(max(torch.finfo(value.dtype).eps, eps) ** 0.5)

@@ -1,6 +1,6 @@
-"""Tensors of K members side by side in memory: row k of a [K, N] holds all that is member k's.
+"""Tensors of K members side by side in memory: row k of a [K, N] holds all values of member k.
 
-What touches each of a model's parameters takes as many operations as there are parameters; on rows, it takes one.
+A computation over all of a model's parameters takes one operation for each parameter; on rows, it takes one in all.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from fusion.bounded_cache import kept
 from fusion.members import copy_rows, member_rows
 
 LARGE = 2**14
-"""Elements of a member's tensor from which it has rows of its own on a CPU.
+"""A tensor with at least this many elements in a member has rows of its own on a CPU.
 
-Beside others in a row, all members' have gaps between them, and what takes them as one matrix, such as a first layer
-whose input all share, copies them first. There a few operations more cost less.
+If a tensor shares a row with others, there are gaps between its members. An operator that takes them as one matrix,
+such as a first layer whose input all share, copies them first. For large tensors, a few more operations cost less.
 """
 
 
 class Block(NamedTuple):
-    """What is in one [K, N].
+    """The content of one [K, N].
 
     Attributes:
-        alone: Whose rows they are, where a tensor has rows of its own.
+        alone: Name of the tensor, if it has rows of its own.
     """
 
     dtype: torch.dtype
@@ -34,11 +34,11 @@ class Block(NamedTuple):
 
 
 Layout = Mapping[Block, Mapping[str, torch.Size]]
-"""What stands in the rows of each block, in order: name -> shape of one member's."""
+"""Content of the rows of each block, in order: name -> shape of one member's tensor."""
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """The layout of tensors [K, ...].
+    """Return the layout of tensors [K, ...].
 
     >>> layout_of({"weight": torch.zeros(5, 4, 3), "bias": torch.zeros(5, 4)})
     {Block(dtype=torch.float32, alone=''): {'weight': torch.Size([4, 3]), 'bias': torch.Size([4])}}
@@ -46,7 +46,7 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     layout: dict[Block, dict[str, torch.Size]] = {}
     for name, tensor in tensors.items():
         shape = tensor.shape[1:]
-        # A tensor whose elements come in pairs can be viewed as complex numbers, which must not begin in between.
+        # A tensor of pairs can be viewed as complex numbers; none of these may begin inside a pair.
         alone = (tensor.device.type == "cpu" and shape.numel() >= LARGE) or shape[-1:] == (2,)
         layout.setdefault(Block(tensor.dtype, name if alone else ""), {})[name] = shape
     return layout
@@ -77,17 +77,17 @@ class Rows:
 
     @classmethod
     def zeros(cls, layout: Layout, K: int, device: torch.device) -> Rows:
-        """Rows of zeros."""
+        """Make rows of zeros."""
         widths = {block: sum(shape.numel() for shape in shapes.values()) for block, shapes in layout.items()}
         return cls(layout, {block: torch.zeros(K, N, dtype=block.dtype, device=device) for block, N in widths.items()})
 
     @classmethod
     def of(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> Rows:
-        """Copies of tensors [K, ...]."""
+        """Copy tensors [K, ...] into rows."""
         return cls(layout, {block: torch.cat([_flat(tensors[name]) for name in of], 1) for block, of in layout.items()})
 
     def keep(self, chosen: Sequence[int]) -> Rows:
-        """A copy with these members alone, in this order."""
+        """Return a copy with these members alone, in this order."""
         return Rows(self.layout, {block: member_rows(rows, chosen) for block, rows in self.blocks.items()})
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
@@ -96,7 +96,7 @@ class Rows:
             copy_rows(rows, targets, sources)
 
     def concat(self, other: Rows) -> Rows:
-        """A copy with another's members after its own."""
+        """Return a copy with another's members after its own."""
         joined = {n: torch.cat([part, other.parts[n].to(part.device)]) for n, part in self.parts.items()}
         return Rows.of(self.layout, joined)
 
@@ -104,8 +104,8 @@ class Rows:
 class FlatParameters:
     """Stacked parameters and their gradients in rows.
 
-    The parameters become views of the rows: what is done to one is done to the other. Parameters that are replaced
-    later (by `FusedModel.keep`, `.to(device)`, copying) leave the rows, which `holds` tells.
+    The parameters become views of the rows: a change of one changes the other. Parameters that are replaced later (by
+    `FusedModel.keep`, `.to(device)`, copying) leave the rows. `holds` tells whether all are still there.
 
     Args:
         parameters: Name -> [K, ...], on one device.
@@ -125,16 +125,16 @@ class FlatParameters:
         self._constants: dict[tuple[tuple[float, ...], torch.dtype], Tensor] = {}
 
     def __deepcopy__(self, memo: object) -> None:
-        """None: a copy's parameters lie elsewhere."""
+        """Return None: a copy's parameters lie elsewhere."""
 
     def holds(self, parameters: Mapping[str, nn.Parameter]) -> bool:
-        """Whether just these parameters are views of the rows."""
+        """Return whether these parameters, and no others, are views of the rows."""
         return parameters.keys() == self._places.keys() and all(
             parameter.data_ptr() == self._places[name] for name, parameter in parameters.items()
         )
 
     def gather(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Bring the gradients into the rows, of which they then are views; without one, zeros stand in its place."""
+        """Copy the gradients into the rows and make them views of these; a missing gradient becomes zeros there."""
         for block, names in self.gradients.layout.items():
             parts = [self.gradients.parts[name] for name in names]
             grads = [parameters[name].grad for name in names]
@@ -142,7 +142,7 @@ class FlatParameters:
                 continue
             there = [grad for grad in grads if grad is not None and grad.numel()]
             if len(there) == len(grads) and all(grad.is_contiguous() for grad in there):
-                # On a GPU one kernel, where copies into columns are one each.
+                # On a GPU this is one kernel; copies into columns are one kernel each.
                 rows = self.gradients.blocks[block]
                 torch._chunk_cat(there, 0, len(rows), out=rows)
             else:
@@ -152,7 +152,7 @@ class FlatParameters:
                     parameters[name].grad = part
 
     def on_device(self, numbers: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-        """One number for each member as [K, 1], copied to the device once and then kept."""
+        """Return one number for each member as [K, 1], copied to the device once and then kept."""
         device = next(iter(self.values.blocks.values())).device
         return kept(
             self._constants, (numbers, dtype), lambda: torch.tensor(numbers, dtype=dtype, device=device)[:, None]
@@ -160,7 +160,7 @@ class FlatParameters:
 
 
 def _flat(parameter: Tensor) -> Tensor:
-    """[K, ...] as [K, N]."""
+    """Flatten [K, ...] to [K, N]."""
     return parameter.detach().reshape(len(parameter), parameter[0].numel())
 
 

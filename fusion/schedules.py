@@ -25,7 +25,7 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     |---|---|---|
     | constant | 1 | |
     | linear | 1 - x | LinearLR(1, floor, total_iters), after the steps before `decay_start` |
-    | cosine | (1 + cos(pi x)) / 2 | CosineAnnealingLR(T_max, eta_min), likewise |
+    | cosine | (1 + cos(pi x)) / 2 | CosineAnnealingLR(T_max, eta_min), after the steps before `decay_start` |
     | wsd | 1 - sqrt(x) | `get_wsd_schedule(decay_type="1-sqrt")` of `transformers` |
     | one_cycle | up to 1 in 0.3 of all steps, then down | OneCycleLR(total_steps=S) |
     | a function f(step, steps) | f(s, S) | LambdaLR |
@@ -33,9 +33,9 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
     | exponential | gamma ** floor(epoch) | ExponentialLR, stepped once an epoch |
 
     x is the share of the decay that is over: 0 until `decay_start` of all steps, then (s - decay_start S) / (S -
-    decay_start S). These three end at `floor`: with d of the table, the decay is floor + (1 - floor) d. "wsd" has the
-    1-sqrt cooldown of Hägele et al. 2024 (arXiv:2405.18392), by default over the last fifth of the training. With
-    one_cycle, `lr` is the highest rate; momentum stays as it is.
+    decay_start S). The schedules with x end at `floor`: with d from the table, the decay is floor + (1 - floor) d.
+    "wsd" has the 1-sqrt cooldown of Hägele et al. 2024 (arXiv:2405.18392), by default over the last fifth of the
+    training. With one_cycle, `lr` is the highest rate; momentum stays as it is.
 
     The warm-up lasts `warmup` of the training, or `warmup_epochs`. It rises in a line: step i of its n steps has the
     factor (i + 1) / n, as LinearLR(start_factor=1 / n, total_iters=n - 1) has. A first step at 0 would be lost.
@@ -45,10 +45,10 @@ def lr_factor(config: Mapping[str, Any], epoch: float, max_epochs: int, steps_pe
             the defaults of `fusion.hyperparameters`; others are ignored.
         epoch: Epochs done before the step, >= 0; 2.5 is the middle of the third.
         max_epochs: Epochs in all, >= 1.
-        steps_per_epoch: How often an epoch the factor is set, >= 1.
+        steps_per_epoch: Number of times that the factor is set in an epoch, >= 1.
 
     Raises:
-        ValueError: for an unknown schedule or a value out of range, such as what a function returns.
+        ValueError: for an unknown schedule or a value out of range, such as the result of a function.
 
     >>> [lr_factor({"schedule": "cosine"}, epoch, 4) for epoch in (0, 2, 4)]
     [1.0, 0.5, 0.0]
@@ -85,11 +85,12 @@ def as_lambda_lr(
 
     Args:
         optimizer: Its learning rates are the highest ones.
-        config: See `lr_factor`, likewise `max_epochs`.
+        config: See `lr_factor`.
+        max_epochs: See `lr_factor`.
         steps_per_epoch: Optimizer steps in an epoch, >= 1.
 
     Raises:
-        ValueError: where the configuration breaks a rule.
+        ValueError: if the configuration breaks a rule.
 
     >>> from torch import optim, zeros
     >>> opt = optim.SGD([zeros(1)], lr=0.1)

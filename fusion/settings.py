@@ -1,7 +1,7 @@
 """Floats inside modules (dropout probability, label smoothing, multipliers) that differ from member to member.
 
 Inside the vmapped call such a float is a tensor without dimensions. Arithmetic takes it as it is, and the rules know
-the operators that matter for speed; where an operator insists on a number, `PlainFloats` runs it member by member.
+the operators that matter for speed. If an operator insists on a number, `PlainFloats` runs it member by member.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Settings:
     """The floats in which members differ; those that all have in common stay plain numbers in the module.
 
     Args:
-        members: For each of the K members, path -> where its float is; the first one's module computes for all.
+        members: For each of the K members, path -> place of its float; the first one's module computes for all.
 
     Attributes:
         values_K: path -> [K], float64 on the CPU.
@@ -41,7 +41,7 @@ class Settings:
         self._copies: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
     def like(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-        """The values, [K] each, on the device and in the precision of the first floating-point tensor."""
+        """Return the values, [K] each, on the device and in the precision of the first floating-point tensor."""
         first = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         if (first.device, dtype) in self._copies:
@@ -49,13 +49,13 @@ class Settings:
         scalars_K = {path: value.to(first.device, dtype, copy=True) for path, value in self.values_K.items()}
         for path, scalar_K in scalars_K.items():
             vars(scalar_K)["numbers"] = self.values_K[path].tolist()
-        # Copied once, so that no step waits for it; what inference mode makes would be of no use to training.
+        # Copied once, so that no step waits for it; training could not use tensors made in inference mode.
         if not torch.is_inference_mode_enabled():
             self._copies[first.device, dtype] = scalars_K
         return scalars_K
 
     def places(self) -> set[tuple[int, Any]]:
-        """(id of the owner, key) of each float in which members differ, in the module that computes."""
+        """Return (id of the owner, key) of each float in which members differ, in the module that computes."""
         return {(id(slot.owner), slot.key) for slot in self._slots.values()}
 
     @contextmanager
@@ -72,14 +72,14 @@ class Settings:
 
 
 class PlainFloats(TorchFunctionMode):
-    """Inside `torch.func.vmap`, give operators plain numbers where they cannot take a setting that is a tensor.
+    """Inside `torch.func.vmap`, give plain numbers to operators that cannot take a setting that is a tensor.
 
     An operator that fails on one is run member by member. A comparison with a number (`if self.p > 0`) is decided
-    at once where the members agree.
+    at once if the members agree.
 
     Args:
         scalars: The settings, as they are inside.
-        values: For each of them, its K values.
+        values: K values of each setting.
     """
 
     def __init__(self, scalars: Iterable[Tensor], values: Iterable[list[float]], streams: Streams) -> None:

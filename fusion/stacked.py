@@ -35,11 +35,11 @@ class Shell:
 
 
 class StackedTensors(nn.Module):
-    """K modules taken apart: their tensors stacked, or held once, and beside them what else each member has.
+    """K modules taken apart: their tensors stacked, or held once, and beside them the rest of each member.
 
     Attributes:
-        own: The tensors that each member has its own of, [K, ...] each.
-        changes: How often tensors were put in the place of others.
+        own: The tensors that differ between members, [K, ...] each.
+        changes: Number of times that tensors replaced others.
     """
 
     _members: list[Shell]
@@ -52,12 +52,12 @@ class StackedTensors(nn.Module):
 
     @property
     def K(self) -> int:  # noqa: N802
-        """The number of members."""
+        """Return the number of members."""
         return len(self._members)
 
     @property
     def marks(self) -> Mapping[str, Mapping[str, Any]]:
-        """Attributes that were set on the tensors of the first member, by name."""
+        """Return attributes that were set on the tensors of the first member, by name."""
         return self._members[0].marks
 
     def __len__(self) -> int:
@@ -65,22 +65,22 @@ class StackedTensors(nn.Module):
 
     @property
     def template(self) -> nn.Module:
-        """The module that computes for all, one member's without data: its modes and attributes are everyone's."""
+        """Return the module, without data, that computes for all members; its modes and attributes hold for all."""
         return self._members[0].skeleton
 
     @property
     def stacked(self) -> dict[str, nn.Parameter]:
-        """The parameters that each member has its own of, by their name in the original module: [K, ...]."""
+        """Return the parameters that each member has its own of, by their name in the original module: [K, ...]."""
         return self.own.params()
 
     @property
     def stacked_buffers(self) -> dict[str, Tensor]:
-        """The buffers that each member has its own of, by their name in the original module: [K, ...]."""
+        """Return the buffers that each member has its own of, by their name in the original module: [K, ...]."""
         return self.own.bufs()
 
     @property
     def shared(self) -> dict[str, Tensor]:
-        """The tensors that all members have in common (frozen parameters, constants), by name, without K."""
+        """Return the tensors that all members have in common (frozen parameters, constants), by name, without K."""
         return {**self.common.params(), **self.common.bufs()}
 
     def load_state_dict(
@@ -91,7 +91,7 @@ class StackedTensors(nn.Module):
         *,
         members: Sequence[int] | None = None,
     ) -> Any:
-        """Restore what `state_dict` returned, whatever the members shared then and share now.
+        """Restore the result of `state_dict`; the members may share other tensors now than they did then.
 
         Args:
             state_dict: Of as many members as this model has, or of more.
@@ -99,8 +99,8 @@ class StackedTensors(nn.Module):
             members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
 
         Raises:
-            IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
-            RuntimeError: where names or shapes differ, the number of members among them.
+            IndexError: if one of `members` is not in [-K, K) of the K in `state_dict`.
+            RuntimeError: if names or shapes differ, or the number of members.
         """
         check_mapping("state_dict", state_dict)
         if members is not None:
@@ -117,9 +117,9 @@ class StackedTensors(nn.Module):
         return super().load_state_dict(state_dict, strict, assign)
 
     def flat(self, names: Iterable[str]) -> FlatParameters:
-        """These of the stacked parameters, with their gradients, side by side in memory from now on.
+        """Put these stacked parameters and their gradients side by side in memory.
 
-        Their values stay what they are, their addresses do not. A later call for the same names finds them in place.
+        Their values stay the same, but their addresses change. A later call for the same names finds them in place.
         """
         stacked = self.stacked
         wanted = {name: stacked[name] for name in names}
@@ -129,7 +129,7 @@ class StackedTensors(nn.Module):
         return self._flat
 
     def diverged(self) -> list[int]:
-        """The members that have an infinite or NaN value in a parameter or floating-point buffer.
+        """Return the members that have an infinite or NaN value in a parameter or floating-point buffer.
 
         A member that diverges harms no other: it can train on as it is, or be left out by `keep`.
         """
@@ -174,7 +174,7 @@ class StackedTensors(nn.Module):
         return self
 
     def _per_member(self, name: str) -> Tensor:
-        """The tensor `name` as [K, ...]; without a copy where it is shared."""
+        """Return the tensor `name` as [K, ...]; a shared one is not copied."""
         own = self.own.get(name)
         if own is not None:
             return own.detach()
@@ -188,7 +188,7 @@ class StackedTensors(nn.Module):
         self.own.put(name, like(self.common.pop(name), own), persistent=persistent)
 
     def _rebind(self, name: str, value: Tensor) -> None:
-        """A module assigned to its buffer: from now on each member has its own."""
+        """Take a tensor that a module assigned to its buffer: from now on each member has its own."""
         if name in self.shared:
             self._unshare(name)
         self.own.put(name, value.contiguous())

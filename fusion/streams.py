@@ -1,4 +1,4 @@
-"""Random numbers that belong to one member: what it would draw alone from global generators that are seeded for it.
+"""Random numbers of one member: those that it would draw alone from global generators that are seeded for it.
 
 The global generators are torch's default ones (CPU, CUDA, MPS), Python's `random` and NumPy's.
 """
@@ -20,7 +20,7 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
-    # `torch.manual_seed` does this and, for each kind of device that is not there, writes down the whole stack.
+    # `torch.manual_seed` does this, too, but records the whole stack for each kind of device that is missing.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
@@ -40,12 +40,12 @@ def preserved_generators() -> Iterator[None]:
 
 
 Exchange = Callable[[torch.Generator, torch.Generator], Callable[[bool], None]]
-"""(default generator, own) -> None: from now on, what is drawn from the default generator comes from `own`. What it
-returns ends that; it is told whether `own` is to go on from there, or from where it was."""
+"""(default generator, own) -> a function that ends the exchange. In between, numbers that are drawn from the default
+generator come from `own`. The returned function takes True if `own` goes on from there, False if from its old state."""
 
 
 def by_state(default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-    """The exchange that any generator allows: copies of where each stands."""
+    """Exchange generators by copies of their states, which any generator allows."""
     before = default.get_state()
     default.set_state(own.get_state())
 
@@ -62,7 +62,7 @@ _exchange: ContextVar[Exchange] = ContextVar("exchange", default=by_state)
 
 @contextmanager
 def exchanged(exchange: Exchange) -> Iterator[None]:
-    """Inside, streams take the default generators' places in another way: what records a step has its own."""
+    """Inside, streams replace the default generators by another `Exchange`, such as that of a recorded step."""
     token = _exchange.set(exchange)
     try:
         yield
@@ -79,7 +79,7 @@ class Stream:
         self._own_beyond_torch: tuple[Any, Any] | None = None
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """What to draw from on a device: it takes the place of torch's default generator there."""
+        """Return the generator of a device, which takes the place of torch's default generator there."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
@@ -92,10 +92,10 @@ class Stream:
 
     @contextmanager
     def drawn_from(self, *, beyond_torch: bool = True) -> Iterator[None]:
-        """Inside, the global generators go on from here; an error takes back what was drawn.
+        """Inside, the global generators go on from this stream; after an error, the stream is as it was.
 
         Args:
-            beyond_torch: Whether Python's and NumPy's do so, too: that takes 0.3 ms, torch's alone 5 us.
+            beyond_torch: If True, Python's and NumPy's go on from it, too: that takes 0.3 ms, torch's alone 5 us.
         """
         exchange, drawn = _exchange.get(), False
         backs = [exchange(default, self.generator(default.device)) for default in _defaults()]
@@ -114,7 +114,7 @@ class Stream:
                 _set_beyond_torch(others)
 
     def copy(self) -> Stream:
-        """One that goes on alike, apart from this one."""
+        """Return a stream that goes on alike, independent of this one."""
         twin = Stream(self._seed)
         for device, generator in self._generators.items():
             twin.generator(device).set_state(generator.get_state())
@@ -122,7 +122,7 @@ class Stream:
         return twin
 
     def follow(self, other: Stream) -> None:
-        """Go on as another, with the same generators: a recorded step draws from these."""
+        """Go on as `other` does, but keep the generator objects, because a recorded step draws from these."""
         self.seed(other._seed)
         for device, generator in other._generators.items():
             self.generator(device).set_state(generator.get_state())
@@ -135,8 +135,8 @@ class Stream:
 class Streams:
     """One stream for each of K members.
 
-    Members that nobody has seeded are seeded from torch's default generator when all of them draw at once; those that
-    are evaluated one after another draw from the global generators, as plain code does.
+    If members were never seeded, torch's default generator seeds them when all of them draw at once. Unseeded members
+    that are evaluated one after another draw from the global generators, as plain code does.
     """
 
     def __init__(self, K: int, seeds: Sequence[int] | None = None) -> None:
@@ -145,29 +145,29 @@ class Streams:
         self.look_again()
 
     def seed(self, seeds: Sequence[int]) -> None:
-        """Begin anew, each member with the generators that it has: a recorded step draws from these."""
+        """Begin anew, but keep each member's generator objects, because a recorded step draws from these."""
         for k, seed in enumerate(seeds):
             self[k].seed(seed)
         self.look_again()
 
     def overwrite(self, targets: Sequence[int], sources: Sequence[int]) -> None:
-        """Have members draw on as others do, each from its own generators."""
+        """Make members go on as others do, each with its own generators."""
         if self.seeded:
             for k, stream in zip(targets, [self[k].copy() for k in sources]):
                 self[k].follow(stream)
 
     @property
     def draw_beyond_torch(self) -> bool:
-        """Whether members were last seen to draw from Python's or NumPy's generators; True until they have run."""
+        """Return whether members last drew from Python's or NumPy's generators; True until they have run."""
         return self.seeded and self._beyond_torch
 
     def generators(self, device: torch.device) -> list[torch.Generator]:
-        """Those that members have on a device."""
+        """Return the generators that members have on a device."""
         return [member.generator(device) for member in self._members or ()]
 
     @property
     def seeded(self) -> bool:
-        """Whether anything has been drawn or seeded."""
+        """Return whether anything has been drawn or seeded."""
         return self._members is not None
 
     def __getitem__(self, k: int) -> Stream:
@@ -196,11 +196,11 @@ class Streams:
             self._beyond_torch, self._found = self._found, False
 
     def copy(self) -> Streams:
-        """The same, to be drawn from apart."""
+        """Return independent copies of all streams."""
         return self.joined(range(self.K))
 
     def joined(self, chosen: Sequence[int], other: Streams | None = None) -> Streams:
-        """Copies of the chosen members' streams, then of all of another's."""
+        """Return copies of the chosen members' streams, then of all streams of `other`."""
         others = other.K if other else 0
         whole = Streams(len(chosen) + others)
         if self.seeded or (other and other.seeded):
@@ -210,7 +210,7 @@ class Streams:
 
 
 def global_states() -> list[Any]:
-    """Where the global generators stand: equal lists if nothing was drawn in between."""
+    """Return the states of the global generators: equal lists if nothing was drawn in between."""
     return [*(generator.get_state().tolist() for generator in _defaults()), *states_beyond_torch()]
 
 
@@ -224,13 +224,13 @@ def _defaults() -> list[torch.Generator]:
 
 
 def _beyond_torch() -> tuple[Any, Any]:
-    """States of Python's generator and of NumPy's, None where it is not used."""
+    """Return the states of Python's generator and of NumPy's; the latter is None if NumPy is not imported."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), numpy.random.get_state() if numpy else None
 
 
 def states_beyond_torch() -> list[Any]:
-    """Where Python's generator and NumPy's stand, as `global_states`."""
+    """Return the states of Python's generator and NumPy's, in the form of `global_states`."""
     python, numpy = _beyond_torch()
     return [python, None if numpy is None else [part.tolist() if hasattr(part, "tolist") else part for part in numpy]]
 

@@ -1,7 +1,7 @@
 """A module taken apart into a skeleton without data and its tensors by name, and put together again.
 
-`skeleton` and `materialize` are inverse: both are `copy.deepcopy` with the tensors exchanged through its
-memo, so tied weights stay tied, and attributes, hooks and subclasses survive as they are.
+`materialize` undoes `skeleton`. Both are `copy.deepcopy` with the tensors exchanged through its memo. So tied weights
+stay tied, and attributes, hooks and subclasses survive as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOOKS = "_hooks_on_parameters"
 
 
 class Hooks(NamedTuple):
-    """Those on one tensor: `register_hook`'s, and `register_post_accumulate_grad_hook`'s."""
+    """Hooks on one tensor: those of `register_hook`, and of `register_post_accumulate_grad_hook`."""
 
     on_gradient: tuple[Callable[..., Any], ...]
     accumulated: tuple[Callable[..., Any], ...]
@@ -58,22 +58,22 @@ class TensorTree(nn.Module):
         return tensor
 
     def get(self, name: str) -> Tensor | None:
-        """The tensor called `name`, or None."""
+        """Return the tensor called `name`, or None."""
         if name not in self._places:
             return None
         node, leaf = self._places[name]
         return node._parameters[leaf] if leaf in node._parameters else node._buffers[leaf]
 
     def params(self) -> dict[str, nn.Parameter]:
-        """The parameters by name."""
+        """Return the parameters by name."""
         return {n: p for n, (node, leaf) in self._places.items() if (p := node._parameters.get(leaf)) is not None}
 
     def bufs(self) -> dict[str, Tensor]:
-        """The buffers by name."""
+        """Return the buffers by name."""
         return {n: b for n, (node, leaf) in self._places.items() if (b := node._buffers.get(leaf)) is not None}
 
     def is_persistent(self, name: str) -> bool:
-        """Whether the tensor is part of `state_dict()`."""
+        """Return whether the tensor is part of `state_dict()`."""
         node, leaf = self._places[name]
         return leaf not in node._non_persistent_buffers_set
 
@@ -125,7 +125,7 @@ def non_persistent(module: nn.Module) -> set[str]:
 
 
 def skeleton(module: nn.Module) -> nn.Module:
-    """A deep copy of `module` whose tensors have shapes but no data."""
+    """Make a deep copy of `module` whose tensors have shapes but no data."""
     memo: dict[int, Any] = {id(t): _hollow(t) for t in named_tensors(module).values()}
     hooks = {name: of for name, p in module.named_parameters() if p.requires_grad and any(of := hooks_on(p))}
     if not hooks:
@@ -141,13 +141,13 @@ def skeleton(module: nn.Module) -> nn.Module:
 
 
 def materialize(hollow: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A deep copy of the skeleton `hollow` with `tensors`, by name, in their places; it copies all others."""
+    """Make a deep copy of the skeleton `hollow` with `tensors`, by name, in their places; copy all other tensors."""
     memo: dict[int, Any] = {id(t): tensors[name] for name, t in named_tensors(hollow).items() if name in tensors}
     return _with_hooks(copy.deepcopy(hollow, memo | _empty_containers(hollow)))
 
 
 def duplicate(module: nn.Module) -> nn.Module:
-    """A deep copy of a module that has the hooks on its parameters, too, which `copy.deepcopy` loses."""
+    """Make a deep copy of a module with the hooks on its parameters, which `copy.deepcopy` loses."""
     if not any(any(hooks_on(parameter)) for parameter in module.parameters()):
         return copy.deepcopy(module)
     tensors = {name: like(tensor, tensor.detach().clone()) for name, tensor in named_tensors(module).items()}
@@ -155,7 +155,7 @@ def duplicate(module: nn.Module) -> nn.Module:
 
 
 def hooks_on(tensor: Tensor) -> Hooks:
-    """The hooks that a tensor has."""
+    """Return the hooks that a tensor has."""
     kinds = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
     return Hooks(*(tuple((kind or {}).values()) for kind in kinds))
 
@@ -172,7 +172,7 @@ def _with_hooks(module: nn.Module) -> nn.Module:
 
 
 def _following(hook: Any, parts: set[int]) -> Any:
-    """A hook as it is; a function that sees a part of its module, such as a `self`, in a form that copies follow."""
+    """Return a hook; wrap a function that sees a part of its module (`self`, say), so that copies see their own."""
     cells = (getattr(hook, "__closure__", None) or ()) if isinstance(hook, types.FunctionType) else ()
     seen = {i: cell.cell_contents for i, cell in enumerate(cells) if cell != types.CellType()}
     own = {i: part for i, part in seen.items() if id(getattr(part, "__self__", part)) in parts}
@@ -180,7 +180,7 @@ def _following(hook: Any, parts: set[int]) -> Any:
 
 
 class _Following:
-    """A function that sees parts of a module; of a copy it sees the copied ones, which `copy.deepcopy` forgets."""
+    """A function that sees parts of a module; in a copy it sees the copied parts, unlike after `copy.deepcopy`."""
 
     def __init__(self, function: types.FunctionType, parts: dict[int, Any]) -> None:
         self.function, self.parts = function, parts
@@ -192,9 +192,9 @@ class _Following:
 
 
 def _empty_containers(module: nn.Module) -> dict[int, Any]:
-    """Copies of a module's containers that are empty, for `copy.deepcopy`.
+    """Copy the empty containers of a module, as a memo for `copy.deepcopy`.
 
-    Each module has a dozen for its hooks, and `deepcopy` takes longer over those than over all the rest.
+    Each module has a dozen for its hooks, and `deepcopy` takes longer over these than over all the rest.
     """
     return {
         id(value): type(value)()
@@ -209,8 +209,8 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
     """Put `tensors` in the slots for a while, then the previous ones again.
 
     Yields:
-        A dict that is empty inside the block; after it, it holds by name the tensors that replaced those
-        bound, where code in the block assigned to a buffer instead of writing into it.
+        A dict that is empty inside the block. If code in the block assigns to a buffer instead of writing into it, the
+        dict afterwards holds the new tensor by name.
     """
     before = [slot.holder[slot.leaf] for slot in slots]
     rebound: dict[str, Tensor] = {}
@@ -228,7 +228,7 @@ def bound(slots: list[Slot], tensors: Mapping[str, Tensor]) -> Iterator[dict[str
 
 @contextmanager
 def unwritten(tensors: Mapping[str, Tensor], refusal: Callable[[str], Exception]) -> Iterator[None]:
-    """Raise `refusal(name)` at the end of the block where code in it has written to one of these tensors."""
+    """Raise `refusal(name)` at the end of the block if code in it has written to one of these tensors."""
     before = _places(tensors)
     yield
     for name, place in _places(tensors).items():
@@ -237,7 +237,7 @@ def unwritten(tensors: Mapping[str, Tensor], refusal: Callable[[str], Exception]
 
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Where tensors lie, and how often they were written to."""
+    """Return the place of each tensor in memory, and the number of writes to it."""
     return {name: (tensor.untyped_storage()._cdata, tensor._version) for name, tensor in tensors.items()}
 
 
@@ -247,27 +247,27 @@ def _hollow(tensor: Tensor) -> Tensor:
 
 
 def is_batched(value: Any) -> bool:
-    """Whether a value is a tensor of all members from inside vmap, whose member axis is hidden."""
+    """Return whether a value is a tensor of all members from inside vmap, whose member axis is hidden."""
     return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 def like(tensor: Tensor, data: Tensor) -> Tensor:
-    """`data` as a parameter if `tensor` is one, frozen if it is."""
+    """Return `data` as a parameter if `tensor` is one, frozen if that is frozen."""
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(data, requires_grad=tensor.requires_grad)
     return data
 
 
 def copied(batch: Any) -> Any:
-    """Any nesting of tensors, with tensors of its own: what is written into them stays there."""
+    """Copy any nesting of tensors, so that writes into the copies do not reach the originals."""
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def count_samples(batch: Any) -> int:
-    """Return the length of the first tensor of a batch that has an axis; 1 where none has."""
+    """Return the length of the first tensor of a batch that has an axis; 1 if none has."""
     return next((leaf.shape[0] for leaf in tree_leaves(batch) if has_samples(leaf)), 1)
 
 
 def has_samples(leaf: Any) -> bool:
-    """Whether a part of a batch is a tensor with an axis."""
+    """Return whether a part of a batch is a tensor with an axis."""
     return isinstance(leaf, Tensor) and leaf.ndim > 0

@@ -40,13 +40,13 @@ def takes(value: Any, *args: Any, **kwargs: Any) -> bool:
         inspect.signature(value).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # what is written in C has no signature to look at
+    except ValueError:  # a function written in C may have no signature
         pass
     return callable(value)
 
 
 def plain(value: Any) -> Any:
-    """Python's own number in place of NumPy's, or of a tensor's only one."""
+    """Return Python's own number in place of one of NumPy, or of a tensor with one element; else the value."""
     if not hasattr(value, "item"):
         return value
     try:

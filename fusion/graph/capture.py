@@ -1,4 +1,4 @@
-"""How a step is recorded: what a device must offer for that, and CUDA's graphs."""
+"""Recording of a step: the interface that a device must offer, and CUDA's graphs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Capture(Protocol):
     """Records steps."""
 
     def aside(self, step: Callable[[], Result]) -> Result:
-        """Run a step in the place (CUDA: stream) where it will be recorded; nothing else needs to be waited for."""
+        """Run a step in the place (CUDA: stream) where it will be recorded; the caller need not synchronize."""
         ...
 
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
-        """Run a step, and return its result with what runs its operators again on the tensors that it had then.
+        """Run a step; return its result and a function that runs its operators again on the same tensors.
 
         Args:
             step: Reads no value, see `Trace`.
-            generators: What it draws random numbers from, besides the device's default generator: when it is run again,
-                it draws what comes next in each of them.
+            generators: Generators that the step draws from, besides the device's default one. Each replay draws the
+                next numbers of each of them.
 
         Raises:
-            Exception: whatever stands in the way. Then nothing has been computed.
+            Exception: any error that prevents the recording. Then nothing has been computed.
         """
         ...
 
@@ -52,7 +52,7 @@ class CudaGraphs:
         return _stream_of(self._device)
 
     def aside(self, step: Callable[[], Result]) -> Result:
-        """On a stream of its own: capturing needs one, and gradients are accumulated where they first were."""
+        """Run a step on a separate stream: capturing needs one, and gradients accumulate on their first stream."""
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -67,7 +67,7 @@ class CudaGraphs:
         for generator in generators:
             if generator.device.type == "cuda":
                 graph.register_generator_state(generator)
-        gc.disable()  # what it would free may be nothing that can be freed during a capture
+        gc.disable()  # the collector might free memory that must not be freed during a capture
         with torch.cuda.device(self._device):
             try:
                 # By default, an allocation in any thread (that loads data, say) would spoil the capture.
@@ -85,7 +85,7 @@ class CudaGraphs:
         return result, graph.replay
 
     def _leave(self, pool: Any) -> None:
-        """Have the allocator know that a capture is over that CUDA ended by itself, which torch does not tell it."""
+        """Tell the allocator that CUDA ended a capture by itself, because torch does not tell it."""
         index = torch.cuda.current_device()
         with suppress(RuntimeError):  # where torch did tell it
             torch._C._cuda_endAllocateToPool(index, pool)
@@ -94,17 +94,17 @@ class CudaGraphs:
 
 @cache
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """One for all: libraries keep a workspace for each stream that they have seen."""
+    """Return one stream for all recordings: libraries keep a workspace for each stream that they have seen."""
     return torch.cuda.Stream(device)
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """What records steps on a device; None where nothing does."""
+    """Return an object that records steps on a device; None if there is none."""
     return CudaGraphs(device) if device.type == "cuda" else None
 
 
 def _by_reference(default: torch.Generator, own: torch.Generator) -> Callable[[bool], None]:
-    """The exchange of generators that a graph can follow: no copies, which would be those of the first time."""
+    """Exchange generators by reference, as a graph needs it: replays would reuse copies of the first states."""
     if default.device.type != "cuda":
         return by_state(default, own)
     before = default.graphsafe_get_state()

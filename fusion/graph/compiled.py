@@ -1,4 +1,4 @@
-"""A step as code that torch's compiler makes of it: what stands in for a graph on a CPU, where nothing is launched."""
+"""A step compiled by torch's compiler: it takes the place of a graph on a CPU, where nothing is launched."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from fusion.graph.trace import place_of
 Result = TypeVar("Result")
 
 TOLERANCE = 0.05
-"""How far what compiled code returns may lie from what the step returns: rounding stays below, in bfloat16, too."""
+"""Largest difference between the results of compiled code and of the step: rounding stays below, even in bfloat16."""
 
 
 class Inductor:
     """A `Capture` that compiles: all operators of a step, forward, backward and update, become loops in C++.
 
-    It needs a C++ compiler on the machine, and takes seconds to minutes; what it has compiled lies in torch's own cache
-    on disk, where another process finds it. It compiles in this process, for as many threads as torch now has.
+    It needs a C++ compiler on the machine, and takes seconds to minutes. Torch keeps compiled code in its own cache on
+    disk, where another process finds it. It compiles in this process, for as many threads as torch now has.
     """
 
     def aside(self, step: Callable[[], Result]) -> Result:
-        """Nowhere else than where all runs."""
+        """Run a step in the ordinary way: a CPU needs no other place."""
         return step()
 
     def record(self, step: Callable[[], Result], generators: Iterable[torch.Generator]) -> tuple[Result, Replay]:
-        """Run a step and compile what it called; in the end the compiled code has computed, once.
+        """Run a step and compile its operators; in the end the compiled code has computed the step once.
 
-        Before, both have computed twice in a row, and returned the same up to rounding: of the second step that shows
-        the first one's update, too. The weights themselves may differ by more, where rounding is all that there is of a
-        gradient, as of a bias before batch normalization.
+        Before, the step and the compiled code both compute twice in a row, and must return the same up to rounding.
+        The second result also shows the first one's update. The weights themselves may differ by more if a gradient is
+        nothing but rounding, as that of a bias before batch normalization.
 
         Raises:
-            RuntimeError: where it draws random numbers, as compiled code would draw other ones; or where compiled code
-                returns something else.
-            Exception: whatever the compiler says.
+            RuntimeError: if the step draws random numbers, because compiled code would draw other ones. If compiled
+                code returns something else.
+            Exception: any error of the compiler.
         """
         tape, sources = _Tape(), [torch.default_generator, *generators]
         stood = [source.get_state() for source in sources]
@@ -89,14 +89,14 @@ class _Found:
 
 
 _Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
-"""An operator, what it was given, and what it gave. All tensors of a step are held: no two lie in one place."""
+"""An operator, its arguments and its result. All tensors of a step are held, so that no two lie in one place."""
 
 
 class _Tape(TorchDispatchMode):
-    """What a step calls.
+    """Record the operators that a step calls.
 
     Attributes:
-        found: By place, the memory that it reads or writes and did not make.
+        found: By place, the memory that the step reads or writes and did not make.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class _Tape(TorchDispatchMode):
 
 
 def _graph(calls: Sequence[_Call], found: Sequence[_Found], made: Sequence[Tensor]) -> fx.GraphModule:
-    """The calls as a function of the memory that was found, which it writes into; it returns what was made."""
+    """Build a function that repeats the calls: it writes into the found memory and returns the tensors `made`."""
     graph = fx.Graph()
     memory = {place_of(of.whole): graph.placeholder(f"memory_{i}") for i, of in enumerate(found)}
     nodes: dict[tuple[Any, ...], fx.Node] = {}
@@ -134,7 +134,7 @@ def _graph(calls: Sequence[_Call], found: Sequence[_Found], made: Sequence[Tenso
     def node(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        # Not by identity: the backward pass is given tensors of its own that lie where those of the forward pass do.
+        # Not by identity: the backward pass gets other tensor objects that lie where those of the forward pass do.
         key = _key(leaf)
         if key not in nodes:
             shape = (list(leaf.shape), list(leaf.stride()), leaf.storage_offset())

@@ -24,30 +24,30 @@ from fusion.warn import warn
 Step = Callable[[Any], Any]
 
 FIRST_CHECK = 64
-"""Replays after which a step is run as it is written and compared; then after twice as many, and so on."""
+"""Replays before a step is first run as written and compared; the next check comes after twice as many, and so on."""
 
 _MOST_FORMS = 4
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def can_record(device: torch.device) -> bool:
-    """Whether steps on a device can be recorded at all."""
+    """Return whether steps on a device can be recorded at all."""
     return capture_on(device) is not None
 
 
 class GraphWarning(UserWarning):
-    """A step runs as it is written: right, but each of its kernels waits for the host."""
+    """A step runs as it is written: its results are right, but each of its kernels waits for the host."""
 
 
 @dataclass
 class _Form:
-    """Batches of one form, on models that stand as they did.
+    """Batches of one form, on models whose state has not changed.
 
     Attributes:
-        spec: How their tensors are nested.
-        leaves: Form of each tensor, and what else is in them.
-        inputs: Where each batch is copied to; the recording reads them there.
-        trace: Of the last step that was run as it is written, if any was looked at.
+        spec: Nesting of their tensors.
+        leaves: Form of each tensor, and all other values.
+        inputs: Tensors that each batch is copied to; the recording reads these.
+        trace: Of the last step that was run as it is written and traced, if any.
     """
 
     spec: Any
@@ -59,36 +59,37 @@ class _Form:
     result: Any = None
 
     def is_like(self, spec: Any, leaves: Sequence[Any]) -> bool:
-        """Whether a batch is of this form."""
+        """Return whether a batch is of this form."""
         return bool(spec == self.spec) and list(map(_form_of, leaves)) == self.leaves
 
 
 class GraphedStep:
-    """A training step as a CUDA graph: one launch in the place of hundreds. Elsewhere it is the step itself, unless
-    it is to be compiled.
+    """A training step as a CUDA graph: one launch in the place of hundreds.
 
-    The first batch is trained on as the step is written, the next two are, too, and what they call is compared: a step
-    that reads values of the device, that takes other numbers or tensors from one batch to the next, or that changes
-    attributes of the model cannot be recorded. The fourth is recorded, all later ones of its form replayed; those of
-    another form (an epoch's last, smaller batch) run as the step is written. So does everything where recording is
-    refused, which a `GraphWarning` explains. Results are the same up to rounding.
+    On other devices it is the step itself, unless `compiled`.
 
-    It is recorded anew after `keep`, `concat`, `load_state_dict`, and `schedule` for another number of steps, of a
-    fused model and its optimizer; after other changes of where tensors lie, call `reset`. What a step reads elsewhere
-    than in tensors of the device (a counter in a closure, torch's settings) stays what it was when the step was
-    recorded: after 64 replays, 128, 256 and so on, one step is run as it is written and compared, and where it differs,
-    none is replayed any more.
+    For the first three batches the step runs as it is written. The operators of the second and third are compared. A
+    step cannot be recorded if it reads values of the device or changes attributes of the model. Nor can it if its
+    numbers or tensors differ from one batch to the next. The fourth batch is recorded, and all later ones of its form
+    are replayed. Batches of another form (an epoch's last, smaller batch) run as the step is written. If recording is
+    refused, a `GraphWarning` says why, and all batches run as the step is written. Results are the same up to rounding.
+
+    The step is recorded anew after `keep`, `concat` and `load_state_dict` of a fused model or its optimizer, and after
+    `schedule` for another number of steps. If tensors move for another reason, call `reset`. A recording keeps values
+    that the step read outside of the device's tensors, such as a counter in a closure or torch's settings. To find
+    changes of these, one step is run as it is written and compared after 64 replays, 128, 256 and so on. If it differs,
+    no step is replayed any more.
 
     Args:
         step: Called with a batch (tensors in any nesting): trains on it, and returns tensors in any nesting.
-        model: What it trains: the `FusedModel`, or an ordinary module.
-        optimizer: That updates it, where it is this package's.
-        compiled: Whether, on a CPU, the step is compiled in the place of being recorded. That takes seconds to
-            minutes, and a C++ compiler; what draws random numbers (dropout), or returns something else when it is
-            compiled, runs as it is written. It pays for small models that take thousands of steps.
+        model: The model that the step trains: a `FusedModel`, or an ordinary module.
+        optimizer: The optimizer of the model, if it is this package's.
+        compiled: If True, the step is compiled on a CPU instead of being recorded. That takes seconds to minutes, and
+            a C++ compiler. A step runs as it is written if it draws random numbers (dropout), or if compiled code
+            returns something else. Compiling pays for small models that take thousands of steps.
 
     Attributes:
-        refusal: Why the step is not recorded, in words; empty as long as nothing stands in the way.
+        refusal: Reason why the step is not recorded, in words; empty if there is none.
 
     Example:
         >>> def step(batch):
@@ -121,18 +122,18 @@ class GraphedStep:
 
     @property
     def recorded(self) -> bool:
-        """Whether a recording is at hand."""
+        """Return whether there is a recording."""
         return self._recorded is not None
 
     def reset(self) -> None:
-        """Forget the recording: the next steps are looked at anew."""
+        """Forget the recording: the next steps are compared and recorded anew."""
         self._forms: list[_Form] = []
         self._recorded: _Form | None = None
         self._stood: tuple[Any, ...] = ()
         self._replays, self._check_at = 0, FIRST_CHECK
 
     def __call__(self, batch: Any) -> Any:
-        """Train on a batch; what is returned is the caller's, and stays."""
+        """Train on a batch; later steps do not change the returned tensors."""
         if self._capture is None or self.refusal:
             return self._step(batch)
         leaves, spec = tree_flatten(batch)
@@ -148,19 +149,19 @@ class GraphedStep:
         return self._first(batch, leaves, spec)
 
     def _stand(self) -> tuple[Any, ...]:
-        """What is another once tensors lie elsewhere, or the model runs in another way."""
+        """Return values that change once tensors lie elsewhere, or the model runs in another way."""
         model, optimizer = self._model, self._optimizer
         changes = (model.changes, model.streams) if isinstance(model, FusedModel) else ()
         return (model.training, *changes, optimizer.changes if optimizer else 0)
 
     def _refuses(self, leaves: Sequence[Any]) -> str:
-        """What can be said against a recording before a step is run."""
+        """Return the reason against a recording that is known before a step is run; empty if there is none."""
         model = self._model
         if isinstance(model, FusedModel) and model.one_by_one and model.K > 1:
             return "its members train one after another"
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, *_PLAIN)):
-                return f"a batch has a {type(leaf).__name__}, of which nobody knows whether it changes"
+                return f"a batch has a {type(leaf).__name__}, which may change unseen"
             if isinstance(leaf, Tensor) and leaf.device != self._device:
                 return f"a batch has a tensor on {leaf.device}, and the model is on {self._device}"
             if isinstance(leaf, Tensor) and (leaf.layout != torch.strided or leaf.requires_grad):
@@ -168,11 +169,11 @@ class GraphedStep:
         return ""
 
     def _first(self, batch: Any, leaves: Sequence[Any], spec: Any) -> Any:
-        """A step as long as nothing is recorded."""
+        """Run a step while nothing is recorded."""
         assert self._capture is not None
         known = next((form for form in self._forms if form.is_like(spec, leaves)), None)
         if known is None or not self._stood:
-            # This step makes what is made once, such as the optimizer's state: only after it does the model stand.
+            # This step makes what is made once, such as the optimizer's state: only after it is the model complete.
             result = self._capture.aside(lambda: self._step(batch))
             if known is None:
                 self._forms = [*self._forms[1 - _MOST_FORMS :], _Form(spec, list(map(_form_of, leaves)))]
@@ -192,14 +193,14 @@ class GraphedStep:
         return tree_map(_own, known.result)
 
     def _looked_at(self, form: _Form) -> Any:
-        """Run a step as it is written, where the recording runs, and compare what it calls with what the last did."""
+        """Run a step as it is written, where the recording runs, and compare its operators with the last step's."""
         assert self._capture is not None
         model = self._model
         module = model.template if isinstance(model, FusedModel) else model
         attributes, states = plain_attributes(module), states_beyond_torch()
         with Trace(self._device, form.trace) as trace:
             result = self._capture.aside(partial(self._run, form))
-        # A member alone draws from its own, which are put in the place of Python's and taken away again.
+        # A member alone draws from its own generators, which replace Python's during the step only.
         draws = isinstance(model, FusedModel) and model.K == 1 and model.streams.draw_beyond_torch
         if obstacle := trace.finish():
             self._refuse(obstacle)
@@ -252,12 +253,12 @@ def _fill(inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
 
 
 def _own(leaf: Any) -> Any:
-    """A copy of what the next replay writes over."""
+    """Return a copy of a tensor that the next replay writes over."""
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _changed(module: nn.Module, before: list[dict[str, Any]]) -> str:
-    """The name of an attribute that is not what it was; empty if there is none."""
+    """Return the name of an attribute that has changed; empty if there is none."""
     for (path, _), then, now in zip(module.named_modules(), before, plain_attributes(module)):
         for name in {**then, **now}:
             if name not in then or name not in now or then[name] != now[name]:
@@ -266,7 +267,7 @@ def _changed(module: nn.Module, before: list[dict[str, Any]]) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """What ended a capture, rather than that it has ended badly."""
+    """Return the first error of a capture, not the later one that only says that the capture failed."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {error}".partition("\n")[0]

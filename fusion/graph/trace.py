@@ -1,4 +1,4 @@
-"""What a step does, operator by operator, and whether it does the same again: only then can it be recorded."""
+"""A trace of a step, operator by operator: a step can be recorded only if two traces are equal."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Call = tuple[Any, ...]
-"""An operator with what it is given: numbers and the like as they are, of tensors their form and where they lie."""
+"""An operator with its arguments: numbers and the like as they are, tensors by their form and place in memory."""
 
 
 class Trace(TorchDispatchMode):
-    """Notes the calls of one step; `obstacle` says why a recording of it would not do what the step does.
+    """Note the calls of one step; `obstacle` says why a recording of it would not do what the step does.
 
-    It would not where the step reads a value of the device, brings data over, or draws random numbers on the host; and
-    where, compared with the step before, it takes another number or a tensor that lies elsewhere.
+    A recording cannot follow a step that reads a value of the device, copies data between devices, or draws random
+    numbers on the host. Nor can it if, compared with the step before, a number or the place of a tensor has changed.
 
     Args:
         before: The trace of the step before, on a batch of the same form in the same place.
 
     Attributes:
-        obstacle: Empty where there is none.
+        obstacle: Empty if there is none.
         found: Storages that the step did not make itself, which a recording of it reads and must keep.
-        generators: Those that operators were given.
+        generators: The generators that operators were given.
     """
 
     def __init__(self, device: torch.device, before: Trace | None = None) -> None:
@@ -64,7 +64,7 @@ class Trace(TorchDispatchMode):
         return result
 
     def finish(self) -> str:
-        """After the step, what `obstacle` then says: also that this step called less than the one before."""
+        """Return `obstacle` after the step: it now also tells if this step called less than the one before."""
         if not self.obstacle and self._before is not None and len(self._calls) < len(self._before._calls):
             self.obstacle = f"{self._before._calls[len(self._calls)][0]} is called in one step and not in the next"
         self._before = None
@@ -86,11 +86,11 @@ class Trace(TorchDispatchMode):
         return (*form, "number", str(leaf.item())) if self._is_number(leaf) else (*form, "found", place)
 
     def _value(self, leaf: Any) -> Any:
-        """What `torch.tensor` has made of numbers, before any operator could tell of them."""
+        """Return type and values of a CPU tensor that `torch.tensor` made of numbers, which no operator shows."""
         return (leaf.dtype, str(leaf.tolist())) if isinstance(leaf, Tensor) and leaf.device.type == "cpu" else None
 
     def _is_number(self, tensor: Tensor) -> bool:
-        """Whether it lies with the host, which hands kernels its value."""
+        """Return whether a tensor is one number on the host, which hands kernels its value."""
         return tensor.device.type == "cpu" != self._device.type and tensor.ndim == 0
 
     def _obstacle(self, func: Any, args: Sequence[Any], given: Sequence[Tensor], made: Sequence[Tensor]) -> str:
@@ -128,7 +128,7 @@ _DEPENDING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def _waits(func: Any, args: Sequence[Any]) -> bool:
-    """Whether the host needs a value of a tensor to go on."""
+    """Return whether the host needs a value of a tensor to go on."""
     if func.overloadpacket in _INDEXING:
         return any(isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8) for t in args[1])
     return any(tag in func.tags for tag in _DEPENDING)
@@ -141,7 +141,7 @@ def place_of(tensor: Tensor) -> int:
 
 
 def _where() -> str:
-    """Which line of the user's, called from here, has called the operator; in the backward pass none has."""
+    """Return the line of the user's code that called the operator; empty in the backward pass, which has none."""
     frames = traceback.extract_stack()
     inside = max((i for i, frame in enumerate(frames) if Path(frame.filename) == _STEP), default=0)
     theirs = [frame for frame in frames[inside:] if not _is_machinery(Path(frame.filename).parents)]

@@ -1,7 +1,7 @@
-"""One optimizer for K members, each with hyperparameters, and if need be an update rule, of its own.
+"""One optimizer for K members, each with its own hyperparameters, and if need be its own update rule.
 
 Shape suffixes: K members, P trainable parameters, N elements of them in a member, S steps. Hyperparameters are kept as
-vectors [K], what also differs from parameter to parameter (multipliers, step counts) as [K, P], the moments as [K, N].
+vectors [K], the moments as [K, N]. Values that also differ between parameters (multipliers, step counts) are [K, P].
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from fusion.structure import check_module
 class FusedOptimizer(OptimizerState):
     """Updates the stacked parameters of a `FusedModel`, each member as `torch.optim` would update it alone.
 
-    Members whose neighbours use the same rule are updated together, all parameters of one type at once: K members of
-    any depth take as few operators as one of one layer if those of one optimizer stand side by side. For that,
+    Neighbouring members with the same rule are updated together, all parameters of one type at once. If the members of
+    one optimizer stand side by side, K members of any depth take as few operators as one member of one layer. For that,
     parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster. Muon's
-    matrices are updated together with all of their shape. Members with other optimizers than sgd, adam, adamw and muon
-    are updated by torch's own, one after another.
+    matrices are updated together with all others of their shape. Members with other optimizers than sgd, adam, adamw
+    and muon are updated by torch's own, one after another.
 
     Args:
         fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
         members: K hyperparameters.
-        own_lr_factors: For each member, parameter name -> factor of its learning rate besides.
-        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        own_lr_factors: For each member, parameter name -> further factor of its learning rate.
+        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Attributes:
-        lr_factor_K: [K], what a schedule multiplies each member's learning rate with; 1 at first.
-        steps_KP: [K, P], how often each member's parameters have been updated.
+        lr_factor_K: [K], the schedule's factor of each member's learning rate; 1 at first.
+        steps_KP: [K, P], number of updates of each member's parameters.
         changes: As of `FusedModel`.
 
     Raises:
-        ValueError: where there are not K hyperparameters, or multipliers name no parameter.
+        ValueError: if the number of hyperparameters is not K, or multipliers name no parameter.
     """
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether `step` never waits for the host: where torch updates a member, it does."""
+        """Return whether `step` never waits for the host; it waits if torch updates a member."""
         return all(hp.is_vectorized and hp.kind != "muon" for hp in self.members)
 
     def zero_grad(self) -> None:
@@ -63,12 +63,12 @@ class FusedOptimizer(OptimizerState):
 
     @torch.no_grad()
     def step(self, takes: Tensor | None = None) -> None:
-        """Update every parameter that has a gradient; like torch's, the others are left alone.
+        """Update every parameter that has a gradient; as in torch, the others stay as they are.
 
         Args:
-            takes: [K] of booleans, on the members' device: who takes the step, as `LossScale.unscale` says; all if
-                None. Of the others nothing changes, their steps are not counted either, and their gradients must be
-                finite.
+            takes: [K] of booleans, on the members' device: True for members that take the step, as
+                `LossScale.unscale` returns it; all if None. Members with False stay as they are, their steps are not
+                counted, and their gradients must be finite.
         """
         if self.fused.K != self.K:
             raise RuntimeError(f"the optimizer has {self.K} members, but its model has {self.fused.K}")
@@ -89,13 +89,13 @@ class FusedOptimizer(OptimizerState):
                 self._step_rows(stacked, present, takes)
 
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
-        """Member `k`'s optimizer as torch's own, which goes on where this one is; its learning rate is the base rate.
+        """Return member `k`'s optimizer as torch's own, in the same state; its learning rate is the base rate.
 
         Args:
-            module: What it is to update: `fused.unfuse(k)`.
+            module: The module to update: `fused.unfuse(k)`.
 
         Raises:
-            IndexError: where `k` is not in [-K, K).
+            IndexError: if `k` is not in [-K, K).
         """
         (k,) = member_indices([k], self.K, "k")
         check_module(module)
@@ -110,12 +110,12 @@ class FusedOptimizer(OptimizerState):
             if step:
                 moments = {key: rows.parts[name][k].clone() for key, rows in self._moments.items()}
                 optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
-        # Through torch's own checks, which also put each tensor where this kind of optimizer wants it.
+        # Torch's own checks also put each tensor on the device that this kind of optimizer needs.
         optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
 
     def _count(self, present: Sequence[str], takes: Tensor | None) -> None:
-        """Count a step for parameters that have a gradient, of members that take it."""
+        """Count a step for parameters that have a gradient, in members that take the step."""
         taken: Tensor | int = 1 if takes is None else takes[:, None].to(self.steps_KP.dtype)
         if len(present) == len(self.names):
             self.steps_KP += taken
@@ -130,7 +130,7 @@ class FusedOptimizer(OptimizerState):
 
     @contextmanager
     def _left_alone(self, stacked: Mapping[str, nn.Parameter], takes: Tensor | None) -> Iterator[None]:
-        """Undo a step for members that have no gradient of a parameter where others have one."""
+        """Undo a step for members that have no gradient of a parameter of which others have one."""
         without = {name: ks for name, ks in self.fused.unreached().items() if name in self._index}
         saved = {n: [t[ks] for t in (stacked[n], *self._moments_of(n))] for n, ks in without.items()}
         yield
@@ -159,7 +159,7 @@ class FusedOptimizer(OptimizerState):
                     native.update(hp, slots[r], factors[run.start + r])
 
     def _step_apart(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
-        """Update those members that torch updates, one after another."""
+        """Update the members that torch updates, one after another."""
         members = [k for k, hp in enumerate(self.members) if not hp.is_vectorized]
         if not members:
             return
@@ -173,7 +173,7 @@ class FusedOptimizer(OptimizerState):
             increment_version(stacked[name])
 
     def _step_matrices(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
-        """Update what Muon updates."""
+        """Update the matrices of Muon."""
         names = [name for name in present if name in self._matrices]
         if not names:
             return
@@ -187,7 +187,7 @@ class FusedOptimizer(OptimizerState):
                 muon.update(stored, run.members, rates, decays, None if takes is None else takes[own])
 
     def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
-        """A parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
+        """Return a parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
         parameter = stacked[name]
         assert parameter.grad is not None
         return [parameter, parameter.grad, *(self._moment(key).parts[name] for key in run.moments)]
@@ -202,11 +202,11 @@ class FusedOptimizer(OptimizerState):
             steps_K1 = self.steps_KP.narrow(1, self._index[tile.segment.names[0]], 1)
             tile.update(stored, steps_K1, factor_K1, None if takes is None else takes[:, None])
         for name in present:
-            # What autograd has kept for a backward pass is no longer what it was.
+            # Tensors that autograd has kept for a backward pass have changed.
             increment_version(stacked[name])
 
     def _tiles_of(self, present: Sequence[str], layout: Layout) -> list[Tile]:
-        """The tiles that parameters with a gradient make, kept for the steps that have the same."""
+        """Return the tiles of the parameters with a gradient, kept for later steps with the same parameters."""
         key = (tuple(present), tuple(self._history))
         return kept(self._tiles, key, lambda: list(self._make_tiles(present, layout)))
 
@@ -225,7 +225,7 @@ class FusedOptimizer(OptimizerState):
                     yield Tile(run, segment, lr_RP, decay_RP, device)
 
     def _in_rows(self, run: Run, present: Sequence[str]) -> Sequence[str]:
-        """Those parameters that a run's rule updates element by element."""
+        """Return the parameters that a run's rule updates element by element."""
         return [name for name in present if name not in self._matrices] if run.is_muon else present
 
 

@@ -27,13 +27,13 @@ def fused_optimizer(
     lr_multipliers: Multipliers | None = None,
     weight_decay_multipliers: Multipliers | None = None,
 ) -> FusedOptimizer:
-    """One optimizer for members whose configurations may name different ones.
+    """Make one optimizer for members whose configurations may name different ones.
 
     Args:
         configs: K configurations, with the keys of `Hyperparameters.from_config`; parts of a model may have learning
-            rates of their own, see `fusion.hyperparameters.lr_factors`. Members of one optimizer are best kept side by
-            side: each run of them is one update.
-        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+            rates of their own, see `fusion.hyperparameters.lr_factors`. Keep members of one optimizer side by side:
+            each run of them is one update.
+        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Raises:
         ValueError: for an unknown optimizer, parameter name, or a value out of range; the member is named.
@@ -59,8 +59,8 @@ class FusedSGD(FusedOptimizer):
         momentum: Momenta.
         dampening: The gradient enters the momentum times `1 - dampening`.
         weight_decay: Added to the gradient, times the weights.
-        nesterov: Whether to look ahead; needs momentum > 0 and dampening 0.
-        lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
+        nesterov: If True, look ahead; needs momentum > 0 and dampening 0.
+        lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class FusedAdam(_FusedAdam):
         betas: Decay rates of the two moments.
         eps: Added to the root of the second moment.
         weight_decay: Added to the gradient, times the weights.
-        lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
+        lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
     """
 
     _kind = "adam"
@@ -136,14 +136,14 @@ class FusedAdamW(_FusedAdam):
         eps: Added to the root of the second moment.
         weight_decay: Taken off the weights, times the learning rate; 0.01 by default.
         independent_weight_decay: Take the weight decay off times the schedule's factor alone.
-        lr_multipliers: Parameter name -> factor of the learning rate, 1 where absent.
+        lr_multipliers: Parameter name -> factor of the learning rate, 1 if absent.
     """
 
     _kind = "adamw"
 
 
 def member(k: int, config: Mapping[str, Any]) -> Hyperparameters:
-    """One member's hyperparameters; an error names the member."""
+    """Return one member's hyperparameters; an error names the member."""
     try:
         return Hyperparameters.from_config(config)
     except ValueError as error:

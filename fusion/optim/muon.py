@@ -28,12 +28,12 @@ MARK = "use_muon"
 def hidden_matrices(module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | None = None) -> frozenset[str]:
     """Name the parameters that Muon updates.
 
-    These are the real 2-D parameters that learn, without those of embeddings and of the last module that has one, which
-    is taken to be the readout. A parameter with an attribute `use_muon`, True or False, decides for itself.
+    These are the real 2-D parameters that learn, without those of embeddings and of the last module that has one. That
+    module is taken to be the readout. The attribute `use_muon`, True or False, of a parameter overrides this.
 
     Args:
         module: A model; only shapes count.
-        marks: Attributes of parameters by the parameters' names; None reads those that the parameters have.
+        marks: Attributes of parameters by the parameters' names; if None, those that the parameters have.
 
     Raises:
         ValueError: if Muon would update no parameter, or `use_muon` is set on a parameter that is no real matrix.
@@ -118,7 +118,7 @@ def orthogonalized(directions: Tensor) -> Tensor:
 def _direction(
     gradient: Tensor, momentum: Tensor, momentum_R: Tensor, nesterov_R: Tensor, takes_R: Tensor | None
 ) -> Tensor:
-    """Move momenta on, in place, and look ahead where members do; [R, m, n]."""
+    """Update momenta in place, and look ahead for members that use Nesterov momentum; [R, m, n]."""
     keep = _wide(momentum_R, gradient)
     moved = momentum.lerp(gradient, _wide(1 - momentum_R, gradient))
     momentum.copy_(moved if takes_R is None else torch.where(takes_R[:, None, None], moved, momentum))
@@ -131,7 +131,7 @@ def _wide(values_R: Tensor, like: Tensor) -> Tensor:
 
 
 def _scale(hp: Hyperparameters, shape: Sequence[int]) -> float:
-    """What the learning rate of a matrix is multiplied by for its shape, as in `torch.optim.Muon`."""
+    """Return the factor of a matrix's learning rate for its shape, as in `torch.optim.Muon`."""
     rows, columns = shape
     if hp.adjust_lr_fn == "original":
         return math.sqrt(max(1.0, rows / columns))
@@ -139,7 +139,7 @@ def _scale(hp: Hyperparameters, shape: Sequence[int]) -> float:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """torch's Muon for the groups with `use_muon`, its AdamW for the others, as one optimizer.
+    """One optimizer of torch's Muon, for the groups with `use_muon`, and torch's AdamW, for the others.
 
     Args:
         groups: Of parameters, with `lr`, `weight_decay` and `use_muon`.

@@ -1,8 +1,8 @@
 """On a CPU, torch's own one-pass kernels, member by member.
 
-A vectorized update reads and writes memory once for each of its operations. Where a member's parameters are large
-enough to outweigh a call, torch's fused kernel, which passes once, is several times faster, called once for each
-member and each pair of multipliers. What it takes from one member cannot reach another.
+A vectorized update reads and writes memory once for each of its operations. Torch's fused kernel passes over memory
+once. If a member's parameters are large enough to outweigh a call, the kernel is several times faster. It is called
+once for each member and each pair of multipliers, so values of one member cannot reach another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Measured on 2 cores, AdamW with three multipliers: 0.6 to 1.0 of the vectorized 
 
 @dataclass(frozen=True)
 class Slot:
-    """One member's part of one parameter, with what its update takes.
+    """One member's part of one parameter, with the values that its update needs.
 
     Attributes:
         moments: No tensor, one (SGD) or two (Adam).
@@ -44,7 +44,7 @@ class Slot:
 
 
 def can_update(fused: FusedModel, parameters: Sequence[Tensor]) -> bool:
-    """Whether the kernels take these of a model's stacked parameters [K, ...], and are worth it."""
+    """Return whether the kernels take these of a model's stacked parameters [K, ...], and are worth it."""
     sizes = sum(p.numel() for p in parameters) // fused.K
     return (
         fused.updated_in_turn
@@ -61,7 +61,7 @@ def update(hp: Hyperparameters, slots: Sequence[Slot], factor: float) -> None:
 
     Args:
         hp: Its hyperparameters; learning rate and weight decay are taken from the slots.
-        factor: The schedule's factor, by which alone an independent weight decay goes.
+        factor: The schedule's factor; an independent weight decay follows it alone.
     """
     alike: dict[tuple[float, float, float], list[Slot]] = {}
     for slot in slots:

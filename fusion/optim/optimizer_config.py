@@ -28,26 +28,26 @@ __all__ = ["OPTIMIZERS", "Hyperparameters"]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """One member's optimizer; ranges and defaults, which are those of `torch.optim`, stand in `fusion.hyperparameters`.
+    """One member's optimizer. `fusion.hyperparameters` has ranges and defaults, which are those of `torch.optim`.
 
     Attributes:
-        kind: Name of the optimizer; of one that `make` makes, that of the class it is of or is derived from, or "own".
+        kind: Name of the optimizer. For one that `make` makes, the name of its class or base class here, or "own".
         lr: Learning rate.
-        momentum: That of SGD and Muon.
-        dampening: SGD's: the gradient enters the momentum times `1 - dampening`.
-        nesterov: Likewise; SGD's needs momentum > 0 and dampening 0.
+        momentum: Momentum of SGD and Muon.
+        dampening: Dampening of SGD: the gradient enters the momentum times `1 - dampening`.
+        nesterov: Nesterov momentum of SGD and Muon; that of SGD needs momentum > 0 and dampening 0.
         weight_decay: Added to the gradient by sgd and adam (coupled), taken off the weights by adamw and muon.
             None stands for the optimizer's default.
         beta1: Decay rate of the first moment of Adam, and of the AdamW beside Muon.
-        beta2: Decay rate of its second moment.
+        beta2: Decay rate of the second moment of Adam, and of the AdamW beside Muon.
         eps: Added to the root of the second moment.
-        independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, not
-            times the learning rate, so that the two can be tuned apart (Wortsman et al. 2023,
-            arXiv:2309.14322).
+        independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, instead of
+            times the learning rate. So the two can be tuned apart (Wortsman et al. 2023, arXiv:2309.14322).
         adjust_lr_fn: How Muon's learning rate depends on a matrix's shape, as in `torch.optim.Muon`.
-        options: Of an optimizer that is not vectorized, its keyword arguments besides `lr`, torch's defaults left
-            out; the fields above stay as they are.
-        make: What makes the optimizer from parameter groups, `lr` and the options; torch's class of that name if None.
+        options: Keyword arguments besides `lr` of an optimizer that is not vectorized, without torch's defaults; the
+            fields from `momentum` on keep their defaults.
+        make: Function that makes the optimizer from parameter groups, `lr` and the options. If None, it is torch's
+            class of the name `kind`.
     """
 
     kind: str
@@ -79,14 +79,14 @@ class Hyperparameters:
 
     @property
     def is_vectorized(self) -> bool:
-        """Whether such members are updated together, by rules of this package; else torch updates each by itself."""
+        """Return whether rules of this package update such members together; else torch updates each by itself."""
         return self.make is None and self.kind in VECTORIZED
 
     def rule(self, matrix: bool) -> str:
-        """Name of the rule that updates a parameter, by which multipliers are looked up.
+        """Return the name of the rule that updates a parameter; multipliers are looked up by it.
 
         Args:
-            matrix: Whether the parameter is one of those that Muon updates, if this is Muon.
+            matrix: True for a parameter that Muon updates, if this is Muon.
         """
         if self.kind != "muon":
             return self.kind
@@ -96,17 +96,17 @@ class Hyperparameters:
 
     @property
     def decay(self) -> float:
-        """The weight decay, torch's default filled in; 0 of members that torch updates, which has theirs."""
+        """Return the weight decay, by default torch's; 0 for members that torch updates, because torch has theirs."""
         return self.weight_decay or 0.0
 
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimizer of a member that is not vectorized.
+        """Make the optimizer of a member that is not vectorized.
 
         Args:
             groups: Of parameters, with their learning rates.
 
         Raises:
-            ValueError: where a function of the user's makes no optimizer, or one whose step needs a closure.
+            ValueError: if a user's function makes no optimizer, or one whose step needs a closure.
         """
         optimizer: torch.optim.Optimizer = (self.make or _TORCH[self.kind])(groups, lr=self.lr, **dict(self.options))
         rule = "one that makes a torch optimizer whose step needs no closure"
@@ -119,7 +119,7 @@ class Hyperparameters:
         """Read `optimizer` and, of the fields above, those that this optimizer has; other keys are ignored.
 
         Raises:
-            ValueError: where `lr` is missing, or a value breaks its rule.
+            ValueError: if `lr` is missing, or a value breaks its rule.
 
         >>> Hyperparameters.from_config({"optimizer": "sgd", "lr": 0.1, "width": 64}).lr
         0.1
@@ -154,8 +154,8 @@ def _steps_alone(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _known_class(hp: Hyperparameters) -> str:
-    """The name of the class that a function's optimizers are of, or of the first with a name that theirs is of."""
-    # Functions may tell matrices from vectors, and have a rule for either.
+    """Return the name of the class of a function's optimizers, or of its first base class with a name here."""
+    # A function may have different rules for matrices and vectors, so it gets both.
     made = hp.made([{"params": [torch.nn.Parameter(torch.zeros(1, *more)) for more in ((1,), ())], "lr": hp.lr}])
     names = (cls.__name__.lower() for cls in type(made).__mro__ if cls.__module__.startswith("torch.optim"))
     return next((name for name in names if name in OPTIMIZERS), OWN)

@@ -33,22 +33,22 @@ class Run:
 
     @property
     def stop(self) -> int:
-        """The member after the last one."""
+        """Return the index after the last member."""
         return self.start + len(self.members)
 
     @property
     def is_muon(self) -> bool:
-        """Whether Muon updates matrices, and AdamW the rest."""
+        """Return whether Muon updates matrices, and AdamW the rest."""
         return self.members[0].kind == "muon"
 
     @property
     def adaptive(self) -> bool:
-        """Whether the rule, of Muon that beside matrices, is Adam's, with two moments."""
+        """Return whether the rule of the rows is Adam's, with two moments; Muon uses it for all but matrices."""
         return self.members[0].kind != "sgd"
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of the moments that the rule keeps."""
+        """Return the names of the moments that the rule keeps."""
         if self.adaptive:
             return ("first", "second")
         return ("first",) if any(hp.momentum for hp in self.members) else ()
@@ -58,7 +58,7 @@ class Run:
         self.vectors = {name: vector.to(device) for name, vector in self.vectors.items()}
 
     def constants(self, decay_RG: Tensor) -> Coefficients:
-        """The coefficients of the update rule that stay as they are, [R, 1] or [R, G] each, None if unused."""
+        """Return the coefficients of the update rule that never change, [R, 1] or [R, G] each, None if unused."""
         v = self.vectors
         if self.adaptive:
             return {
@@ -75,7 +75,7 @@ class Run:
         }
 
     def coefficients(self, lr_RG: Tensor, decay_RG: Tensor, steps_R1: Tensor, factor_R1: Tensor) -> Coefficients:
-        """The others, which differ from step to step, likewise.
+        """Return the other coefficients, which change from step to step, in the same shapes.
 
         Args:
             lr_RG: Learning rates without the schedule's factor.
@@ -85,7 +85,7 @@ class Run:
         """
         v, lr = self.vectors, lr_RG * factor_R1
         if not self.adaptive:
-            # A member without momentum takes the gradient as it is, whatever its dampening.
+            # A member without momentum takes the gradient as it is; its dampening has no effect.
             undamped = (steps_R1 == 1) | (v["momentum"] == 0)
             return {"lr": lr, "gain": torch.where(undamped, 1.0, 1.0 - v["dampening"])}
         root = (1 - v["beta2"] ** steps_R1).sqrt()
@@ -105,12 +105,12 @@ class Run:
 
 
 def _adam_of(hp: Hyperparameters) -> str:
-    """The rule of the rows: beside Muon it is AdamW's."""
+    """Return the rule of the rows: beside Muon it is AdamW's."""
     return "adamw" if hp.kind == "muon" else hp.kind
 
 
 def _rule(hp: Hyperparameters) -> str:
-    """What members must share to be updated together."""
+    """Return the value that members must share to be updated together; empty if torch updates the member."""
     return {"adam": "adaptive", "adamw": "adaptive"}.get(hp.kind, hp.kind) if hp.is_vectorized else ""
 
 

@@ -1,4 +1,4 @@
-"""Which parameters are updated at once: neighbours in the rows, of one type, that have taken equally many steps."""
+"""Segments of parameters that are updated at once: neighbours in the rows, of one type, with equal step counts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import torch
 from fusion.rows import Block, Layout
 
 BLOCK = 2**17
-"""Elements to update at a time on a CPU: temporaries of that size are found in memory that is at hand.
+"""Elements to update at a time on a CPU: the allocator reuses memory for temporaries of that size.
 
-Larger ones are mapped anew, page by page, for each operation. AdamW on 32 members of 27,000 parameters: 5.0 ms at once,
-1.9 ms in blocks.
+Larger temporaries are mapped anew, page by page, for each operation. AdamW on 32 members of 27,000 parameters takes
+5.0 ms at once, and 1.9 ms in blocks.
 """
 
 BLOCK_ELSEWHERE = 2**24
-"""The same on other devices, where it only bounds what temporaries take: 64 MiB each in float32."""
+"""The same on other devices, where it only bounds the memory of temporaries: 64 MiB each in float32."""
 
 _LARGE = 4
-"""A parameter of more than this part of a block is faster by itself, with multipliers as [R, 1]. Side by side with
-others they are [R, n]: two passes over memory more."""
+"""A parameter is faster by itself if it takes more than 1/4 of a block. Its multipliers are then [R, 1]. Side by side
+with others they are [R, n]: two passes over memory more."""
 
 
 def block(device: torch.device) -> int:
-    """Elements to update at a time on a device."""
+    """Return the number of elements to update at a time on a device."""
     return BLOCK if device.type == "cpu" else BLOCK_ELSEWHERE
 
 
 def numbered(values: Iterable[Hashable]) -> list[int]:
-    """Equal values as equal numbers, from 0 in the order in which they first come.
+    """Number values: equal values get equal numbers, from 0 in the order in which they first come.
 
     >>> numbered("abca")
     [0, 1, 2, 0]
@@ -55,7 +55,7 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The column after the last."""
+        """Return the column after the last."""
         return self.start + sum(self.sizes)
 
 
@@ -65,8 +65,9 @@ def segments(
     """Split parameters into segments, each at most as large as a block unless it is one parameter.
 
     Args:
-        steps: For those to update, what is equal where as many steps have been taken.
-        multipliers: For each, what is equal where multipliers are: large ones are apart from others.
+        steps: Value for each parameter to update; equal values mean equal step counts.
+        multipliers: Value for each parameter; equal values mean equal multipliers. Large parameters share a segment
+            only with those of equal multipliers.
     """
 
     def joins(run: Sequence[str], name: str, shapes: Mapping[str, torch.Size]) -> bool:

@@ -24,13 +24,13 @@ def optimizer(
     lr_multipliers: Multipliers | None = None,
     weight_decay_multipliers: Multipliers | None = None,
 ) -> torch.optim.Optimizer:
-    """The `torch.optim` optimizer that `config` asks for: what `fused_optimizer` does for one member.
+    """Make the `torch.optim` optimizer that `config` asks for; it updates as `fused_optimizer` does for one member.
 
     Args:
-        module: Its parameters are optimized, those that need gradients.
+        module: Its parameters that need gradients are optimized.
         config: See `Hyperparameters.from_config`; parts of the model may have learning rates of their own, see
             `fusion.hyperparameters.lr_factors`.
-        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 where absent.
+        lr_multipliers: Optimizer name -> parameter name -> factor of the learning rate, 1 if absent.
 
     Returns:
         An optimizer with one group for each pair of factors; multiply every group's `lr` to follow a
@@ -55,9 +55,9 @@ def optimizer(
 
 
 def made_recordable(optimizer: torch.optim.Optimizer) -> None:
-    """Have SGD, Adam or AdamW take its learning rates from tensors, in place, so that steps can be recorded.
+    """Make SGD, Adam or AdamW take its learning rates from tensors, in place, so that steps can be recorded.
 
-    Write to `group["lr"]` with `fill_`: what is read when a recorded step is replayed is the tensor.
+    Write to `group["lr"]` with `fill_`: a replay of a recorded step reads the tensor.
     """
     for group in optimizer.param_groups:
         device = group["params"][0].device
@@ -69,7 +69,7 @@ def made_recordable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of such an optimizer as that of an ordinary one."""
+    """Return the state of an optimizer from `made_recordable` as that of an ordinary one."""
     groups = []
     for group in state_dict["param_groups"]:
         if isinstance(group["lr"], torch.Tensor):
@@ -80,7 +80,7 @@ def as_written(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def let_skip(optimizer: torch.optim.Optimizer) -> None:
-    """Have SGD, Adam or AdamW update by torch's one-pass kernels, where `step_if` need not wait."""
+    """Make SGD, Adam or AdamW update by torch's one-pass kernels, with which `step_if` need not wait."""
     for group in optimizer.param_groups:
         group["fused"] = _in_one_pass(group["params"])
         if group.get("momentum") and not group["dampening"]:
@@ -90,10 +90,10 @@ def let_skip(optimizer: torch.optim.Optimizer) -> None:
 
 
 def step_if(takes: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.step()` where `takes` holds, a boolean on its device; else nothing changes, nor counts of steps.
+    """Call `optimizer.step()` if `takes`, a boolean on its device, is True; else change nothing, not even step counts.
 
-    The one-pass kernels read it on the device, by the protocol of `torch.amp.GradScaler`. Where there are none, and for
-    the first step of SGD with dampening, the host reads it.
+    The one-pass kernels read `takes` on the device, by the protocol of `torch.amp.GradScaler`. The host reads it if
+    there are no such kernels, and for the first step of SGD with dampening.
     """
     first = not optimizer.state and any(group.get("dampening") for group in optimizer.param_groups)
     if not first and all(group.get("fused") for group in optimizer.param_groups):
@@ -113,7 +113,7 @@ def torch_optimizer(
     decay: Mapping[str, float],
     matrices: Container[str] = (),
 ) -> torch.optim.Optimizer:
-    """The same from parameters by name, hyperparameters, their multipliers, and the names of Muon's parameters."""
+    """Make the same from parameters by name, hyperparameters, their multipliers, and the names of Muon's parameters."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     by_muon: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
@@ -136,7 +136,7 @@ def torch_optimizer(
     for group in made.param_groups:
         (_, factor), *others = {factors_of[id(p)] for p in group["params"]}
         require(not others, "optimizer", hp.make, rule)
-        # `lambd` is ASGD's own decay, beside the weight decay: both go with the learning rate.
+        # `lambd` is ASGD's own decay, beside the weight decay: the learning rate multiplies both.
         group.update({name: group[name] * factor for name in ("weight_decay", "lambd") if group.get(name)})
     return made
 
@@ -145,7 +145,7 @@ def check_multipliers(name: str, multipliers: object, known: Collection[str]) ->
     """Refuse multipliers that are not by optimizer and parameter, or are no finite numbers >= 0.
 
     Raises:
-        ValueError: where they are something else.
+        ValueError: if `multipliers` are refused.
     """
     if multipliers is None:
         return
@@ -179,5 +179,5 @@ def _torch_optimizer(hp: Hyperparameters, groups: list[dict[str, Any]]) -> torch
 
 
 def _in_one_pass(params: Iterable[nn.Parameter]) -> bool:
-    """Whether torch has one-pass kernels for them."""
+    """Return whether torch has one-pass kernels for these parameters."""
     return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)

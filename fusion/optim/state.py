@@ -1,7 +1,7 @@
 """The state of K optimizers: hyperparameters, multipliers, schedules, step counts and moments.
 
-Shape suffixes: K members, P trainable parameters, S steps. Hyperparameters are kept as vectors [K], what also differs
-from parameter to parameter as [K, P], the moments as [K, ...] by parameter.
+Shape suffixes: K members, P trainable parameters, S steps. Hyperparameters are kept as vectors [K], values that also
+differ between parameters as [K, P], and the moments as [K, ...] by parameter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STATE = ("state", "steps", "lr_factor", "schedule", "lr_multipliers", "weight_d
 
 
 class OptimizerState:
-    """The state of a `FusedOptimizer`, of which its `step` makes updates; see there for arguments and attributes."""
+    """The state of a `FusedOptimizer`, without its updates; see there for arguments and attributes."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class OptimizerState:
 
     @property
     def K(self) -> int:  # noqa: N802
-        """The number of members."""
+        """Return the number of members."""
         return len(self.members)
 
     def set_lr_factor(self, factor: float | Sequence[float] | Tensor) -> None:
-        """Multiply the learning rates, those given at construction, by `factor`: a number, or [K]."""
+        """Multiply the learning rates that were given at construction by `factor`: a number, or [K]."""
         factor_K = member_vector("factor", factor, self.K)
         _check_factors("factor", factor_K)
         if self._schedule_SK is not None:
@@ -79,12 +79,12 @@ class OptimizerState:
         self.lr_factor_K.copy_(factor_K)
 
     def schedule(self, factors: Sequence[Sequence[float]]) -> None:
-        """The same for the coming S steps at once, [S, K], after which the last stays: no step waits for its factors.
+        """Set the factors of the coming S steps at once, [S, K], so that no step waits for them; then the last stays.
 
-        `keep` and `load_state_dict` carry it along; after `concat` it has to be given again.
+        `keep` and `load_state_dict` carry the schedule along; after `concat` it has to be given again.
 
         Raises:
-            ValueError: where it is not [S, K] with S >= 1.
+            ValueError: if `factors` are not [S, K] with S >= 1.
         """
         rule = f"[S, {self.K}] with S >= 1: a row for each step, of a factor for each member"
         try:
@@ -106,7 +106,7 @@ class OptimizerState:
         """Drop all members but those at `indices`, in that order, as `FusedModel.keep` does."""
         chosen = member_indices(indices, self.K)
         self.members = [self.members[k] for k in chosen]
-        # One that is kept twice goes on as two.
+        # A member that is kept twice becomes two.
         self._apart = {i: copy.deepcopy(self._apart[k]) for i, k in enumerate(chosen) if k in self._apart}
         for name in _TABLES:
             setattr(self, name, getattr(self, name)[chosen])
@@ -141,7 +141,7 @@ class OptimizerState:
         """Append the members of `other`, with their state, as `FusedModel.concat` does.
 
         Raises:
-            ValueError: where the two optimize different parameters.
+            ValueError: if the two optimize different parameters.
         """
         require(isinstance(other, OptimizerState), "other", other, "a FusedOptimizer")
         if self.names != other.names:
@@ -157,7 +157,7 @@ class OptimizerState:
         self._tabulate()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` restores, hyperparameters included: tensors and plain values only."""
+        """Return all that `load_state_dict` restores, hyperparameters included: tensors and plain values only."""
         return {
             "members": [{**vars(hp), "make": hp.make is not None} for hp in self.members],
             "names": list(self.names),
@@ -179,17 +179,17 @@ class OptimizerState:
         members: Sequence[int] | None = None,
         hyperparameters: bool = True,
     ) -> None:
-        """Restore what `state_dict` returned.
+        """Restore the result of `state_dict`.
 
         Args:
             state_dict: Of as many members as the model has, or of more.
             members: The members of `state_dict` to load, in this order, as after `keep(members)`; all if None.
-            hyperparameters: Whether to restore these, too. If False, members go on with those of this optimizer.
+            hyperparameters: If True, restore these, too. If False, members go on with those of this optimizer.
 
         Raises:
-            ValueError: where it is of other parameters, of another number of members than the model has, or of a member
-                whose optimizer a function made, in place of one without.
-            IndexError: where one of `members` is not in [-K, K) of the K in `state_dict`.
+            ValueError: if `state_dict` is of other parameters, or of another number of members than the model has. If
+                a function made the optimizer of a loaded member, but the member in its place has none.
+            IndexError: if one of `members` is not in [-K, K) of the K in `state_dict`.
         """
         check_mapping("state_dict", state_dict, "members", "names", *_STATE)
         if list(state_dict["names"]) != self.names:
@@ -224,7 +224,7 @@ class OptimizerState:
                 self._apart_of(position).load_state_dict(saved[k], but=changed)
 
     def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
-        """Multipliers as [K, P], each member's taken from those of its optimizer."""
+        """Return multipliers as [K, P]; each member's are those of its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
         check_multipliers(name, multipliers, known)
         self._matrices = matrices_of(self.fused, self.members)
@@ -233,7 +233,7 @@ class OptimizerState:
         return torch.tensor(rows, dtype=torch.float64)
 
     def _tabulate(self) -> None:
-        """Work out what stays as it is from step to step."""
+        """Compute the values that stay the same from step to step."""
         self._runs = list(runs_of(self.members))
         self._matrices = matrices_of(self.fused, self.members)
         decay_K = torch.tensor([hp.decay for hp in self.members], dtype=torch.float64)
@@ -265,7 +265,7 @@ class OptimizerState:
         self._history = numbered(map(tuple, self.steps_KP.T.tolist()))
 
     def _apart_of(self, k: int) -> Apart:
-        """The optimizer of a member that torch updates."""
+        """Return the optimizer of a member that torch updates; make it if it is missing."""
         if k not in self._apart:
             stacked = self.fused.stacked
             views = {name: stacked[name][k] for name in self.names}
@@ -273,7 +273,7 @@ class OptimizerState:
         return self._apart[k]
 
     def _multipliers_of(self, k: int) -> tuple[dict[str, float], dict[str, float]]:
-        """One member's, of learning rates and of weight decays, by name of the parameter."""
+        """Return one member's multipliers of learning rates and of weight decays, by name of the parameter."""
         lr, decay = (of_KP[k].tolist() for of_KP in (self._lr_multipliers_KP, self._decay_multipliers_KP))
         return dict(zip(self.names, lr)), dict(zip(self.names, decay))
 
@@ -289,7 +289,7 @@ class OptimizerState:
 
 
 def matrices_of(fused: FusedModel, members: Sequence[Hyperparameters]) -> frozenset[str]:
-    """The names of the parameters that Muon updates; none if it is no member's optimizer.
+    """Return the names of the parameters that Muon updates; none if it is no member's optimizer.
 
     Raises:
         ValueError: as of `hidden_matrices`.

@@ -1,4 +1,4 @@
-"""Members whose optimizer is none that this package can vectorize: torch's own updates each by itself, in place."""
+"""Members whose optimizer this package cannot vectorize: torch's own updates each by itself, in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Apart:
 
     Args:
         lr: Multipliers of learning rates, by name.
-        decay: Likewise, of weight decays.
+        decay: Multipliers of weight decays, by name.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Apart:
         """Take a step, in place.
 
         Args:
-            views: Where its part of each parameter lies now.
-            factor: The schedule's, of the learning rates.
+            views: The member's part of each parameter, where it lies now.
+            factor: The schedule's factor of the learning rates.
         """
         moved = {p.device for p in self._parameters.values()} != {view.device for view in views.values()}
         for name, parameter in self._parameters.items():
@@ -47,28 +47,28 @@ class Apart:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of what the optimizer keeps of each parameter, by its name, and in its groups, but learning rates."""
+        """Return copies of the optimizer's state by parameter name, and of its groups without learning rates."""
         kept = {name: self._optimizer.state[p] for name, p in self._parameters.items() if p in self._optimizer.state}
         groups = [{k: v for k, v in group.items() if k not in _OWN} for group in self._optimizer.param_groups]
         state: dict[str, Any] = copied({"state": kept, "groups": groups})
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], but: Collection[str] = ()) -> None:
-        """Go on from what `state_dict` gave; these keys of groups stay as they are."""
+        """Restore the result of `state_dict`; keys of groups in `but` stay as they are."""
         groups = [{key: value for key, value in group.items() if key not in but} for group in state["groups"]]
         go_on(self._optimizer, self._parameters, copied({**state, "groups": groups}))
 
 
 _OWN = ("params", "lr")
-"""What a group of parameters has from its own optimizer."""
+"""Keys that a group of parameters keeps from its own optimizer."""
 
 
 def go_on(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> None:
-    """Have an optimizer go on from what `Apart.state_dict` gave.
+    """Restore the result of `Apart.state_dict` in an optimizer.
 
     Args:
         optimizer: Made from the same hyperparameters and multipliers.
-        parameters: What it updates, by name.
+        parameters: The parameters that it updates, by name.
         state: By the same names; its tensors become the optimizer's.
     """
     names = {id(p): name for name, p in parameters.items()}

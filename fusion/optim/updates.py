@@ -1,7 +1,7 @@
 """The update rules, for some parameters of members that use the same rule.
 
 Shape suffixes: B members, n elements of each. p, g, m, v are [B, n]: parameters, their gradients and moments. Every
-coefficient is [B, 1] or [B, n] (or None where it is zero for all of them), so no rule mixes members. Each follows
+coefficient is [B, 1] or [B, n] (or None if it is zero for all members), so no rule mixes members. Each rule follows
 torch.optim's single-tensor code, with constants folded to save passes over memory.
 """
 
@@ -26,7 +26,7 @@ _NEUTRAL = {
 
 
 def for_those(takes_B1: Tensor, coefficients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """The coefficients with which only those members change for whom `takes_B1` holds."""
+    """Return coefficients with which only members change whose `takes_B1` is True."""
     return {
         name: c if c is None or name not in _NEUTRAL else torch.where(takes_B1, c, _NEUTRAL[name])
         for name, c in coefficients.items()
@@ -45,11 +45,10 @@ def sgd(
     direct: Tensor | None,
     buffered: Tensor,
 ) -> None:
-    """`m = momentum m + gain g; p -= lr (direct g + buffered m)`, g with weight decay added; p -= lr g if m
-    is None.
+    """Update by SGD: `m = momentum m + gain g`, then `p -= lr (direct g + buffered m)`; `p -= lr g` if m is None.
 
-    `gain` is 1 at a member's first step, then `1 - dampening`; with nesterov `direct` is 1 and `buffered` is
-    the momentum, without it they are 0 and 1.
+    g has the weight decay added. `gain` is 1 at a member's first step, then `1 - dampening`. With nesterov, `direct` is
+    1 and `buffered` is the momentum; without it they are 0 and 1.
     """
     if weight_decay is not None:
         g = g.addcmul(p, weight_decay)
@@ -78,16 +77,16 @@ def adam(
 ) -> None:
     """Adam (Kingma & Ba 2015, Algorithm 1) and AdamW (Loshchilov & Hutter 2019, Algorithm 2).
 
-    With c1 = 1 - beta1^t and c2 = 1 - beta2^t, `step_size` is lr sqrt(c2) / c1 and `eps` is epsilon sqrt(c2),
-    so that step_size m / (sqrt(v) + eps) = lr (m / c1) / (sqrt(v / c2) + epsilon). `weight_decay` is coupled;
-    `shrink` multiplies the weights first, 1 - lr * weight_decay for AdamW.
+    With c1 = 1 - beta1^t and c2 = 1 - beta2^t, `step_size` is lr sqrt(c2) / c1 and `eps` is epsilon sqrt(c2). So
+    step_size m / (sqrt(v) + eps) = lr (m / c1) / (sqrt(v / c2) + epsilon). `weight_decay` is coupled; `shrink`
+    multiplies the weights first, 1 - lr * weight_decay for AdamW.
     """
     if shrink is not None:
         p.mul_(shrink)
     if weight_decay is not None:
         g = g.addcmul(p, weight_decay)
     m.lerp_(g, one_minus_beta1)
-    # One temporary for all: what it takes from caches, the others would miss.
+    # One temporary for all, because more of them would displace the other tensors from the caches.
     scratch = g.square()
     v.lerp_(scratch, one_minus_beta2)
     denominator = torch.sqrt(v, out=scratch).add_(eps)

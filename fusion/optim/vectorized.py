@@ -1,7 +1,7 @@
 """The members of a run updated together, on rows that hold all their parameters, on any device.
 
-Shape suffixes: K members, of which R are in the run and B in a block; N elements of a member, of which n are in a
-segment; P parameters of the segment, in G groups of neighbours with equal multipliers.
+Shape suffixes: K members, R of them in the run and B in a block. A member has N elements, n of them in a segment. The
+segment has P parameters, in G groups of neighbours with equal multipliers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fusion.optim.segments import Segment, block
 
 
 class Tile:
-    """What an update of the members of a run does with the parameters of a segment.
+    """The update of the parameters of a segment in the members of a run.
 
     Args:
-        lr_RP: Their learning rates without the schedule's factor, on the CPU.
-        decay_RP: Their weight decays, likewise.
+        lr_RP: Learning rates without the schedule's factor, on the CPU.
+        decay_RP: Weight decays, on the CPU.
     """
 
     def __init__(self, run: Run, segment: Segment, lr_RP: Tensor, decay_RP: Tensor, device: torch.device) -> None:
         self.run, self.segment = run, segment
-        # A complex number is updated as torch does it: its real and its imaginary part each by itself.
+        # As in torch, the real and the imaginary part of a complex number are each updated by themselves.
         self._reals = 2 if segment.block.dtype.is_complex else 1
         alike = list(zip(lr_RP.T.tolist(), decay_RP.T.tolist()))
         groups = [[i for i, _ in group] for _, group in groupby(enumerate(alike), key=lambda pair: pair[1])]
@@ -51,7 +51,7 @@ class Tile:
             stored: Parameter, gradient and moments, [K, N] each.
             steps_K1: Steps so far, the coming one included.
             factor_K1: The schedule's factor.
-            takes_K1: Who takes the step; all if None.
+            takes_K1: True for members that take the step; all if None.
         """
         run, segment = self.run, self.segment
         stored = [torch.view_as_real(t).flatten(1) if t.is_complex() else t for t in stored]
@@ -75,12 +75,12 @@ class Tile:
         return {name: c if c is None or c.shape[1] > 1 else c.to(self._math) for name, c in coefficients.items()}
 
     def _wide(self, coefficient: Tensor) -> Tensor:
-        """[B, G] as [B, n], rounded, each group's in its columns; [B, 1] as it is."""
+        """Widen [B, G] to [B, n], rounded, each group's value in its columns; leave [B, 1] as it is."""
         if coefficient.shape[1] == 1:
             return coefficient
         if self._group_n is not None:
             return coefficient.to(self._math).index_select(1, self._group_n)
-        # On a CPU several times as fast as looking each element's group up.
+        # On a CPU this is several times as fast as looking each element's group up.
         wide = coefficient.new_empty(len(coefficient), sum(self._widths), dtype=self._math)
         torch._foreach_copy_(wide.split(self._widths, 1), coefficient.split(1, 1))
         return wide
@@ -106,6 +106,6 @@ def _columns(t: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _math_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision to update in: a coefficient like 1 - lr * weight_decay is 1 in half precision."""
+    """Return the precision to update in: in half precision, a coefficient like 1 - lr * weight_decay would be 1."""
     real = dtype.to_real() if dtype.is_complex else dtype
     return torch.float32 if real in (torch.bfloat16, torch.float16) else real

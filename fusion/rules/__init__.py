@@ -1,4 +1,4 @@
-"""One operator for K members at once: faster than torch's own batching rules, and where those are missing."""
+"""Rules that run one operator for K members at once, faster than torch's batching rules or instead of missing ones."""
 
 from fusion.rules.mode import folded
 

@@ -44,7 +44,7 @@ def attention(
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """[N, H, T, S]: what torch's own kernel also writes out where there is dropout, on a CPU."""
+    """Return the weights [N, H, T, S]; on a CPU, torch's own kernel writes them out, too, if there is dropout."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT
     if mask is not None:
         kept = mask if mask.dtype != torch.bool else _additive(~mask, q.dtype)
@@ -53,7 +53,7 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: 
 
 
 def _fold_mask(mask: Member, K: int, N: int) -> Tensor:
-    """A mask that all members and samples share stays as small as it is."""
+    """Fold K into a mask's batch; a mask that all members and samples share stays as small as it is."""
     own_dims = mask.value.dim() - (mask.dim is not None)
     if mask.dim is None and (own_dims < 4 or mask.value.shape[0] == 1):
         return mask.value
@@ -111,7 +111,7 @@ def multi_head_attention(
         out = attention_NHTS @ v
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask, p, causal)
-    # Laid out in memory as by torch: random numbers are drawn in the order of memory.
+    # The memory layout is torch's, because random numbers are drawn in the order of memory.
     out = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
     if not need_weights:
         return out, None
@@ -119,7 +119,7 @@ def multi_head_attention(
 
 
 def _projections(x: tuple[Tensor, ...], weights: Any, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """Query, key and value [N, T, E]: one product where they come from one tensor."""
+    """Return query, key and value [N, T, E], by one product if they come from one tensor."""
     first = tuple(part.transpose(0, 1) for part in x)
     if isinstance(weights, Tensor):
         if x[0] is x[1] and x[1] is x[2]:
@@ -130,13 +130,13 @@ def _projections(x: tuple[Tensor, ...], weights: Any, bias: Tensor | None) -> tu
 
 
 def _heads(x_NTE: Tensor, num_heads: int) -> Tensor:
-    """[N, T, E] to [N, H, T, E/H]."""
+    """Split [N, T, E] into heads, [N, H, T, E/H]."""
     heads: Tensor = x_NTE.unflatten(-1, (num_heads, -1))
     return heads.transpose(1, 2)
 
 
 def _merged_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q_NHTE: Tensor) -> Tensor | None:
-    """What is added to the scores [N, H, T, S]: `attn_mask` is [T, S] or [N*H, T, S], the padding's [N, S]."""
+    """Return the sum of both masks for the scores [N, H, T, S]: [T, S] or [N*H, T, S], and the padding's [N, S]."""
     mask = None if attn_mask is None else _additive(attn_mask, q_NHTE.dtype)
     if mask is not None and mask.dim() == 3:
         mask = mask.unflatten(0, q_NHTE.shape[:2])

@@ -1,7 +1,8 @@
-"""What an LSTM, GRU or RNN does in a time step, and what the first two do in all of them, with the gradient by hand.
+"""One time step of an LSTM, GRU or RNN, and all steps of the first two at once, with the gradient by hand.
 
-T time steps, N examples, G gates of H units, all of K members. By hand, features come before examples, [K, H, N], so
-that a gate is one run of memory in each member, and time first, so that a step's product is written where it belongs.
+Shape suffixes: T time steps, N examples, G gates of H units, all of K members. By hand, features come before examples,
+[K, H, N], so that a gate is one run of memory in each member. Time comes first, so that the product of a step is
+written to its final place.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ class ByHand(NamedTuple):
     """A layer's steps and their gradient; gates as torch orders them.
 
     Attributes:
-        summed: Of so many gates, the first, only the sum of both products counts.
-        forward: (steps T; their gates from the input, each [K, G*H, N]; weight [K, G*H, H] and bias [K, G*H, 1] of
-            the state; state, each [K, H, N]; whether a gradient will be asked for) -> outputs [T, K, H, N], last state
-            but for the output, what is kept.
-        backward: (gradients of the state before the first step and of all outputs [1 + T, K, H, N]; gradient of the
-            last state but for the output; weight of the state; what was kept) -> gradient of the gates [T, K, G*H, N].
-            Takes gradients of states back to the first step in place. Where gates are not summed, theirs is that from
-            the state, and that from the input comes behind all gates.
+        summed: Number of first gates for which only the sum of both products counts.
+        forward: `(T, from_input, weight, bias, state, keep)` -> outputs [T, K, H, N], last state without the output,
+            `Kept`. `from_input` has the gates from the input of each step, [K, G*H, N]. The weight [K, G*H, H] and the
+            bias [K, G*H, 1] are those of the state, whose parts are [K, H, N]. `keep` is True if a gradient will be
+            needed.
+        backward: `(grad, grad_last, weight, kept)` -> gradient of the gates [T, K, G*H, N]. `grad` has the gradients of
+            the state before the first step and of all outputs, [1 + T, K, H, N]. `grad_last` is that of the last state
+            without the output. Computes the gradients of states back to the first step in place. For gates that are not
+            summed, the result holds the gradient from the state; the gradient from the input follows all gates.
     """
 
     summed: int
@@ -41,7 +43,7 @@ class Cell(NamedTuple):
 
     Attributes:
         step: (gates from the input [K, N, G*H], gates from the state [K, N, G*H], state) -> next state, output first.
-        by_hand: The same for all steps, where that is faster. An RNN's step has too few operators.
+        by_hand: The same for all steps, if that is faster. An RNN's step has too few operators.
     """
 
     step: Callable[[Tensor, Tensor, State], State]
@@ -81,7 +83,7 @@ def _lstm_forward(
 def _lstm_backward(grad: Tensor, grad_last: State, weight: Tensor, kept: Kept) -> Tensor:
     gates, cells, tanhs = kept
     i, f, g, o = gates.chunk(4, 2)
-    # All that no gradient enters, for all steps at once: slopes of the gates, and of a cell's output by the cell.
+    # The parts without a gradient in them, for all steps at once: slopes of the gates, and of the output by the cell.
     slopes = torch.empty_like(gates)
     slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 2)
     _sigmoid_backward(g, i, grad_input=slope_i)
@@ -160,7 +162,7 @@ def _rnn_relu_step(from_input: Tensor, from_state: Tensor, state: State) -> Stat
 
 
 def _buffer(like: Tensor, T: int, keep: bool, shape: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
-    """Room for T steps [T, *shape]; where nothing is kept, the same for all of them."""
+    """Make room for T steps [T, *shape]; if nothing is kept, all steps share the same memory."""
     return like.new_empty(T if keep else 1, *shape, dtype=dtype).expand(T, *shape)
 
 

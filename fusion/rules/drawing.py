@@ -1,4 +1,4 @@
-"""Operators that draw random numbers: each member draws from its own stream, what it would draw alone."""
+"""Operators that draw random numbers: each member draws the numbers from its own stream that it would draw alone."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fusion.rules.member import Member, Rule
 from fusion.streams import Streams
 
 Draws = Callable[..., bool]
-"""(*args, **kwargs) of a call -> whether it draws from a global generator; not from a caller's own."""
+"""(*args, **kwargs) of a call -> True if it draws from a global generator, not from one of the caller's."""
 
 
 def member_by_member(function: Callable[..., Any], streams: Streams, *, plain_scalars: bool = False) -> Rule:
-    """The rule that calls an operator K times, each time drawing from one member's stream, and stacks the results.
+    """Make a rule that calls an operator K times, each time drawing from one member's stream, and stacks the results.
 
     Args:
-        plain_scalars: Whether it needs a number wherever it is given a tensor without dimensions. Floats of the modules
-            always become numbers.
+        plain_scalars: If True, the operator gets a number in place of each tensor without dimensions. Floats of the
+            modules always become numbers.
     """
 
     def rule(K: int, *args: Any, **kwargs: Any) -> Any:
-        # What is written into must not be one of several views that one call made.
+        # The operator must not write into one of several views that one call made.
         in_place = function.__name__.endswith("_") or kwargs.get("inplace") is True
         if in_place and args[0].dim is None:
             return NotImplemented
@@ -120,4 +120,4 @@ DRAWING: dict[Any, Draws] = {
         _always,
     ),
 }
-"""Operators that draw, and when a call of them does. What is missing here raises in `vmap`."""
+"""Operators that draw, and functions that tell whether a call draws. Missing operators raise in `vmap`."""

@@ -33,7 +33,7 @@ def dropout(
 
 
 def probabilities(p: float | Member, K: int) -> list[float]:
-    """One for each member, checked as torch does."""
+    """Return one probability for each member, checked as in torch."""
     p_K = p.numbers() if isinstance(p, Member) else [float(p)] * K
     for value in p_K:
         if not 0 <= value <= 1:
@@ -42,9 +42,9 @@ def probabilities(p: float | Member, K: int) -> list[float]:
 
 
 def masks(x_K: Tensor, p_K: list[float], streams: Streams) -> Tensor:
-    """0 with probability p, else 1 / (1 - p), [K, ...] on the CPU: what `F.dropout` draws for each member alone.
+    """Draw masks [K, ...] on the CPU, 0 with probability p, else 1 / (1 - p), as `F.dropout` does for a member alone.
 
-    That draws no numbers where p is 0 or 1.
+    If p is 0 or 1, no numbers are drawn, as in `F.dropout`.
     """
     kept = torch.empty_strided(x_K.shape, (x_K[0].numel(), *strides_alone(x_K)), dtype=x_K.dtype)
     for k, (row, p) in enumerate(zip(kept, p_K)):

@@ -1,4 +1,4 @@
-"""How a member's tensors lie in memory where it is alone: torch draws random numbers in the order of memory."""
+"""Memory layout of a member's tensors when it is alone: torch draws random numbers in the order of memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def strides_alone(x_K: Tensor) -> tuple[int, ...]:
-    """Strides of one member's part of [K, ...]: without gaps, in its order, but channels first.
+    """Return the strides of one member's part of [K, ...]: without gaps, in its order, but channels first.
 
-    The rules of convolutions put channels last, where a member alone has them first.
+    The rules of convolutions put channels last, but a member alone has them first.
     """
     dense = torch.empty_like(x_K[0], device="meta")
     last = _CHANNELS_LAST.get(dense.dim())
@@ -21,7 +21,7 @@ def strides_alone(x_K: Tensor) -> tuple[int, ...]:
 
 
 def laid_out(x_K: Tensor) -> Tensor:
-    """[K, ...], of which each member's part lies in memory as it would alone."""
+    """Return [K, ...] with each member's part in the memory layout that it has alone."""
     strides = strides_alone(x_K)
     if x_K.stride()[1:] == strides:
         return x_K

@@ -1,4 +1,4 @@
-"""Products: one wide GEMM where members share the input or the weight, one batched GEMM otherwise."""
+"""Products: one wide GEMM if members share the input or the weight, one batched GEMM otherwise."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def cross_entropy(
     counted = target_K != ignore_index
     share = counted if class_weight is None else class_weight[target_K.where(counted, 0)] * counted
     total_K = share.flatten(1).sum(1)
-    # Of no target torch's mean is NaN, too, but its gradient is 0.
+    # Without any target, torch's mean is NaN, too, but its gradient is 0.
     mean_K = loss_K / total_K.where(total_K > 0, 1)
     return Member(mean_K.where(total_K > 0, float("nan")), 0)
 
@@ -50,7 +50,7 @@ def cross_entropy(
 def _smoothed(
     K: int, label_smoothing: float | Member, logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> Tensor:
-    """Loss of each row. It is affine in the smoothing: a smoothing per member mixes the losses at 0 and at 1."""
+    """Return the loss of each row. It is affine in the smoothing, so each member mixes the losses at 0 and at 1."""
     if logits.dim() > 2 and logits.stride(1) == 1:
         # Tokens, as `logits.movedim(-1, 1)` hands them in: torch copies them to take a softmax across memory.
         rows = logits.movedim(1, -1).flatten(0, -2), target.flatten()

@@ -1,12 +1,11 @@
-"""How a rule sees the tensors inside `torch.func.vmap`.
+"""Tensors inside `torch.func.vmap`, as a rule sees them.
 
-`vmap` hands every operator tensors that hide the axis of the K members. A rule gets them opened, as
-`Member(value, dim)`: the whole value, and where its K axis lies (`None`: all members share the value). It
-works below `vmap`, on whole values, so that autograd records the one wide operation and nothing per member.
+`vmap` hands every operator tensors that hide the axis of the K members. A rule gets `Member(value, dim)` instead:
+the whole value and the place of its K axis (`None`: all members share the value). The rule works below `vmap`, on
+whole values, so that autograd records the one wide operation and nothing per member.
 
-`torch.autograd.Function` with a `vmap` method is the public way to the same place; it costs about 0.15 ms
-for each operator, more than the arithmetic of a small layer. The few private calls that replace it stand in
-this file alone.
+`torch.autograd.Function` with a `vmap` method is the public way to do this. It costs about 0.15 ms for each operator,
+more than the arithmetic of a small layer. The few private calls that replace it stand in this file alone.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ class Member(NamedTuple):
     dim: int | None
 
     def lead(self, K: int) -> Tensor:
-        """The value as [K, ...]; a shared one is expanded, not copied."""
+        """Return the value as [K, ...]; a shared one is expanded, not copied."""
         if self.dim is None:
             return self.value.expand(K, *self.value.shape)
         return self.value.movedim(self.dim, 0)
 
     def numbers(self) -> list[float]:
-        """The K numbers of a tensor without dimensions: of a float in the modules, exactly those."""
+        """Return the K numbers of a tensor without dimensions; those of a float in the modules are exact."""
         return vars(self.value).get("numbers") or [float(x) for x in self.value.tolist()]
 
     def at(self, K: int, dim: int) -> Tensor:
-        """The value with its K axis at `dim`; a shared one is expanded, not copied."""
+        """Return the value with its K axis at `dim`; a shared one is expanded, not copied."""
         return self.lead(K).movedim(0, dim)
 
 
 def innermost_vmap() -> VmapInterpreter | None:
-    """The one `vmap` around us; None outside of it, and where transforms are nested."""
+    """Return the one `vmap` around the call; None outside of it, and if transforms are nested."""
     stack = functorch.get_interpreter_stack()
     if stack is None or len(stack) != 1:
         return None
@@ -53,10 +52,10 @@ def innermost_vmap() -> VmapInterpreter | None:
 
 
 def fold(function: Rule, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool = False) -> Any:
-    """Run a rule below `vmap`; `NotImplemented` where it declines.
+    """Run a rule below `vmap`; return `NotImplemented` if it declines.
 
     Args:
-        draws: Whether members get results of their own though no argument has a K axis; else it declines there.
+        draws: If True, each member gets its own result even if no argument has a K axis; else the rule then declines.
     """
     vmap = innermost_vmap()
     if vmap is None:

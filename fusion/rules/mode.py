@@ -18,8 +18,8 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
     """Inside this context, `torch.func.vmap` over members folds K into each operator that has a rule.
 
     Results and gradients are those of `vmap`; only the way there is shorter. Operators without a rule, unusual
-    arguments, and transforms nested in one another (`vmap` of `grad`) run as torch runs them. What draws random numbers
-    draws each member's from its own stream; what is not known to draw raises under `vmap(randomness="error")`.
+    arguments, and transforms nested in one another (`vmap` of `grad`) run as torch runs them. Known operators that draw
+    random numbers draw each member's from its own stream; unknown ones raise under `vmap(randomness="error")`.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class folded(TorchFunctionMode):  # noqa: N801 - used as a context manager
 
 
 def _unfilled(func: Any, K: int, *args: Any, **kwargs: Any) -> Any:
-    """One for each member, where `vmap` would make one for all."""
+    """Make one empty tensor for each member, because `vmap` would make one for all."""
     if any(isinstance(x, Member) and x.dim is not None for x in args) or kwargs.get("out") is not None:
         return NotImplemented
     one = func(*(x.value if isinstance(x, Member) else x for x in args), **kwargs)

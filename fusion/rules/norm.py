@@ -41,7 +41,7 @@ def group_norm(
 
 
 def _is_rows(s: Member) -> bool:
-    """Whether a flat view of the statistics [K, C] exists, for the in-place update to reach them."""
+    """Return whether a flat view of the statistics [K, C] exists, through which the in-place update reaches them."""
     return s.dim == 0 and s.value.is_contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Pooling: K folds into the channels where they lie side by side (torch folds it into the batch: a copy)."""
+"""Pooling: K folds into the channels if they lie side by side (torch folds it into the batch, which needs a copy)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusion.rules.member import Member, Rule
 
 
 def pooling(function: Callable[..., Any]) -> Rule:
-    """The rule of a pooling over height and width: input [N, C, H, W]."""
+    """Make the rule of a pooling over height and width: input [N, C, H, W]."""
 
     def fold(K: int, input: Member, *args: Any, **kwargs: Any) -> Any:
         if input.value.dim() != 5 or input.dim is None or not _side_by_side(input.at(K, 1)):

@@ -14,21 +14,21 @@ from torch import Tensor
 
 from fusion.rules.cells import ByHand, Cell, State
 
-# Steps whose products with the input, and for the weights' gradients, are made at once: many make one efficient, few
-# keep what it reads in a CPU's cache.
+# Steps whose products with the input, and for the weights' gradients, are computed at once. Many make a product
+# efficient; few keep its operands in a CPU's cache.
 _BLOCK = 8
 
 
 def unrolled(
     cell: Cell, x_KTNI: Tensor, state: State, weights: Sequence[Tensor], projection_KHP: Tensor | None = None
 ) -> tuple[Tensor, State]:
-    """One direction, step by step.
+    """Compute one direction, step by step.
 
     Args:
-        cell: What it does in a step.
+        cell: Computes one step.
         state: The initial state, each [K, N, H].
         weights: Of the input [K, G*H, I] and of the state [K, G*H, H or P], then their biases [K, G*H].
-        projection_KHP: What the output is multiplied by.
+        projection_KHP: Multiplies the output.
 
     Returns:
         Outputs [K, T, N, H or P] and the last state.
@@ -48,9 +48,9 @@ def unrolled(
 def recurrence(
     cell: Cell, x_KTNI: Tensor, state: State, weights: Sequence[Tensor], projection_KHP: Tensor | None = None
 ) -> tuple[Tensor, State]:
-    """The same, by hand if the cell can be and there is no projection.
+    """Compute the same, by hand if the cell has that form and there is no projection.
 
-    Under autocast, too, what an LSTM sums up is as precise as its state.
+    Under autocast, too, an LSTM sums its cell up in the precision of its state.
     """
     if cell.by_hand is None or projection_KHP is not None:
         return unrolled(cell, x_KTNI, state, weights, projection_KHP)
@@ -135,8 +135,8 @@ class _Recurrence(torch.autograd.Function):
 def _recorded(
     cell: Cell, given: Sequence[Tensor], needed: Sequence[bool], grads: Sequence[Tensor]
 ) -> Iterator[Tensor | None]:
-    """Autograd's gradient, of the steps once more: it can itself be differentiated, which that by hand cannot."""
-    x, *rest = (t.view_as(t) for t in given)  # Views: where an input depends on another, that is no part of the layer.
+    """Compute the steps again, for autograd's gradient: unlike that by hand, it can itself be differentiated."""
+    x, *rest = (t.view_as(t) for t in given)  # Views hide dependences between inputs, which are no part of the layer.
     out, state = unrolled(cell, x, tuple(rest[4:]), rest[:4])
     wanted = [t for t, need in zip((x, *rest), needed) if need]
     found = iter(torch.autograd.grad((out, *state[1:]), wanted, grads, create_graph=True))

@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN, for which `vmap` has no rule: unrolled, with one input product for all time steps.
 
-Where members share the weights (a frozen encoder), K folds into the batch of torch's own kernel instead.
+If members share the weights (a frozen encoder), K folds into the batch of torch's own kernel instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusion.streams import Streams
 
 
 def recurrent(function: Callable[..., Any], cell: Cell) -> Rule:
-    """The rule of a recurrent kernel of torch, given what it does in a time step."""
+    """Make the rule of a recurrent kernel of torch; `cell` computes one time step."""
 
     def fold(K: int, input: Any, hx: Any, params: Any, *settings: Any, streams: Streams) -> Any:
         if not isinstance(params, list) or len(settings) != 6 or isinstance(settings[2], Member):
@@ -89,7 +89,7 @@ def _unrolled(
 def _direction(
     cell: Cell, x_KTNI: Tensor, state: State, weights: list[Tensor], has_biases: bool, *, reverse: bool
 ) -> tuple[Tensor, State]:
-    """One layer in one direction: output [K, T, N, H or projection], last state."""
+    """Compute one layer in one direction: output [K, T, N, H or projection], last state."""
     no_bias = weights[1].new_zeros(weights[1].shape[:2])
     projection = weights[-1].mT if len(weights) % 2 else None
     weights = weights[:4] if has_biases else [*weights[:2], no_bias, no_bias]

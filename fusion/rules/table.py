@@ -1,4 +1,4 @@
-"""Which operator is folded by which rule."""
+"""Tables of operators and the rules that fold K into them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RULES: dict[Any, Rule] = {
     F.cross_entropy: cross_entropy,
 }
 
-# The same, where the random numbers of K members are drawn: these also take `streams`.
+# The same for operators that draw the random numbers of K members: these rules also take `streams`.
 DRAWING_RULES: dict[Any, Rule] = {
     F.dropout: dropout,
     F.scaled_dot_product_attention: attention,
@@ -49,7 +49,7 @@ DRAWING_RULES: dict[Any, Rule] = {
     torch.rnn_relu: recurrent(torch.rnn_relu, RNN_RELU),
 }
 
-# Nothing is in them yet: what is filled in place must have room for each member.
+# These make empty tensors: a tensor that is later filled in place must have room for each member.
 UNFILLED = {torch.empty, torch.empty_like, Tensor.new_empty}
 
 # Written for one member, in operators that have rules themselves; they run inside `vmap` and call those.

@@ -1,4 +1,4 @@
-"""What modules must share to be fused: each is walked into plain values, which are compared as keys."""
+"""The structure that modules must share to be fused: each is described in plain values, which are compared as keys."""
 
 from fusion.structure.floats import FloatSlot
 from fusion.structure.key import FusionKey, check_module, check_same, fusion_key

@@ -1,4 +1,4 @@
-"""Functions and classes in plain values: by name where the name finds them, otherwise by what they are made of."""
+"""Functions and classes in plain values: by name if the name finds them, otherwise by their parts."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _MADE_AT_RUN_TIME = 1 << 9
 
 
 def name_of(thing: Any) -> str:
-    """A class or function by module and name."""
+    """Return the module and name of a class or function."""
     return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', '')}"
 
 
 def found_by_name(thing: Any) -> bool:
-    """Whether its module holds a class or function under its name: then that is the same one for all who use it."""
+    """Return whether the module of a class or function has it under its name, so that all users share the same one."""
     if isinstance(thing, type) and not thing.__flags__ & _MADE_AT_RUN_TIME:
         return True
     found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
@@ -51,7 +51,7 @@ def found_by_name(thing: Any) -> bool:
 
 
 def wrapped(wrapper: Any) -> list[Any]:
-    """What a property, a static method, or the like calls; of a cache also its settings."""
+    """Return the functions that a property, a static method, or the like calls, and the settings of a cache."""
     if isinstance(wrapper, property):
         return [wrapper.fget, wrapper.fset, wrapper.fdel]
     if isinstance(wrapper, functools.cached_property):
@@ -62,7 +62,7 @@ def wrapped(wrapper: Any) -> list[Any]:
 
 
 def captured(function: types.FunctionType) -> Iterator[Any]:
-    """What decides a function's result besides its arguments and globals: code, defaults, and closure."""
+    """Yield all that decides a function's result besides its arguments and globals: code, defaults, and closure."""
     yield code_digest(function.__code__)
     yield function.__defaults__
     yield tuple((function.__kwdefaults__ or {}).items())
@@ -72,7 +72,7 @@ def captured(function: types.FunctionType) -> Iterator[Any]:
 
 
 def own_globals(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that a function reads, where they are not those of a module, which all who use it share."""
+    """Return the globals that a function reads; empty if they are a module's, because all its users share these."""
     space = function.__globals__
     module = sys.modules.get(space.get("__name__", ""))
     if getattr(module, "__dict__", None) is space:
@@ -81,7 +81,7 @@ def own_globals(function: types.FunctionType) -> dict[str, Any]:
 
 
 def code_digest(code: types.CodeType) -> bytes:
-    """A digest of what a function does, inner functions included, wherever it stands."""
+    """Return a digest of a function's code, inner functions included, independent of its place."""
     signature = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     constants = [_steady(constant) for constant in code.co_consts]
@@ -95,7 +95,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _steady(constant: Any) -> str:
-    """The same text in every process; a set has an order of its own in each."""
+    """Return the same text in every process, although the order of a set differs between processes."""
     if isinstance(constant, types.CodeType):
         return code_digest(constant).hex()
     if isinstance(constant, frozenset):

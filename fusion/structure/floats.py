@@ -1,4 +1,4 @@
-"""Where a module holds a float that may differ from member to member."""
+"""Places of a module that hold a float that may differ from member to member."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class FloatSlot:
     """A place inside a module that holds a float and can hold another.
 
     Attributes:
-        key: The name of an attribute, or the descriptor of one in `__slots__`; an item's key where `item`.
-        item: Whether the owner is a dict or a list that holds it as an item.
+        key: The name of an attribute, or the descriptor of one in `__slots__`; if `item`, the key of the item.
+        item: True if the owner is a dict or a list that holds the float as an item.
     """
 
     owner: Any
@@ -25,7 +25,7 @@ class FloatSlot:
     item: bool = False
 
     def get(self) -> Any:
-        """The value now in the slot."""
+        """Return the value now in the slot."""
         if isinstance(self.key, types.MemberDescriptorType):
             return self.key.__get__(self.owner)
         return self._type().__getitem__(self._items(), self.key)
@@ -45,10 +45,10 @@ class FloatSlot:
 
 
 def is_number(value: Any, cls: type) -> bool:
-    """A float, or numpy's; a user's own kind of float may do anything."""
+    """Return whether a value is a float or numpy's; a user's own kind of float may do anything."""
     return cls is float or (isinstance(value, float) and cls.__module__ == "numpy")
 
 
 def is_probability(value: Any, slot: FloatSlot | None) -> bool:
-    """`nn.Dropout(0)` holds an int where `nn.Dropout(0.1)` holds a float."""
+    """Return whether an int is a dropout's probability: `nn.Dropout(0)` holds an int, `nn.Dropout(0.1)` a float."""
     return type(value) is int and slot is not None and slot.key == "p" and isinstance(slot.owner, _DROPOUTS)

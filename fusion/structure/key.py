@@ -1,4 +1,4 @@
-"""What modules must share to train as one, in plain values: they compare, hash, and can be named in an error."""
+"""The structure that modules must share to train as one, in plain values: they compare, hash, and name differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FusionKey = tuple[tuple[str, Hashable], ...]
 
 
 def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
-    """What `module` must share with another module for the two to be fused, hashable.
+    """Return the hashable key that `module` must share with another module for the two to be fused.
 
     Args:
         *extra: Further values that must agree, e.g. the batch size.
@@ -23,7 +23,7 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
         `((path, value), ...)`; equal for modules that `fuse` accepts together, in any process. Float attributes
         (dropout probability, label smoothing, a multiplier) are not part of it: they may differ from member to member.
         All else is, whatever its name: a module that keeps a configuration with `"optimizer": "sgd"` differs from one
-        with `"adam"`. What cannot be looked into (a generator, an open file) is equal to nothing.
+        with `"adam"`. A value that cannot be looked into (a generator, an open file) is equal to nothing.
 
     >>> fusion_key(nn.Linear(2, 3), 64) == fusion_key(nn.Linear(2, 3), 64)
     True
@@ -42,16 +42,16 @@ def fusion_key(module: nn.Module, *extra: Hashable) -> FusionKey:
 
 
 def check_module(module: object) -> None:
-    """Refuse what is no module.
+    """Refuse a value that is no module.
 
     Raises:
-        ValueError: where `module` is something else.
+        ValueError: if `module` is something else.
     """
     require(isinstance(module, nn.Module), "module", module, "an nn.Module")
 
 
 def differences(key: FusionKey, other: FusionKey) -> list[str]:
-    """Each path at which two keys differ, with both values, in the order of the modules."""
+    """Return each path at which two keys differ, with both values, in the order of the modules."""
     here, there = _numbered(key), _numbered(other)
     found = [
         f"{place[0]}: {here.get(place, 'absent')} against {there.get(place, 'absent')}"
@@ -63,7 +63,7 @@ def differences(key: FusionKey, other: FusionKey) -> list[str]:
 
 
 def _numbered(key: FusionKey) -> dict[tuple[str, int], Hashable]:
-    """The entries by path and how often the path was there before."""
+    """Return the entries by path and number of earlier entries with the same path."""
     times: Counter[str] = Counter()
     found = {}
     for path, value in key:
@@ -73,14 +73,14 @@ def _numbered(key: FusionKey) -> dict[tuple[str, int], Hashable]:
 
 
 def check_same(keys: Iterable[FusionKey], what: str) -> FusionKey:
-    """The key that all are equal to.
+    """Return the key that all are equal to.
 
     Args:
-        keys: At least one; they are compared as they come, since those of large models are large.
-        what: How to call them in an error, e.g. "modules".
+        keys: At least one; each is compared as it comes, because keys of large models are large.
+        what: Name for them in an error, e.g. "modules".
 
     Raises:
-        ValueError: where one differs from the first, naming it and what differs.
+        ValueError: if one differs from the first. The message names it and the differences.
     """
     keys = iter(keys)
     first = next(keys)

@@ -1,9 +1,10 @@
 """A module in plain values: the attributes that steer its computation, and the floats that may differ.
 
-Types, kernel settings, activations, names and shapes of tensors, what is tied to what, what hooks hold. A float in a
-place that can be written to (an attribute, a dict, a list) is listed apart, because every member of a fused model may
-have its own; elsewhere (a tuple, a closure) it counts as structure. Nothing is left out for what it is called: a
-configuration that a module keeps counts whole. What cannot be looked into counts as different from everything.
+The values are types, kernel settings, activations, names and shapes of tensors, ties between tensors, and contents of
+hooks. A float in a place that can be written to (an attribute, a dict, a list) is listed apart. Every member of a fused
+model may have its own. In another place (a tuple, a closure) a float counts as structure. Nothing is left out because
+of its name: a configuration that a module keeps counts whole. A value that cannot be looked into counts as different
+from everything.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from fusion.structure.values import digest, memory, parts_of_copy, short, slots_
 from fusion.tensors import hooks_on
 
 UNKNOWN = "unlike all others"
-"""Begins what is noted of a value that cannot be looked into."""
+"""First part of the entry of a value that cannot be looked into."""
 
 HOOK = ".hooks."
-"""In paths, between that of a parameter and the kind of a hook on it."""
+"""In paths, stands between the path of a parameter and the kind of a hook on it."""
 
 
 @dataclass
@@ -66,12 +67,12 @@ def describe(module: nn.Module) -> Structure:
 class _Walk:
     def __init__(self, module: nn.Module) -> None:
         self.structure = Structure()
-        # What was met, by id, and where; held, so that no id is given to something else meanwhile.
+        # id of each object that was met -> its path and the object, held so that its id is not reused meanwhile.
         self._seen: dict[int, tuple[str, Any]] = {}
         self._tensors: dict[int, str] = {}
-        # Whether floats count as structure: those of what a copy of the module shares with it.
+        # True while floats count as structure: those in objects that a copy of the module shares with it.
         self._fixed = False
-        # Whether a copy of the module shares what is walked with it, and the ids of what was met so.
+        # True while a copy of the module shares the walked objects with it, and the ids of objects met meanwhile.
         self._with_others, self._of_others = False, set[int]()
         self._root = module
         modules = list(module.named_modules())
@@ -82,7 +83,7 @@ class _Walk:
 
     @functools.cached_property
     def _memory(self) -> set[int]:
-        """Where parameters and buffers lie; few modules hold other tensors, which alone ask for it."""
+        """Return the addresses of parameters and buffers; only other tensors need them, which few modules hold."""
         return {memory(tensor) for tensor in (*self._root.parameters(), *self._root.buffers())} - {0}
 
     def _note(self, path: str, value: Hashable) -> None:
@@ -151,7 +152,7 @@ class _Walk:
             self._value(f"{path}[{of_all.index(number)}]", hook)
 
     def _handle(self, path: str, handle: RemovableHandle) -> None:
-        """Which hook it can take away, by its place among the others."""
+        """Note which hook the handle can remove, by its place among the others."""
         hooks = handle.hooks_dict_ref() or {}
         named = ((f"{path}.{name}", of) for path, own in self._root.named_modules() for name, of in vars(own).items())
         where = next((place for place, own in named if own is hooks), None)
@@ -245,7 +246,7 @@ class _Walk:
                 self._value(f"{path}.globals[{name!r}]", item)
 
     def _shared(self, path: str, value: Any) -> None:
-        """Walk what a copy of the module goes on sharing with it, which must not be a part of it."""
+        """Walk an object that a copy of the module goes on sharing with it; it must not be a part of the module."""
         if (isinstance(value, nn.Module) and id(value) in self._seen) or id(value) in self._tensors:
             self._unknown(path, "a reference to a part of the model, which a copy does not follow")
         else:
@@ -259,7 +260,7 @@ class _Walk:
         self._value(f"{path}.self", owner)
 
     def _class(self, path: str, cls: type) -> None:
-        """Note a class by its name; one that the name does not find, as where a function made it, by contents too."""
+        """Note a class by its name, and by contents, too, if the name does not find it (a function made it, say)."""
         if id(cls) in self._seen:
             self._note(path, (name_of(cls), self._seen[id(cls)][0]))
             return
@@ -274,7 +275,7 @@ class _Walk:
                 self._value(f"{path}.{name}", item)
 
     def _object(self, path: str, value: Any) -> None:
-        """Anything else: what its base type holds, its attributes, and what else a copy would be made from."""
+        """Walk any other object: the content of its base type, its attributes, and all other parts of a copy."""
         cls = type(value)
         self._class(path, cls)
         fixed, self._fixed = self._fixed, self._fixed or isinstance(value, Enum)
@@ -327,7 +328,7 @@ class _Walk:
     def _rest(self, path: str, value: Any) -> None:
         try:
             parts = parts_of_copy(value)
-        except Exception:  # whatever a `__reduce__` raises
+        except Exception:  # a `__reduce__` may raise any error
             self._unknown(path, "a value that cannot be copied")
         else:
             for name, part in parts.items():

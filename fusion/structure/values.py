@@ -1,4 +1,4 @@
-"""What a value is made of besides its attributes: what a copy would be made from, in short and stable form."""
+"""Parts of a value besides its attributes, from which a copy would be made, in short and stable form."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LONGEST = 256
 
 
 def slots_of(value: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The name, the place and the content of each attribute in `__slots__` that was ever assigned."""
+    """Yield the name, the place and the content of each attribute in `__slots__` that was ever assigned."""
     for name, place in _declared_slots(type(value)):  # type: ignore[arg-type]  # a class can be hashed
         try:
-            # Not by its name, which a derived class may give to a property.
+            # Not by its name, because a derived class may have a property of that name.
             item = place.__get__(value)
         except AttributeError:
             continue
@@ -30,24 +30,25 @@ def slots_of(value: Any) -> Iterator[tuple[str, Any, Any]]:
 
 @functools.cache
 def _declared_slots(cls: Hashable) -> list[tuple[str, Any]]:
-    """The attributes that a class declares in `__slots__`, whose names in it are mangled where they are private."""
+    """Return the attributes that a class declares in `__slots__`; names of private ones are mangled."""
     assert isinstance(cls, type)
     declared = [item for base in cls.__mro__ if "__slots__" in vars(base) for item in vars(base).items()]
     return [(name, item) for name, item in declared if isinstance(item, types.MemberDescriptorType)]
 
 
 def parts_of_copy(value: Any) -> dict[str, Any]:
-    """What `copy` asks a value for, less its attributes and, of a list or a dict, its items.
+    """Return the parts that `copy` asks a value for, without its attributes and the items of a list or a dict.
 
     Raises:
-        TypeError: where it cannot be copied or is not found where it says; or whatever else its `__reduce__` raises.
+        TypeError: if the value cannot be copied, or is not found under the name that it gives.
+        Exception: any other error of its `__reduce__`.
     """
     reduce = copyreg.dispatch_table.get(type(value))
     reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
     if isinstance(reduced, str):
         owner = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
         if getattr(owner, reduced, None) is not value:
-            raise TypeError(f"{reduced} is not found where it says")
+            raise TypeError(f"{reduced} is not found under this name")
         return {"found as": reduced}
     function, args, state, items, pairs = (*reduced, None, None, None)[:5]
     parts = {"made by": function, "made of": tuple(args)}
@@ -65,7 +66,7 @@ def _has_own_state(cls: type) -> bool:
 
 
 def short(value: Any) -> Hashable:
-    """A plain value, or a digest of long text."""
+    """Return a plain value as it is, but long text as a digest."""
     if isinstance(value, str | bytes) and len(value) > _LONGEST:
         data = value if isinstance(value, bytes) else value.encode(errors="surrogatepass")
         return hashlib.sha256(data).hexdigest()
@@ -74,7 +75,7 @@ def short(value: Any) -> Hashable:
 
 
 def memory(tensor: Tensor) -> int:
-    """Where a tensor's data lie; 0 if it has none."""
+    """Return the address of a tensor's data; 0 if it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
@@ -82,6 +83,6 @@ def memory(tensor: Tensor) -> int:
 
 
 def digest(tensor: Tensor) -> str:
-    """A digest of a tensor's data."""
+    """Return a digest of a tensor's data."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().flatten()
     return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""How many trials to train as one: measured speed and memory, and a batch in parts where not even one trial fits."""
+"""The number of trials to train as one, by measured speed and memory; a batch in parts if not even one trial fits."""
 
 from fusion.width.memory import keep_freed_memory
 from fusion.width.plan import FusionPlan

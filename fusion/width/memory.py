@@ -1,4 +1,4 @@
-"""What a computation takes from a device's memory, and what freed memory costs on the CPU."""
+"""Memory that a computation takes on a device, and a setting that lets the CPU reuse freed memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_HEAP_BLOCK = 32 * 2**20
-# How much of the free memory training may use: the rest is for what other code allocates meanwhile.
+# Share of the free memory that training may use: the rest is for allocations of other code.
 _SHARE_OF_FREE_MEMORY = 0.9
 
 
 @dataclass
 class Peak:
-    """What `peak_memory` measures.
+    """The measurement of `peak_memory`.
 
     Attributes:
-        bytes: The most that was held at once, over what was held before.
+        bytes: Largest number of bytes held at once, minus those held before.
     """
 
     bytes: int = 0
@@ -33,11 +33,11 @@ class Peak:
 def peak_memory(device: torch.device) -> Iterator[Peak]:
     """Measure a peak in bytes: of the resident set on the CPU (Linux; else 0), of the allocator's memory on CUDA.
 
-    The latter is what the allocator took from the device, fragments and the pools of recorded steps included, if that
-    is more than what tensors took of it. The resident set counts what the heap holds but does not use, so it is larger
-    than the tensors alive. Pages of files, such as a library's code that is run for the first time, do not count:
-    processes share them. The system does not tell when it mapped them, so those mapped after the peak are taken off,
-    too: the peak is too low by as much.
+    On CUDA, the peak is the larger of the memory of tensors and that which the allocator took from the device. The
+    latter includes fragments and the pools of recorded steps. The resident set includes memory that the heap holds but
+    does not use, so it is larger than the tensors alive. Pages of files, such as a library's code that runs for the
+    first time, do not count, because processes share them. The system does not tell when it mapped them. So pages
+    mapped after the peak are subtracted, too, and the peak is too low by as much.
     """
     peak = Peak()
     gc.collect()
@@ -58,7 +58,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
 @contextmanager
 def objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
-    """Let collections of garbage skip what is there: each measurement of memory begins with one."""
+    """Let garbage collections skip all present objects, because each measurement of memory begins with one."""
     if device.type == "cuda":
         # Garbage may hold memory that groups need. On a CPU it is left for later: to look through all that a process
         # has imported takes longer than the steps of small models that are to be measured.
@@ -71,7 +71,7 @@ def objects_so_far_set_aside(device: torch.device) -> Iterator[None]:
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that new tensors on `device` may take; None where the system does not tell."""
+    """Return the bytes that new tensors on `device` may take; None if the system does not tell."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -80,7 +80,7 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def usable_memory(device: torch.device) -> int | None:
-    """Bytes that training may take; None where the system does not tell."""
+    """Return the bytes that training may take; None if the system does not tell."""
     free = available_memory(device)
     return None if free is None else int(_SHARE_OF_FREE_MEMORY * free)
 
@@ -89,7 +89,7 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def _cgroups() -> list[Path]:
-    """The folders of the cgroups that limit this process's memory, as Slurm and containers have them; its own first."""
+    """Return the folders of the cgroups that limit this process's memory (Slurm, containers), its own first."""
     try:
         lines = [line.strip().split(":", 2) for line in OWN_CGROUPS.read_text().splitlines()]
     except OSError:
@@ -105,7 +105,7 @@ def _cgroups() -> list[Path]:
 
 
 def _left_of(cgroup: Path) -> int | None:
-    """Bytes that a cgroup may take besides what it has; pages of files do not count, as the kernel takes them back."""
+    """Return the bytes that a cgroup may still take; pages of files count as free, because the kernel reclaims them."""
     for limit, usage, files in _LIMITS:
         try:
             most, used = int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
@@ -120,18 +120,18 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of both versions of cgroups."""
+"""Names of the files and the entry in both versions of cgroups."""
 
 
 def keep_freed_memory() -> bool:
     """Let this process reuse freed blocks of up to 32 MiB, rather than return them to the kernel (glibc only).
 
-    By default glibc returns large blocks when they are freed, and the kernel zeroes new pages for the next
-    step. The tensors of K members are large: measured on 2 cores, the page faults took up to half of a fused
-    step. The price: memory that a step needed stays with the process. Torch on CUDA does the same.
+    By default glibc returns large blocks when they are freed, and the kernel zeroes new pages for the next step. The
+    tensors of K members are large: on 2 cores, the page faults took up to half of a fused step. In return, memory that
+    a step needed stays with the process. Torch on CUDA does the same.
 
     Returns:
-        Whether the C library took the setting. It holds for the whole process.
+        True if the C library took the setting. It holds for the whole process.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -16,21 +16,21 @@ from fusion.tensors import count_samples, has_samples
 Means = Mapping[str, Tensor]
 """Means over the samples of a batch by name: [] for one model, or [K] for K of them.
 
-A mean that is not over the samples has its weight beside it: the number, or the summed weights, of all that it is over,
-such as the targets that are not ignored. "weight" is that of all means, "weight/loss" that of one alone. A mean of
-weight 0 counts nowhere, not even where it is NaN.
+A mean that is not over the samples has its weight beside it. The weight is the number, or the summed weights, of the
+averaged items, such as the targets that are not ignored. The key "weight" gives the weight of all means,
+"weight/loss" that of one alone. A mean of weight 0 does not count, not even if it is NaN.
 """
 
 WEIGHT = "weight"
 
 
 def is_weight(name: str) -> bool:
-    """Whether a name among means is that of a weight."""
+    """Return whether a name among means is that of a weight."""
     return name == WEIGHT or name.startswith(f"{WEIGHT}/")
 
 
 def weight_of(means: Means, name: str) -> Tensor | None:
-    """The weight of a mean; None where that is the number of samples."""
+    """Return the weight of a mean; None if that is the number of samples."""
     own = means.get(f"{WEIGHT}/{name}", means.get(WEIGHT))
     return None if own is None else own.detach()
 
@@ -48,7 +48,7 @@ class Sums:
         self.weights: dict[str, Tensor | float] = {}
 
     def add(self, means: Means, samples: int) -> None:
-        """Take in the means over a batch of so many samples; of none, it is a filler, and counts nothing."""
+        """Add the means over a batch of `samples` samples; a batch of 0 samples is a filler and does not count."""
         for name, mean in means.items():
             if is_weight(name):
                 continue
@@ -63,21 +63,21 @@ class Sums:
             self.weights[name] = self.weights.get(name, 0.0) + weight
 
     def means(self) -> dict[str, Tensor]:
-        """The means over all batches; NaN where there was nothing to average."""
+        """Return the means over all batches; NaN if there was nothing to average."""
         return {name: total / self.weights[name] for name, total in self.totals.items()}
 
 
 def split(batch: Any, parts: int) -> list[Any]:
-    """A batch in at most `parts` parts of nearly equal size.
+    """Split a batch into at most `parts` parts of nearly equal size.
 
     Args:
-        batch: Tensors with samples first, in any nesting of tuples, lists and dicts; all else, and tensors
-            without axes, goes into every part.
-        parts: At least 1, which takes any batch as it is; fewer come back if there are fewer samples.
+        batch: Tensors with samples first, in any nesting of tuples, lists and dicts. Tensors without axes, and all
+            other values, go into every part.
+        parts: At least 1, which takes any batch as it is. Fewer parts come back if there are fewer samples.
 
     Raises:
-        ValueError: where `parts` is below 1, or above it for a batch without tensors, or with tensors that disagree in
-            their samples.
+        ValueError: if `parts` is below 1. If `parts` is above 1, and the batch has no tensors, or tensors with
+            different numbers of samples.
     """
     require(parts >= 1, "parts", parts, ">= 1")
     if parts == 1:
@@ -92,9 +92,9 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def can_be_split(batch: Any) -> bool:
-    """Whether all tensors of a batch have one length, which is taken for its number of samples.
+    """Return whether all tensors of a batch have one length, which is taken for its number of samples.
 
-    Those of graphs, boxes or sequences have several: nobody can tell which rows belong to which sample.
+    Tensors of graphs, boxes or sequences have several: then it is unknown which rows belong to which sample.
     """
     return len(_sizes(batch)) == 1
 
@@ -109,20 +109,20 @@ def backward(
     gradients: Callable[[], Iterable[Tensor | None]] | None = None,
     over_ranks: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Gradients of the mean loss over a batch, added up part by part; activations are those of one part.
+    """Compute the gradients of the mean loss over a batch, added up part by part, with the activations of one part.
 
-    Equal to the whole batch at once for losses that are means, by their weights, over samples which do not see each
-    other: BatchNorm in training mode sees the part as its batch.
+    They equal those of the whole batch at once if the loss is a weighted mean over samples that do not see each other.
+    They differ with BatchNorm in training mode, which sees the part as its batch.
 
     Args:
         objective: batch -> means; the gradients are those of "loss".
         batch: See `split`.
-        parts: How many parts to split the batch into.
-        weight: What the loss is multiplied by besides, where it is a mean over the samples.
-        apart: Entered for each part but the last, such as DDP's `no_sync`: gradients are averaged once.
-        scaled: What is done to the losses before, such as `LossScale.apply`.
-        gradients: Gives all gradients so far. Needed for more than one part where a loss has a weight.
-        over_ranks: Of the weight of this rank's batch, the mean over all ranks whose gradients are averaged.
+        parts: Number of parts.
+        weight: Further factor of a loss that is a mean over the samples.
+        apart: Entered for each part but the last, such as DDP's `no_sync`, so that gradients are averaged once.
+        scaled: Scales the losses before their backward pass, such as `LossScale.apply`.
+        gradients: Returns all gradients so far. Needed for more than one part if a loss has a weight.
+        over_ranks: Averages the weight of this rank's batch over all ranks whose gradients are averaged.
 
     Returns:
         The means over the whole batch, detached, and their weights.
@@ -139,7 +139,7 @@ def backward(
             if own is not None and (over_ranks is not None or len(pieces) > 1):
                 own = own.to(torch.promote_types(loss.dtype, torch.float32)) if weight else torch.zeros_like(loss)
                 seen = own if seen is None else seen + own
-                # How much the batch weighs, only its last part tells.
+                # The weight of the whole batch is known only after its last part.
                 unit = _or_one(own * len(pieces)) if unit is None else unit
                 total = unit if not last else _or_one(seen if over_ranks is None else over_ranks(seen))
                 if last and i > 1:
@@ -153,7 +153,7 @@ def backward(
 
 
 def evaluate(objective: Callable[[Any], Means], batch: Any, parts: int = 1) -> dict[str, Tensor]:
-    """The means over a batch, part by part, without gradients, and their weights. Arguments as of `backward`."""
+    """Return the means over a batch, part by part, without gradients, and their weights. Arguments as of `backward`."""
     pieces, whole = split(batch, parts), _Whole()
     with torch.no_grad():
         for piece, size in zip(pieces, _sizes_of(pieces)):
@@ -162,7 +162,7 @@ def evaluate(objective: Callable[[Any], Means], batch: Any, parts: int = 1) -> d
 
 
 class _Whole:
-    """The means over a batch, of those over its parts."""
+    """The means over a batch, computed from the means over its parts."""
 
     def __init__(self) -> None:
         self.parts: list[dict[str, Tensor]] = []
@@ -184,12 +184,12 @@ class _Whole:
 
 
 def _or_one(weight: Tensor) -> Tensor:
-    """To divide by: 1 where nothing counts."""
+    """Return a weight to divide by: 1 if nothing counts."""
     return weight.where(weight > 0, 1)
 
 
 def _multiply(gradients: Iterable[Tensor | None], factor: Tensor) -> None:
-    """Multiply gradients by a factor, or those of K members, [K, ...] each, by one for each of them."""
+    """Multiply gradients by a factor; those of K members, [K, ...] each, may have one factor for each member."""
     for gradient in gradients:
         if gradient is not None:
             ones = (1,) * (gradient.ndim - 1) if factor.ndim else ()
@@ -197,7 +197,7 @@ def _multiply(gradients: Iterable[Tensor | None], factor: Tensor) -> None:
 
 
 def _sizes_of(pieces: Sequence[Any]) -> list[int]:
-    """Samples of each part; a batch in one need not have any."""
+    """Return the number of samples of each part; a batch in one part need not have any."""
     return [1] if len(pieces) == 1 else [count_samples(piece) for piece in pieces]
 
 

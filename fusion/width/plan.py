@@ -1,7 +1,7 @@
-"""How many trials to train as one: decisions over measured values, without a model, a device or a clock.
+"""The number of trials to train as one: decisions over measured values, without a model, a device or a clock.
 
-Shape of the data: `speedup[K]` is the throughput of K fused trials over that of one after another,
-`peak_bytes[K]` what they took from memory, K the width of a group.
+K is the width of a group. `speedup[K]` is the throughput of K fused trials over that of trials one after another.
+`peak_bytes[K]` is the memory that K fused trials took.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 # Timings on one machine differ by this much from run to run: a smaller gain is not worth a wider group.
 TOLERANCE = 0.03
-# A group may be this much wider than a doubling where it then takes all trials.
+# A group may be this much wider than a doubling if it then takes all trials.
 STRETCH = 1.25
-# What a wider group may lose before it counts as slower.
+# A wider group counts as slower if it loses more than this share.
 LOSS = 0.1
-# As many measurements that all say the same are no coincidence.
+# So many measurements that agree are no coincidence.
 AGREEING = 5
 
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """How to train trials of one shape.
+    """A plan for training trials of one shape.
 
     Attributes:
         width: Members of a group; 1 means that fusing does not pay: train one after another.
         limit: The largest width that memory allows; None if memory is not known.
         bytes_per_trial: Memory that each further member takes.
-        fixed_bytes: Memory that a group takes whatever its width.
+        fixed_bytes: Memory that a group of any width takes.
         throughput: Steps of a trial per second, by measured width; at 1: one after another.
         micro_batches: Parts that a batch must be split into for it to fit; 1 unless a single trial does not fit.
-        obstacle: Why the members cannot be evaluated at once, so that the width is 1; empty where they can.
+        obstacle: Reason why the members cannot be evaluated at once, so that the width is 1; empty if they can.
     """
 
     width: int
@@ -42,7 +42,7 @@ class FusionPlan:
     obstacle: str = ""
 
     def groups(self, trials: int) -> list[int]:
-        """Sizes of the groups for this many trials: as few as the width allows, and as equal as they can be.
+        """Return the sizes of the groups for `trials` trials: as few as the width allows, of nearly equal size.
 
         >>> FusionPlan(width=8, limit=None, bytes_per_trial=0, fixed_bytes=0, throughput={}).groups(20)
         [7, 7, 6]
@@ -52,9 +52,9 @@ class FusionPlan:
 
 
 def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
-    """The width of the highest throughput that fits; the narrowest of those within 3 % of it.
+    """Return the narrowest width that fits and whose throughput is within 3 % of the highest.
 
-    One after another (1) unless fusing is faster by more than that.
+    Return 1, one trial after another, unless fusing is faster by more than 3 %.
 
     >>> best_width({2: 1.4, 4: 1.9, 8: 1.91})
     4
@@ -69,12 +69,12 @@ def best_width(speedup: Mapping[int, float], limit: int | None = None) -> int:
 
 
 def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = None) -> int | None:
-    """The next width to measure: the double of the last, up to all trials; None when that is no longer worth it.
+    """Return the next width to measure: twice the last, up to all trials; None if that is no longer worth it.
 
-    All trials are taken at once where they are not many more than the double.
+    If there are not many more trials than twice the last width, the next width takes all of them.
 
-    Two doublings in a row that are worse than a narrower group by over 10 % end the search: caches are full by
-    then. A smaller loss may be the noise of a busy machine.
+    The search ends if two doublings in a row are more than 10 % slower than a narrower group: caches are full then. A
+    smaller loss may be the noise of a busy machine.
 
     >>> [next_width({}, 32), next_width({2: 1.5}, 32), next_width({2: 1.5, 4: 2.0}, 6), next_width({16: 5.0}, 36)]
     [2, 4, 6, 36]
@@ -93,9 +93,10 @@ def next_width(speedup: Mapping[int, float], trials: int, limit: int | None = No
 
 
 def is_clear(measured: Sequence[float], best: float) -> bool:
-    """Whether a width's speedups, measured so far, tell that it is faster, or slower, than the best narrower one.
+    """Return whether a width's speedups, measured so far, show that it is faster or slower than the best narrower one.
 
-    They do where at least 5 all lie over 10 % above it, or all below: the choice of a width needs no closer number.
+    They do if there are at least 5, and all lie more than 10 % above `best`, or all more than 10 % below. The choice of
+    a width needs no closer number.
 
     >>> is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.0), is_clear([1.9, 1.7, 2.2, 1.8, 1.9], best=1.8)
     (True, False)
@@ -108,7 +109,7 @@ def is_clear(measured: Sequence[float], best: float) -> bool:
 
 
 def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
-    """Least squares of `fixed + per_trial * K` through the measured peaks: (fixed, per_trial), both >= 0.
+    """Fit `fixed + per_trial * K` to the measured peaks by least squares: (fixed, per_trial), both >= 0.
 
     >>> memory_line({2: 50, 4: 90, 8: 170})
     (10, 20)
@@ -128,7 +129,7 @@ def memory_line(peak_bytes: Mapping[int, int]) -> tuple[int, int]:
 
 
 def memory_limit(fixed: int, per_trial: int, memory: int) -> int:
-    """The largest width whose predicted peak fits `memory` bytes; 0 if not even one trial does.
+    """Return the largest width whose predicted peak fits `memory` bytes; 0 if not even one trial fits.
 
     >>> memory_limit(10, 20, 100)
     4

@@ -1,4 +1,4 @@
-"""Measuring how fast a group of trials trains at each width, and what it takes from memory."""
+"""Measurements of a group of trials at each width: training speed and memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fusion.width.plan import FusionPlan, best_width, is_clear, memory_limit, me
 Objective = Callable[[Any, Any], Any]
 Step = Callable[[], None]
 
-# By then a step is recorded, where it is at all.
+# After these steps a step is recorded, if it can be.
 _WARM_UP_STEPS = 2
 _WARM_UP_STEPS_OF_GRAPHS = 4
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
@@ -51,30 +51,30 @@ def plan_fusion(
 ) -> FusionPlan:
     """Measure steps one after another and fused at growing width; pick the fastest width that fits memory.
 
-    A step is what training does: each member's own optimizer, multipliers and clipping. Where the dry run of the
+    A step is one of training, with each member's own optimizer, multipliers and clipping. If the dry run of the
     narrowest group finds that vmap cannot follow the model, the width is 1, and `obstacle` says why. Everything runs
     on copies, under a forked random number generator: the modules and all generators stay as they are. Timings are
     taken in turns, a step alone and a step fused, so that a busy machine slows both.
 
     Args:
-        modules: The trials of one shape, at least one, on one device; a sequence that builds them when they are asked
-            for is asked for no more than the widest group.
+        modules: The trials of one shape, at least one, on one device. A sequence may build modules on demand: only
+            those of the widest group are built.
         configs: Their optimizer settings, as `fused_optimizer` takes them, and `grad_clip`.
         objective: `objective(model, batch)` for one model: the mean loss over the batch.
-        batch: One batch of the size that training uses. Unless its tensors have as many samples, first, in any nesting,
-            it is not split into micro-batches.
+        batch: One batch of the size that training uses. It is split into micro-batches only if all its tensors, in any
+            nesting, have the same number of samples as their first axis.
         memory: Bytes that a group may take; 90 % of the device's free memory if None.
         max_width: The widest group to consider; all trials if None.
-        seconds: Time to measure each width; less is taken where a width is clearly faster or slower than those before.
+        seconds: Time to measure each width; less is taken if a width is clearly faster or slower than those before.
         multipliers: Further arguments of `fused_optimizer`: `lr_multipliers`, `weight_decay_multipliers`.
-        graph: Whether steps are recorded where they can be (see `GraphedStep`), and what a recording holds is counted.
+        graph: If True, steps are recorded if they can be (see `GraphedStep`), and memory of recordings is counted.
 
     Returns:
         The plan. If a single trial does not fit, `micro_batches` is the least power of 2 with which it does.
 
     Raises:
-        ValueError: where there is no module, where modules and configs differ in number, or a bound is not positive.
-        torch.OutOfMemoryError (CUDA) or RuntimeError (CPU): where one trial does not fit with one sample at a time.
+        ValueError: if there is no module, if modules and configs differ in number, or if a bound is not positive.
+        RuntimeError: if one trial does not fit with one sample at a time; on CUDA a `torch.OutOfMemoryError`.
     """
     check_each("modules", modules, nn.Module)
     check_each("configs", configs, Mapping, len(modules))
@@ -113,12 +113,12 @@ def _check_members(configs: Sequence[Mapping[str, Any]], multipliers: Mapping[st
 
 
 class Compiled(NamedTuple):
-    """What compiling a group's step comes to.
+    """Speedup and cost of compiling a group's step.
 
     Attributes:
-        speedup: Of a step, over the same as it is written; 1 where it cannot be compiled.
-        compile_seconds: Until it was compiled, or was refused.
-        seconds: A step as it is written.
+        speedup: Speed of a compiled step over that of the step as it is written; 1 if it cannot be compiled.
+        compile_seconds: Time until it was compiled, or compiling was refused.
+        seconds: Time of a step as it is written.
     """
 
     speedup: float
@@ -135,9 +135,9 @@ def compiled_speedup(
     seconds: float = 2.0,
     multipliers: Mapping[str, Any] | None = None,
 ) -> Compiled:
-    """How much faster these modules train as one on a CPU where their step is compiled (see `GraphedStep`).
+    """Measure how much faster these modules train as one on a CPU if their step is compiled (see `GraphedStep`).
 
-    Measured in turns, as by `plan_fusion`; arguments likewise.
+    Steps are timed in turns, as by `plan_fusion`, which also describes the arguments.
     """
     trials = _Trials(modules, configs, objective, copied(batch), multipliers or {}, graph=False)
     device = next(modules[0].parameters()).device
@@ -170,13 +170,13 @@ class _Trials:
     graph: bool
 
     def step(self, width: int, parts: int = 1) -> tuple[FusedModel, Step]:
-        """The first `width` trials as one model, and its training step; a width of 1 trains as one does alone."""
+        """Return the first `width` trials as one model, and its training step; width 1 trains as one trial alone."""
         fused, update, learn = self.training(width, parts)
         graph = self.graph and update.can_be_recorded
         return fused, partial(GraphedStep(learn, fused, update) if graph else learn, self.batch)
 
     def training(self, width: int, parts: int = 1) -> tuple[FusedModel, FusedOptimizer, Callable[[Any], None]]:
-        """The same, with the optimizer, and the step as a function of a batch."""
+        """Return the same with the optimizer, and the step as a function of a batch."""
         fused, configs = fuse(self.modules[:width]), self.configs[:width]
         update = fused_optimizer(fused, configs, **self.multipliers)
         norms = [read(config, "grad_clip") or math.inf for config in configs]
@@ -224,18 +224,18 @@ def _grow(trials: _Trials, count: int, memory: int | None, seconds: float, alone
 
 
 def _obstacle(fused: FusedModel, trials: _Trials) -> Obstacle | None:
-    """Why vmap cannot follow the model. That members compute what they do alone is for training to find out."""
+    """Return the reason why vmap cannot follow the model. Comparing members with each alone is left to training."""
     return dry_run(fused, trials.objective, trials.batch, compare=False)
 
 
 def _of_groups(peaks: Mapping[int, int]) -> Mapping[int, int]:
-    """The peaks of fused groups, where several are measured: a trial that is not fused lies off their line."""
+    """Return the peaks of fused groups, if there are several: a trial that is not fused lies off their line."""
     groups = {K: peak for K, peak in peaks.items() if K > 1}
     return groups if len(groups) > 1 else peaks
 
 
 def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple[int, Step, int]:
-    """The least parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
+    """Find the least number of parts of a batch with which one trial fits: (parts, its step, its peak in bytes)."""
     parts = 1
     while True:
         last = not can_be_split(trials.batch) or len(split(trials.batch, 2 * parts)) <= parts
@@ -257,7 +257,7 @@ def _fit_one(trials: _Trials, device: torch.device, memory: int | None) -> tuple
 def _race(
     alone: Step, fused: Step, width: int, best: float, seconds: float, device: torch.device
 ) -> tuple[float, list[float]]:
-    """Median speedup of `fused`, where `best` is that of narrower groups, and the seconds of each step alone."""
+    """Return the median speedup of `fused`, and the seconds of each step alone; `best` is that of narrower groups."""
     start, ratios, times = time.perf_counter(), list[float](), list[float]()
 
     def enough() -> bool:
