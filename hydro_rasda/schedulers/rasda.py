@@ -6,7 +6,7 @@ At each milestone the worse trials stop, as asynchronous successive halving deci
 `scaling_factor` times their workers. That factor also spaces the milestones (eqs. 2 and 3): they lie at
 `grace_period * scaling_factor**k`, where plain ASHA's lie at `grace_period * reduction_factor**k`.
 
-`wait=0, grow="due"` is the paper's algorithm. The paper has neither waiting for fellows nor growing by what it brings.
+`wait=0, grow="due"` is the paper's algorithm. The paper has neither `wait` nor growth by measured gains.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ GROW: tuple[str, ...] = ("due", "efficient")
 
 
 class Verdict(NamedTuple):
-    """Whether a trial goes on, and on how many workers.
+    """The decision on a trial, and its number of workers.
 
     Attributes:
-        decision: Whether it does.
-        workers: What it is due where it goes on.
+        decision: Says if the trial continues, stops or waits.
+        workers: Workers due to the trial if it continues.
     """
 
     decision: Decision
@@ -50,9 +50,9 @@ class RASDA:
         workers: Workers of a new trial (base_resources).
         max_workers: No trial gets more; None for no limit.
         mode: "min" where a lower score is better, "max" where a higher is.
-        wait: How long a trial waits at a milestone for its fellows, at most, over the time that it took to come there;
-            see `MilestoneBarrier`. 0 as in the paper.
-        grow: With how many workers a survivor goes on: "due", as in the paper, or "efficient"; see
+        wait: The longest that a trial waits at a milestone for its cohort, over the time that it took to reach it; see
+            `MilestoneBarrier`. 0 as in the paper.
+        grow: The rule for the number of workers of a survivor: "due", as in the paper, or "efficient"; see
             `hydro_rasda.schedulers.growth`.
         least_efficiency: With "efficient", a survivor whose parallel efficiency is not above this keeps its workers; 0
             for any.
@@ -60,7 +60,7 @@ class RASDA:
             any.
 
     Raises:
-        ValueError: where a number is no integer or out of range, or `mode` or `grow` is unknown.
+        ValueError: If a number is no integer or out of range, or `mode` or `grow` is unknown.
     """
 
     max_t: int
