@@ -1,4 +1,4 @@
-"""Which trials can train as one fused model."""
+"""Find the trials that can train as one fused model."""
 
 from __future__ import annotations
 
@@ -169,7 +169,10 @@ def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
-    """What decides about a trial's model: what was read now and, where a plan was at hand, when that was made."""
+    """Return the configuration values that decide about a trial's model.
+
+    They were read now and, if there was already a plan, when that plan was made.
+    """
     reads = None if notes is None else notes.of(trial.config)
     if reads is not None and reads_config(as_given(problem.objective)):
         # What an objective is given is a part of the model; floats, of which members have their own, do not tell kinds.

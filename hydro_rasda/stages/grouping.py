@@ -1,4 +1,4 @@
-"""Which trials a device trains next, in which fused groups: pure functions of what waits and of what was measured."""
+"""Choose the trials that a device trains next, and their fused groups, by pure functions of queue and measurements."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ class Waiting:
     _seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, members: int) -> float:
-        """How long an epoch of a group takes."""
+        """Return the seconds that an epoch of a group takes."""
         if members not in self._seconds:
             self._seconds[members] = self.steps * self.widths.seconds(members)
         return self._seconds[members]
 
 
 Round = Mapping[str, Sequence[int]]
-"""What trains beside each other: for each kind, the sizes of its groups, which take the first of its trials."""
+"""Groups that train beside each other: for each kind, the sizes of its groups, which take the first of its trials."""
 
 
 def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1.0) -> list[Group]:
-    """What a device trains next: one group, or as many as it has cores.
+    """Choose the next groups of a device: one group, or as many as the device has cores.
 
-    Groups of one kind on all cores are equally large, and done at the same time. Of small models, though, a wide group
-    takes hardly longer than a narrow one: then each kind has a core to itself. What is measured tells which it is.
+    Groups of one kind on all cores are equally large, and done at the same time. For small models, though, a wide group
+    takes hardly longer than a narrow one: then each kind has a core to itself. The measurements decide between both.
 
     Args:
-        waiting: By kind, of which that of the first trial comes first.
+        waiting: By kind; the first trial's kind comes first.
         cores: Groups that the device trains beside each other.
-        share: Of all that wait, what it may take at most: the rest is for other free devices.
+        share: The largest share of all waiting trials that the device may take: the rest is for other free devices.
 
     >>> waiting = {"a": Waiting([0, 2, 3, 4], Widths(4)), "b": Waiting([1, 5], Widths(4))}
     >>> [group.members for group in next_groups(waiting)], [group.members for group in next_groups(waiting, share=0.5)]
@@ -100,7 +100,7 @@ def _beside(of: Waiting, cores: int) -> int:
 
 
 def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
-    """What `_sizes` gives, without a list: the largest group, the smallest, and their sum.
+    """Summarize `_sizes` without a list: the largest group, the smallest, and their sum.
 
     >>> _round(10, most=4, parts=2), _round(8, most=4, parts=2)
     ((3, 2, 5), (4, 4, 8))
