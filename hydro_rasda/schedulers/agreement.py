@@ -20,7 +20,7 @@ _ENUMERATED = 7
 
 @dataclass(frozen=True)
 class Agreement:
-    """How full size ranks finalists that their surrogates have ranked.
+    """The agreement between the ranking of finalists at full size and that of their surrogates.
 
     Finalists are the best of all surrogates and lie close together. Their order therefore says less than that of all
     surrogates. With fewer than four finalists, no order is rare enough for a verdict. With four, two of 24 orders are.

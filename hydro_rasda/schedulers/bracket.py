@@ -53,7 +53,7 @@ class Bracket(SweepRule):
         return self._early(stops, sweep) if sweep.idle else {}
 
     def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """Of a rung's trials, the best go on, and the others are dropped; those kept at the last rung stay there."""
+        """Let the best trials of a rung continue, and stop the others; trials kept at the last rung stay there."""
         if self._to_the_end and stop == stops[-1]:
             return {}
         kept = self._halving.promote(self._scores_at(stop, sweep))
@@ -87,7 +87,7 @@ class Bracket(SweepRule):
         return sum(size * epochs for size, epochs in self.rungs(sweep))
 
     def rungs(self, sweep: SweepState) -> list[tuple[int, int]]:
-        """Of each rung, the trials that are expected on it, and how many epochs each of them trains for it."""
+        """Return for each rung the number of trials expected, and the epochs that each of them trains for it."""
         spans = pairwise((0, *self._halving.milestones))
         return [(size, stop - start) for size, (start, stop) in zip(self._sizes(sweep), spans)]
 

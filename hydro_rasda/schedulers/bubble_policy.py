@@ -20,7 +20,7 @@ SHORTEST_S = 1e-3
 
 
 class Forecast:
-    """How long the host will wait, by the position of the wait in its step: a schedule repeats itself.
+    """Forecast how long the host will wait, by the position of the wait in its step: a schedule repeats itself.
 
     >>> forecast = Forecast()
     >>> for seconds in (0.05, 0.04, 0.06): forecast.saw(2, seconds)
@@ -36,7 +36,7 @@ class Forecast:
         self._seen.setdefault(position, deque(maxlen=WINDOW)).append(seconds)
 
     def expects(self, position: object) -> float:
-        """Seconds that three in four of the last waits at a position took at least; 0 before there were three."""
+        """Return the seconds that three in four of the last waits at a position reached; 0 before there were three."""
         seen = self._seen.get(position, ())
         return sorted(seen)[len(seen) // 4] if len(seen) >= 3 else 0.0
 

@@ -45,10 +45,10 @@ class Interference:
         require(self.otherwise >= 1, "otherwise", self.otherwise, "a number >= 1")
 
     def speeds(self, jobs: Sequence[Job], rate: float = 1.0) -> list[float]:
-        """How fast each of some jobs gets on where they share a device, over having one of its kind alone.
+        """Return the speed of each job if these jobs share a device, over its speed with such a device to itself.
 
         Args:
-            rate: Of the device, in reference devices.
+            rate: Rate of the device, in reference devices.
 
         >>> jobs = [Job("a", 4, 0.5, 60, "cnn"), Job("b", 4, 0.75, 60, "vit")]
         >>> Interference({("cnn", "vit"): 1.25}).speeds(jobs)
@@ -82,7 +82,7 @@ class FastestTogether:
     interference: Interference = field(default_factory=Interference)
 
     def __call__(self, jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-        """Decides; see `packing.Policy`."""
+        """Decide; see `packing.Policy`."""
         waiting = longest_first(jobs)
         waiting.reverse()  # the next ones last, where they are cheap to take out
         heap = [(-room.compute, i) for i, room in enumerate(rooms)]

@@ -117,7 +117,7 @@ class Queue:
         return self._at[self._order[0]]
 
     def deepest(self) -> Waiting:
-        """Of those that survived most milestones, the first to arrive; there must be one."""
+        """Return the first to arrive of the trials that survived most milestones; there must be one."""
         sizes = self._alike[max(self._alike)]
         return self._at[min(alike.places[0] for alike in sizes.values())]
 

@@ -73,7 +73,7 @@ class Race:
         return running[: max(len(scores) // self.reduction_factor, self.affordable(stop, trained))]
 
     def affordable(self, stop: int, trained: int) -> int:
-        """How many can train from a milestone to the end for what is left of the budget; at least one.
+        """Return how many trials the rest of the budget can train from a milestone to the end; at least one.
 
         >>> race = Race(9, "min", 2, 2.5)
         >>> race.affordable(2, trained=4 * 2), race.affordable(9, trained=4 * 2 + 2 * 7)

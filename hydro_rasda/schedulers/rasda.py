@@ -116,7 +116,7 @@ class RASDA:
         return due if self.max_workers is None else min(due, self.max_workers)
 
     def resize(self, growth: Growth) -> int:
-        """With how many workers a survivor goes on, as `grow` says."""
+        """Return the number of workers with which a survivor continues, by `grow`."""
         if self.grow == "due":
             return growth.due
         return efficient(growth, self.scaling_factor, self.least_efficiency, self.batch_over_noise)
@@ -126,14 +126,14 @@ class RASDA:
         return self.halving.init()
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:
-        """Decides as `AsyncSuccessiveHalving.report` does, and adds the workers that are due."""
+        """Decide as `AsyncSuccessiveHalving.report` does, and add the workers that are due."""
         state, decision = self.halving.report(state, trial, t, score)
         return state, Verdict(decision, self.workers_at(t))
 
     def decide(
         self, state: AshaState, milestone: int, scores: Mapping[str, float]
     ) -> tuple[AshaState, dict[str, Verdict]]:
-        """Decides as `AsyncSuccessiveHalving.decide` does, and adds the workers that are due."""
+        """Decide as `AsyncSuccessiveHalving.decide` does, and add the workers that are due."""
         state, decisions = self.halving.decide(state, milestone, scores)
         due = self.workers_at(milestone)
         return state, {trial: Verdict(decision, due) for trial, decision in decisions.items()}

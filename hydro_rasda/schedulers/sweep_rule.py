@@ -204,9 +204,9 @@ class SweepRule(ABC):
     """
 
     def admit(self, sweep: SweepState) -> int:
-        """How many more configurations to take in now; asked whenever nothing else is to be decided.
+        """Return how many more configurations to admit now; asked whenever there is nothing else to decide.
 
-        A searcher learns from what has come to a milestone before it is asked for the next.
+        A searcher learns from the trials that have reached a milestone before it is asked for the next ones.
         """
         return sweep.left
 

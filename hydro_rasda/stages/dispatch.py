@@ -122,7 +122,7 @@ class Dispatcher:
         return self._run.problem.train_data.steps(self._run.trials[number].batch_size) or 1.0
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
-        """For each kind of trials, how to group them on a device."""
+        """Return the widths of groups on a device, for each kind of trials."""
         fusion = self._run.settings.sweep.fusion
         if fusion != "auto":
             return dict.fromkeys(of_kind, Widths(fusion))

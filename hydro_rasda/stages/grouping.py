@@ -72,7 +72,7 @@ def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1
 
 
 def _next_round(waiting: Mapping[str, Waiting], cores: int) -> Round:
-    """Of the two ways to share cores among kinds, the first round of the one that is through with all trials sooner."""
+    """Return the first round of the faster of two ways to share cores among kinds, over all trials."""
     first = next(iter(waiting))
     parts = {first: _beside(waiting[first], cores)}
     if len(waiting) > 1 and cores > 1:
@@ -81,9 +81,9 @@ def _next_round(waiting: Mapping[str, Waiting], cores: int) -> Round:
 
 
 def _sizes(trials: int, most: int, parts: int) -> list[int]:
-    """Groups that train beside each other, where all trials of a kind train in as few such rounds as possible.
+    """Return the sizes of the first round's groups, if a kind's trials train in as few rounds as possible.
 
-    All groups of all rounds are equally large, up to one trial; these are those of the first round.
+    The groups of a round train beside each other. All groups of all rounds are equally large, up to one trial.
 
     >>> _sizes(10, most=4, parts=2), _sizes(8, most=4, parts=2), _sizes(3, most=4, parts=8)
     ([3, 2], [4, 4], [1, 1, 1])
@@ -94,7 +94,7 @@ def _sizes(trials: int, most: int, parts: int) -> list[int]:
 
 
 def _beside(of: Waiting, cores: int) -> int:
-    """How many groups of a kind train beside each other, one on a core, as far as they fit memory."""
+    """Return how many groups of a kind train beside each other, one on a core, within the memory."""
     share = of.widths.share
     return cores if share * cores <= 1 + SLACK else max(1, int(1 / share + SLACK))
 
@@ -111,7 +111,7 @@ def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
 
 
 def _seconds_apart(waiting: Mapping[str, Waiting], cores: int) -> float:
-    """How long an epoch of all trials takes where one kind after the other has all cores."""
+    """Return the seconds of an epoch of all trials if one kind after the other has all cores."""
     total = 0.0
     for of in waiting.values():
         left, most, parts = len(of.trials), of.widths.most, _beside(of, cores)
@@ -178,7 +178,7 @@ class _Together:
         return parts
 
     def train(self, parts: Mapping[str, int]) -> float:
-        """How long an epoch of that round takes; its trials are then no longer left."""
+        """Take out that round's trials; return the seconds that an epoch of the round takes."""
         longest = 0.0
         for kind, count in parts.items():
             largest, smallest, taken = _round(self._left[kind], self._most[kind], count)

@@ -225,21 +225,21 @@ class Device:
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, stage: Stage, tasks: Sequence[Any], work: Work) -> int:
-        """How many of these tasks begin at the same time, for all that memory says."""
+        """Return how many of these tasks may begin at the same time, by memory alone."""
         peaks = self._peaks[stage]
         jobs = [Job(task.key, peaks.expected(*_kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
 
     @property
     def free(self) -> float:
-        """Bytes for all that trains at the same time; infinite where nobody tells."""
+        """The bytes for all models that train at the same time; infinite if this is unknown."""
         share, found = self._share, usable_memory(self._problem.device)
         left = math.inf if found is None else found
         return (left if share.memory is None else min(left, share.memory)) / share.processes
 
 
 def _kind(task: GroupTask | FullSizeTask, work: Work) -> tuple[str, int]:
-    """By which a training's peak is known: what it is, and how many train as one."""
+    """Return the key of a training's memory peak: its kind, and how many models train as one."""
     if isinstance(task, FullSizeTask):
         return kind_of_target(work.trials[task.number]), 1
     (group,) = task.groups
@@ -247,7 +247,7 @@ def _kind(task: GroupTask | FullSizeTask, work: Work) -> tuple[str, int]:
 
 
 _Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
-"""Trains tasks at the same time, in a process each: what ends one of them does not end this one."""
+"""A function that trains tasks at the same time, each in its own process: if one dies, this one does not."""
 
 
 def _alone(forked: _Forked, task: Any) -> Any:

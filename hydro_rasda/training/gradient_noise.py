@@ -133,7 +133,7 @@ class GradientNoise:
             self._seen, self._first = 0.0, None
 
     def settle(self, device: torch.device) -> None:
-        """Has all ranks know what all measured; each calls it, on its device."""
+        """Share the measurements of all ranks; each rank calls it, on its device."""
         self._read()
         if self._world > 1:
             found = torch.tensor([self._signal, self._noise, self._measured], dtype=torch.float64, device=device)

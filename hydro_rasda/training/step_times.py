@@ -49,10 +49,10 @@ class StepTimes:
         return parallel_efficiency({size: median(of) for size, of in self._seconds.items()}, self._workers)
 
     def settle(self, global_batch_size: float | None) -> None:
-        """Ends an iteration.
+        """End an iteration.
 
         Args:
-            global_batch_size: Examples of its steps, over all workers; None where a worker's batch is what it ever was.
+            global_batch_size: Examples of its steps, over all workers; None if a worker's batch never changes.
         """
         times = self._between()
         self._marks.clear()

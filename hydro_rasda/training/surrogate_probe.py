@@ -74,7 +74,7 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
 
 
 def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | None:
-    """How much faster a group trains once its step is compiled, and how long that takes; None where it cannot train."""
+    """Measure how much faster a group's compiled step is, and the time to compile it; None if it cannot train."""
     batch = next(problem.train_data.epoch(trials[0].batch_size, 0))
     try:
         with _measuring(problem):

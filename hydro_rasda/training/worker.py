@@ -157,10 +157,10 @@ class Worker:
         return drawn
 
     def rescale(self, optimizer: Optimizer, rule: Rule = "auto", warmup_steps: int = 0) -> RescaledLR:
-        """Has the learning rate follow the global batch, see `RescaledLR`; call it once per optimizer.
+        """Let the learning rate follow the global batch, see `RescaledLR`; call it once per optimizer.
 
-        Its state travels with the checkpoints by itself. `warmup_steps` is the paper's `rescale_warmup_epochs`, 1 or 2,
-        times the steps of an epoch; without it there is no warm-up. `rule="paper"` is the paper's factor.
+        Checkpoints carry its state automatically. `warmup_steps` is the paper's `rescale_warmup_epochs`, 1 or 2, times
+        the steps of an epoch; without it there is no warm-up. `rule="paper"` is the paper's factor.
         """
         states = self._rescaled_states
         state = states[len(self._rescaled)] if len(self._rescaled) < len(states) else None
