@@ -212,10 +212,10 @@ def markdown(result: dict[str, Any]) -> str:
     about = result["environment"]
     where = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['versions']['torch']}."
     told = (
-        "The aims are 100 searches, 10,000 trials and 100 kills over both backends; a row with less than it was asked "
-        "for ran out of time. What is left behind is counted 15 seconds after a driver has ended, Ray's own agents and "
-        "workers that had no work yet after two minutes; the first 30 kills on Ray did not know those that were still "
-        "starting, and counted six, one of them of unknown name."
+        "The aims are 100 searches, 10,000 trials and 100 kills over both backends. A row with less than it was asked "
+        "for ran out of time. Processes and checkpoints left behind are counted 15 seconds after a driver has ended. "
+        "Ray's own agents, and its workers that had no work yet, are counted after two minutes. In the first 30 kills "
+        "on Ray, the count did not know workers that were still starting: it has six of them, one of unknown name."
     )
     lines = [
         "# Endurance",
@@ -241,12 +241,11 @@ def _kills_in_words(found: Found) -> tuple[str, str]:
 
 def _growth_in_words(found: Found) -> tuple[str, str]:
     kept = "second and last quarter"
-    told = [f"{name} {first:g}, then {last:g}" for name, (first, last) in found[kept].items()]
+    told = [f"{name} {first:g} and {last:g}" for name, (first, last) in found[kept].items()]
     plain = [f"{name} {n:,}" for name, n in found.items() if isinstance(n, int) and name not in ("searches", "trials")]
     done = f"{found.get('searches', found.get('trials')):,}"
-    return done, "; ".join(
-        [f"in the {kept}: {', '.join(told)}", *plain, f"grown: {', '.join(found['grown']) or 'none'}"]
-    )
+    rest = "; ".join([*plain, f"grown: {', '.join(found['grown']) or 'none'}"])
+    return done, f"{kept.capitalize()}: {', '.join(told)}. {rest[0].upper()}{rest[1:]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

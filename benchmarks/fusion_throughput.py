@@ -242,7 +242,7 @@ def render(result: dict[str, Any]) -> str:
         cells += [case.target if row["trials"] == 32 else "", f"{row['ms_alone']:.2f}", f"{row['ms_fused']:.2f}"]
         cells += [row["pairs"], f"{row['load']:.1f}", row["jax"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "What the planner measured, speedup by width:", ""]
+    lines += ["", "Speedup by width, as the planner measured it:", ""]
     lines += [f"- {row['case']}, {row['trials']} trials: {row['planned']}" for row in rows]
     return "\n".join([*lines, "", *result.get("notes", [])]).rstrip() + "\n"
 

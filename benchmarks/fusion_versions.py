@@ -214,9 +214,10 @@ def render(result: dict[str, Any]) -> str:
         f"{env['threads']} threads; Python {env['python']}, torch {env['torch']}; seed {env['seed']}.",
         "",
         f"`python -m benchmarks.{NAME} --against {result['against'].split()[0]}`, with `--add` for each further round. "
-        "Faster by: the other version's time of a pass of fused training steps over this one's, median of all pairs, "
-        "quartiles in brackets; by round: the medians of the rounds, each of new processes. ms: of a step of the whole "
-        "group. Slower is a group whose upper quartile, and whose median in every round, is below 1.",
+        "Faster by: time of a pass of fused training steps of the other version over that of this one. It is the "
+        "median of all pairs, quartiles in brackets. By round: the medians of the rounds, each of new processes. Both "
+        "ms columns have the time of a step of the whole group. A group is slower if its upper quartile, and its "
+        "median in every round, is below 1.",
         "",
         "| group (batch) | faster by, wall | by round | faster by, CPU | ms before | ms now | pairs | slower |",
         "|---|---|---|---|---|---|---|---|",

@@ -155,22 +155,22 @@ HyperSack's policies (FF, FFD, WF, WFD) and ours (`FastestTogether`), as the lib
 _DECISIONS = """One decision: all jobs wait, all devices are empty. Medians over profiles drawn, of the least CPU time
 of 5 to 200 repeats; HiGHS: of three profiles, for 60 s each at most. Occupancy: the share of all compute that is asked
 for. Ours may ask a device for more than it has, where its jobs then get more done: that counts as all of it.
-HyperSack's numbers are for its own jobs, which it does not state; ours have 22 to 50 % of a device each, so that
-without asking for more than there is, two or three fill it."""
+HyperSack's numbers are for its own jobs, which it does not state. Each of our jobs has 22 to 50 % of a device: two or
+three fill it without asking for more than there is."""
 
 _MAKESPAN = """How many times as short, in virtual time, as with one job a GPU, as its first device is free: medians
-over profiles drawn; 384 jobs. Jobs whose shares sum up to more than a device has get on in proportion, and each
-neighbour slows a job by a factor that was drawn for the two kinds, "at most" as given. "Perfect": devices fully busy
-from the first to the last second, and no interference."""
+over profiles drawn; 384 jobs. If the shares of jobs sum up to more than a device has, all of them slow down in
+proportion. In addition, each neighbour slows a job by a factor that was drawn for the two kinds; "at most" gives its
+limit. "Perfect": devices fully busy from the first to the last second, and no interference."""
 
 _RUN = f"""Small classifiers of scikit-learn's digits, of {len(ARCHITECTURES)} architectures and {len(SETTINGS)}
-settings, each a process of its own: by `pack`, which knows nothing of them, with {MEMORY / 1e9:g} GB for all, and one
-after another with a thread for each core; which of a pair came first alternates."""
+settings, each in its own process. In each pair, `pack` trains them with {MEMORY / 1e9:g} GB for all, and knows nothing
+of them. The other run trains them one after another, with a thread for each core. The order in a pair alternates."""
 
-_TUNE = f"""`tune` over the same {len(ARCHITECTURES)} architectures in {len(WIDTHS)} widths each, no two of which can
-be fused (`fusion=1`: nothing is measured to find that out), at full width: halved at each rung, then the finalists to
-the end. Several at a time: all cores as one device, with a trial on each; one at a time: one core. (With a thread for
-each core instead, one at a time took 78 to 106 s for the same search on a busy machine: threads that wait for each
-other at every step lose more than a second core brings.) "Load" says what else ran: where the cores are busy already,
-there is nothing to gain. Each search has a process of its own, and an empty cache;
-which of a pair came first alternates. Ray had been started before."""
+_TUNE = f"""`tune` over the same {len(ARCHITECTURES)} architectures in {len(WIDTHS)} widths each, at full width. No two
+of them can be fused (`fusion=1`: nothing is measured to find that out). Trials are halved at each rung, then the
+finalists train to the end. Several at a time: all cores are one device, with a trial on each. One at a time: one core.
+(With a thread for each core instead, one at a time took 78 to 106 s for the same search on a busy machine. Threads that
+wait for each other at every step lose more than a second core brings.) "Load" says what else ran: if the cores are busy
+already, there is nothing to gain. Each search has its own process and an empty cache. The order in a pair alternates.
+Ray had been started before."""

@@ -260,27 +260,28 @@ def plot(results: Row, path: Path) -> None:
 
 _HEAD = """# RASDA beyond its paper, in virtual time
 
-Columns name how a survivor grows, and how long a trial waits at a milestone for its fellows, at most, over the time
-that it took to come: "due, 0" is the paper's algorithm. "efficient": the smaller of what is due and an even share of
-what is free, while the trial's parallel efficiency is above a half and its batch within the gradient noise scale.
-Synchronous halving waits for all, on the workers of a new trial; random search trains every trial to the end on them.
+Columns name how a survivor grows, and how long a trial waits at most for its cohort at a milestone, over the time that
+it took to come. "due, 0" is the paper's algorithm. "efficient" grants the smaller of the workers due and an even share
+of the free ones. It does so while the trial's parallel efficiency is above a half and its batch is within the gradient
+noise scale. Synchronous halving waits for all, on the workers of a new trial. Random search trains every trial to the
+end on them.
 
-Settings are those of [rasda_paper.md](rasda_paper.md): the paper's applications, and CV with as many trials as fit at
-once, or twice as many, on other machines; milestones 5, 10, 20, ...; rf = sf = 2; a restart takes 60 s, also of a trial
-that waited and keeps its size. LCBench's curves (YAHPO Gym's surrogate), a data set a seed, and, as "recorded",
-trainings of this library's own, with their measured costs. "Noise scale 4 batches": a batch of four times the first
-needs 1.6 times the examples for the same progress (McCandlish et al. 2018), which the rule is told as if it had been
-measured; elsewhere batches of any size teach alike. Ratios are of means over seeds."""
+Settings are those of [rasda_paper.md](rasda_paper.md): the paper's applications, and CV on other machines, with as many
+trials as fit at once, or twice as many. Milestones are 5, 10, 20, ...; rf = sf = 2. A restart takes 60 s, also for a
+trial that waited and keeps its size. Curves are LCBench's (YAHPO Gym's surrogate), with one data set for each seed.
+"recorded" curves are trainings by this library, with their measured costs. "Noise scale 4 batches": a batch of four
+times the first needs 1.6 times the examples for the same progress (McCandlish et al. 2018). The rule gets that number
+as if it had been measured. Elsewhere, batches of any size teach alike. Ratios are of means over seeds."""
 
 _SAID = {
     "Mean regret": (
-        "How much worse the winner is at the end than the best of all trials is there, in the unit of the curves: "
-        "cross-entropy for LCBench and breast_cancer, squared error for diabetes, accuracy for digits.",
+        "How much worse the winner is at the end than the best of all trials is there, in the unit of the curves. The "
+        "unit is cross-entropy for LCBench and breast_cancer, squared error for diabetes, accuracy for digits.",
     ),
 }
 
-_RUNS = f"""Seeds of each rule, ASHA's mean time, and by how much the mean regret of "{CHOSEN}" is above that of the
-paper's rule on the same trials, with the standard error of that difference."""
+_RUNS = f"""Seeds of each rule, ASHA's mean time, and the mean regret of "{CHOSEN}" minus that of the paper's rule. The
+difference is taken on the same trials, and has its standard error."""
 
 
 def run(quick: bool) -> Row:

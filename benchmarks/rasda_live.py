@@ -198,8 +198,8 @@ def markdown(results: Row) -> str:
         "milestone after one epoch; rf = sf = 2. The same configurations for each rule, one rule after another within "
         "a seed. Medians, with the least and the most in brackets; ratios are of pairs. A pause is from where a trial "
         "gave its slots back to where it trains again.",
-        f"**{SLOTS} slots share {where['cores']} cores**: more workers make no trial faster here. What growth gains "
-        "where each worker has a GPU of its own is not in these times; what restarts cost is.",
+        f"**{SLOTS} slots share {where['cores']} cores**: more workers make no trial faster here. These times "
+        "contain the cost of restarts, but not the gain of growth on a machine with a GPU for each worker.",
         f"**Epochs are short**: {epoch:.1f} s of a slot each under ASHA, where a resize takes seconds. There RASDA as "
         'published does not pay; `grow="efficient"` sees that more workers bring nothing, and hardly resizes.',
         table(found),

@@ -76,10 +76,10 @@ def _speed_ups(results: Row) -> list[str]:
         f"Mean run times over {results['environment']['runs']} seeds. ASHA's run time enters as the time of an epoch, "
         "so that only RASDA's is predicted. One number is fitted, the serial share of an epoch: "
         f"{results['assumptions']['serial']:.3f} for all three applications, such that their ratios are right in the "
-        "geometric mean. The paper's ratios are of means over three runs each; how far such ratios lie apart in the "
-        "simulation is beside them: which trial reports first, and so how many survive a milestone, differs from run "
-        "to run. The standard error of a simulated ratio follows from that spread and the number of seeds; "
-        "a verdict within one of it is open.",
+        "geometric mean. The paper's ratios are of means over three runs each. The table has the spread of such ratios "
+        "in the simulation beside them. They differ because another trial reports first in each run, and so another "
+        "number survives a milestone. The standard error of a simulated ratio follows from that spread and the number "
+        "of seeds; a verdict within one of it is open.",
         table(_with_error(results, "ratios")),
         _verdict(results["ratios"]),
         f"Fitted to CV alone ({results['serial_of_CV']:.3f}), so that AM and CFD are predictions:",
@@ -119,23 +119,23 @@ def _scaling(results: Row) -> list[str]:
         table(results["fig3"]),
         "## Weak scaling, six epochs (fig. 4; the paper: > 0.84 up to 1,024 GPUs)",
         "The paper names neither the milestones nor the GPUs of a new trial here: both lists of milestones, 2 GPUs. "
-        "Parametric curves; efficiency is the time on 128 GPUs over the time. As they come, more survive than half "
-        "where trials are few, since ASHA lets those through that come first: a larger search then trains fewer epochs "
-        "a trial, and looks more efficient than it is. Where exactly half survive, settled beforehand, the model of a "
-        "perfect machine loses nothing with size.",
+        "Parametric curves; efficiency is the time on 128 GPUs over the time. If trials are decided as they come, and "
+        "are few, more than half survive, because ASHA lets the first ones through. A larger search then trains fewer "
+        "epochs a trial, and looks more efficient than it is. If exactly half survive, settled beforehand, the model "
+        "of a perfect machine loses nothing with size.",
         table(results["fig4"]),
-        "What a machine may lose by, where exactly half survive: a head node that starts the processes of all trials "
-        "one after another, at first and at each resize; nodes of speeds that persist, of which a trial has its "
-        "slowest one's (log-normal, this standard deviation); data that each node copies from shared storage first "
-        "(146 GB, as the paper keeps them in shared memory; all nodes at once, from 300 GB/s, which is fitted: see "
-        "below). None of these numbers is the paper's; efficiency is that on 1,024 GPUs.",
+        "A machine may lose time by three causes; here, exactly half of the trials survive. A head node starts the "
+        "processes of all trials one after another, at first and at each resize. Nodes have persistent speeds "
+        "(log-normal, this standard deviation), and a trial is as fast as its slowest node. Each node first copies the "
+        "data from shared storage: 146 GB, as the paper keeps them in shared memory. All nodes copy at once, from 300 "
+        "GB/s, which is fitted: see below. None of these numbers is the paper's; efficiency is that on 1,024 GPUs.",
         table(results["fig4_causes"]),
         _explained(results["fig4_causes"]),
         "## CFD on 1,024 GPUs (sec. 5.4: 64 trials from 16 GPUs, 20 epochs, three hours)",
-        "The bandwidth of the shared storage is no datasheet's: of the round numbers here, 300 GB/s is the one with "
-        "which reading 4.8 TB a trial and epoch takes about what the paper's run took. It is fitted to these three "
-        "hours, and so predicts nothing of them; what it does to the ratio on 128 GPUs, which it was not fitted to, is "
-        "beside it.",
+        "The bandwidth of the shared storage comes from no datasheet. With 300 GB/s, one of the round numbers here, "
+        "reading 4.8 TB a trial and epoch takes about as long as in the paper's run. It is fitted to these three "
+        "hours, and so predicts nothing of them. Beside it is its effect on the ratio on 128 GPUs, to which it was not "
+        "fitted.",
         table(results["thousand"]),
         "## Beyond the paper: larger and less perfect machines",
         "CFD for 40 epochs, 16 GPUs to begin with, one trial for each 16 GPUs. A failed node is back after an hour; "
@@ -158,8 +158,8 @@ def _open_questions(results: Row) -> list[str]:
         table(results["paying"]),
         "## Open question: other learning-rate rules",
         "A simulator whose curves come from a table cannot say how a learning rate or a batch size changes learning: "
-        "this needs real training. What it can say is the margin: after the first milestone, RASDA may need this "
-        "factor more epochs than ASHA for the same result before it is the slower of the two.",
+        "this needs real training. It can give the margin: after the first milestone, RASDA may need this factor more "
+        "epochs than ASHA for the same result before it is the slower of the two.",
         table(results["break_even"]),
     ]
 

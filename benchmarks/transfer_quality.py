@@ -180,12 +180,13 @@ def write_page(folder: Path) -> None:
 _HEAD = """# Do narrow models rank hyperparameters like the wide one?
 
 Random configurations (batch size, learning rate, momentum or beta1, schedule) are trained at full width as ordinary
-models, and at narrow widths as muP surrogates and as plain narrow models. *rho* is Spearman's rank correlation of the
-final validation scores with the full width's. *regret@k*: how much worse the best of the narrow model's top k is, at
-full width, than the best configuration of all (points of accuracy, or nats of loss). *Other seeds*: the full width
-against itself under other seeds, which no narrow model can be expected to beat. The spread is the standard deviation of
-the best configuration's full-size score over 5 seeds. Configurations and all scores are in `transfer_<task>.json`,
-scatter plots in `transfer_<task>.png`. Rerun: `python -m benchmarks.transfer_quality <task>`."""
+models. At narrow widths, they are trained as muP surrogates and as plain narrow models. The column *rho* is Spearman's
+rank correlation of the final validation scores with the full width's. The column *regret@k* compares the best of the
+narrow model's top k with the best configuration of all, both at full width. It is in points of accuracy, or in nats of
+loss. *Other seeds*: the full width against itself under other seeds, which no narrow model can be expected to beat. The
+spread is the standard deviation of the best configuration's full-size score over 5 seeds. Configurations and all scores
+are in `transfer_<task>.json`, scatter plots in `transfer_<task>.png`. Rerun: `python -m benchmarks.transfer_quality
+<task>`."""
 
 
 def _table(result: dict[str, Any]) -> str:

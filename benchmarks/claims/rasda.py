@@ -140,8 +140,9 @@ def growing_batches(folder: Path) -> list[Claim]:
         least = min(rules, key=lambda rule: validation[rules[rule]])
         found.append(
             Claim(
-                f"Loss of validation and of training after the batch grew to 2, 4 and 8 times, over that without: "
-                f"{optimizer}, by the learning rate's rule, warm-up of one epoch; the default is {default}",
+                f"Validation and training loss after the batch grew to 2, 4 and 8 times its size, over the loss "
+                f"without growth: {optimizer}. By rule of the learning rate, with a warm-up of one epoch; the default "
+                f"is {default}",
                 "; ".join(losses),
                 "the default's validation loss is the least",
                 least == default,

@@ -87,17 +87,17 @@ def markdown(results: Row) -> str:
     ]
     if checked is not None:
         parts.append(
-            f"A step on k ranks is that of one process with the k-fold batch: trained on 1, 2, then 4 gloo processes "
-            f"in double precision, the MLP's losses differ by {checked['difference']:.0e} of themselves at most over "
-            f"all {EPOCHS} epochs, both changes of the batch and their warm-ups. All else here is trained in one "
-            "process."
+            f"A step on k ranks is that of one process with the k-fold batch. As a check, the MLP is trained on 1, 2, "
+            f"then 4 gloo processes in double precision: its losses differ by {checked['difference']:.0e} of "
+            f"themselves at most. The check covers all {EPOCHS} epochs, both changes of the batch and their warm-ups. "
+            "Everything else here is trained in one process."
         )
     if results["overhead"] is not None:
-        shown = ", ".join(
-            f"{1000 * taken['more']:.2f} ms to one of {1000 * taken['step']:.1f} ms ({NAMES[task]})"
+        shown = ". ".join(
+            f"{NAMES[task]}: {1000 * taken['more']:.2f} ms to a step of {1000 * taken['step']:.1f} ms"
             for task, taken in results["overhead"].items()
         )
-        parts.append(f"Measuring the gradient noise scale adds to a step on two ranks: {shown}; medians of pairs.")
+        parts.append(f"Measuring the gradient noise scale on two ranks adds time (medians of pairs). {shown}.")
     parts += ["## All tasks and sizes together", _TOGETHER, table(_together(rows))]
     for part, title in (("val_loss", "Validation loss"), ("train_loss", "Training loss")):
         parts += [f"## {title} over that of the first batch throughout", _EACH, table(_each(rows, part))]
@@ -147,12 +147,12 @@ _AT = ", ".join(str(epoch) for epoch in MILESTONES)
 
 _HEAD = f"""# Learning rate and warm-up for a batch that grows with the workers
 
-Each of {EPOCHS} epochs trains on all examples, {EXAMPLES} at most, and after {_AT} epochs the batch doubles, up to
-2, 4 or 8 times the first one, as RASDA has it grow. The learning rate is multiplied by the growth (linear), by its root
-(sqrt), or by 1 (none), at once or over an epoch after each change. It follows a cosine besides, and starts where it is
-best for the first batch: the least validation loss over {len(RATES["sgd"])} rates, on {len(RATE_SEEDS)} other seeds.
-SGD has momentum {MOMENTUM}. {len(SEEDS)} seeds, {KINDS["shakespeare", "adamw"]} of the transformer; losses are those of
-the last epoch, in nats, means over examples; those of training are taken as the epoch goes."""
+Each of {EPOCHS} epochs trains on all examples, {EXAMPLES} at most. After {_AT} epochs the batch doubles, up to
+2, 4 or 8 times the first one, as in RASDA. The learning rate is multiplied by the growth (linear), by its root (sqrt),
+or by 1 (none), at once or over an epoch after each change. It also follows a cosine. It starts at the best rate for the
+first batch: the least validation loss over {len(RATES["sgd"])} rates, on {len(RATE_SEEDS)} other seeds. SGD has
+momentum {MOMENTUM}. There are {len(SEEDS)} seeds, {KINDS["shakespeare", "adamw"]} for the transformer. Losses are those
+of the last epoch, in nats, means over examples. Training losses are taken during the epoch."""
 
 _TOGETHER = """Geometric means over tasks and sizes of what the next two tables have; 1 would be no loss by larger \
 batches. Best first."""

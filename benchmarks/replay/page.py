@@ -15,30 +15,31 @@ from benchmarks.replay.table import FOLDER, Table, recorded
 NOTES = "replay_notes.md"
 YARDSTICKS = (
     "Each rule in 50 searches of random three quarters of a task's configurations, with each seed, against ASHA on the "
-    "same configurations. `handed back`: how often the test score of the model that a search hands back is worse by no "
-    "more than a standard deviation between seeds (averaged weights of the epoch that `tune` keeps; of ASHA, the last "
-    "epoch's). `trained again`: the same of the winner's configuration, trained again with the other seeds to its last "
-    "epoch, without averages. `cost`: median, in full trainings, by CPU seconds of one thread; mean over tasks."
+    "same configurations. `handed back`: how often the model that a search hands back tests worse by no more than a "
+    "standard deviation between seeds. It has the averaged weights of the epoch that `tune` keeps; ASHA's has those of "
+    "the last epoch. `trained again`: the same of the winner's configuration, trained again with the other seeds to "
+    "its last epoch, without averages. `cost`: median, in full trainings, by CPU seconds of one thread; mean over "
+    "tasks."
 )
 CALIBRATION = (
     "The probability that `TuneResult` states of its winner, and how often that was the best of the finalists, had all "
     "of them gone on."
 )
 COOLDOWNS = (
-    "Spearman's correlation of all configurations with the end at full width, the mean over seeds, in brackets by how "
-    "much the best of the first 4 is behind, in standard deviations between seeds: of scores as they are, of averaged "
-    "weights, and after a cooldown, which is a branch of the training whose learning rate falls in a line to 0 over a "
-    "share of the epochs before it."
+    "Spearman's correlation of all configurations with the end at full width, the mean over seeds. In brackets: by how "
+    "much the best of the first 4 is behind, in standard deviations between seeds. Columns are for scores as they are, "
+    "for averaged weights, and for scores after a cooldown. A cooldown is a branch of the training whose learning rate "
+    "falls in a line to 0 over a share of the epochs before it."
 )
 ANYTIME = (
-    "If a search were stopped: the regret of the configuration that validated best of those in training at full width, "
-    "as far as each has come, by averaged weights of its best epoch. As long as nothing has been trained at full "
+    "Regret if a search were stopped: that of the configuration in training at full width that validated best so far. "
+    "Each counts by the averaged weights of its best epoch. As long as nothing has been trained at full "
     "width, a run counts as 10 behind, the most that any does."
 )
 LIVE = (
-    "Of the searches that [were run live](vs_asha.md), those whose configurations are recorded, each with its own "
-    "weights and orders of examples: how often a policy comes to a validation score as good as the one that Ray's ASHA "
-    "came to in that run, and how often to a test score no more than a standard deviation between seeds behind. "
+    "These are the searches that [were run live](vs_asha.md) and whose configurations are recorded, each with its own "
+    "weights and orders of examples. Columns count how often a policy reaches the validation score of Ray's ASHA in "
+    "that run. They also count how often its test score is at most a standard deviation between seeds behind. "
     "`cost`: mean over tasks, in full trainings, by CPU seconds of one thread."
 )
 

@@ -235,7 +235,7 @@ def page(tables: Mapping[str, Table], resamples: int = RESAMPLES) -> str:
             row = mean(judge[rule].values()) if rule in judge else None
             told = f"The {half} half chooses *{rule}*"
             again = mean(judge[AGAIN].values())
-            told += "" if row is None else f"; on the {other} half it is {_words(row)} ({AGAIN}: {_words(again)})"
+            told += "" if row is None else f". On the {other} half it is {_words(row)}. {AGAIN}: {_words(again)}"
             parts += [f"- {told}."]
         parts.append("")
     for half, found in named.items():

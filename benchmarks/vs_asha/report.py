@@ -119,27 +119,30 @@ def not_run(cells: Cells) -> list[str]:
 
 _HEAD = """# `tune` against plain ASHA
 
-The same configurations, initial weights and orders of examples for every method at one seed; every cell (task, method,
-seed) in a fresh process. Data are in memory when the clock starts, modules are imported; it stops when the winner's
-trained full-size model is in hand. Validation and test scores are taken after every epoch by every method, at the same
-cost. *Ray Tune, ASHA*: one CPU slot (or one GPU) for each trial, actors used again, data in the object store once,
-checkpoints only of trials that end their training, one of which wins. *ASHA, one after another*: the same rule in one
-process without Ray, on all threads (or the GPU). The others are `tune()` at 1/8 of the width, four finalists, with
-nothing measured before (how wide to fuse is measured in the run), on a CPU a fused group on each core; *fusion alone*
-sweeps the model at its full width, *surrogates alone* trains them one by one, one on each core; without RASDA all
-finalists train to the end. How the race of the finalists is decided was chosen on recorded trainings (`replay.md`).
+At one seed, all methods have the same configurations, initial weights and orders of examples. Every cell (task, method,
+seed) has a fresh process. The clock starts when data are in memory and modules are imported. It stops when the winner's
+trained full-size model is in hand. Every method takes validation and test scores after every epoch, at the same cost.
 
-Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time over the method's, seed by seed, where
-both ran on the same kind of machine; *without start-up*: Ray's time until its first trial began is taken off. *To
-Ray's score*: seconds until a full-size model's validation score was first as good as what Ray's winner ended with, and
-in how many runs it was. *Floors*: wall time over one full-size training of the winner, on all threads. *Seed spread*:
-standard deviation of the test score between plain trainings of the same winner from other weights. A test score below
-Ray's by more than that is marked as a loss. *Trained again*: the winner's configuration, trained three times from other
-weights to its last epoch, without averages: what it is worth elsewhere.
+*Ray Tune, ASHA* has one CPU slot (or one GPU) for each trial, uses actors again, and has the data in the object store
+once. It keeps checkpoints only of trials that end their training, one of which wins. *ASHA, one after another* is the
+same rule in one process without Ray, on all threads (or the GPU). The other methods are `tune()` at 1/8 of the width
+with four finalists. Nothing was measured before: the run itself measures how wide to fuse. On a CPU, each core trains a
+fused group. *Fusion alone* sweeps the model at its full width. *Surrogates alone* trains surrogates one by one, one on
+each core. Without RASDA, all finalists train to the end. The rule of the finalists' race was chosen on recorded
+trainings (`replay.md`).
 
-Each task splits its examples once, for all seeds, and what is wrong with a split is wrong in all of its runs. Where
-examples are few, that decides: of breast cancer, training on and on makes the loss of the 209 validation examples three
-times as large, and that of the 210 test examples smaller. The tasks of many splits have another one for each seed."""
+Median over seeds, quartiles in brackets (n: seeds). *Faster*: Ray's wall time over the method's, seed by seed, if both
+ran on the same kind of machine. *Without start-up*: the same without Ray's time until its first trial began. *To Ray's
+score*: seconds until a full-size model's validation score first was as good as the last one of Ray's winner.
+*Reached*: the number of runs in which it was. *Floors*: wall time over one full-size training of the winner, on all
+threads. *Seed spread*: standard deviation of the test score between plain trainings of the same winner from other
+weights. A test score below Ray's by more than that is marked as a loss. *Trained again*: the winner's configuration,
+trained three times from other weights to its last epoch, without averages. It tells what the configuration is worth
+elsewhere.
+
+Each task splits its examples once, for all seeds, so that a flaw of the split is in all of its runs. If examples are
+few, the split decides. On breast cancer, further training makes the loss of the 209 validation examples three times as
+large, and that of the 210 test examples smaller. The tasks of many splits have another one for each seed."""
 
 _COLUMNS = (
     "method",
@@ -170,11 +173,11 @@ def _task(cells: Cells, task: str) -> str:
     lines = [
         f"## {task}{reduced}: {TASK_NAMES[task]}",
         "",
-        f"{settings['trials']} trials, max_t {settings['max_t']}, reduction factor {settings['reduction_factor']}; "
+        f"{settings['trials']} trials, max_t {settings['max_t']}, reduction factor {settings['reduction_factor']}. "
         f"{settings['examples']['train']:,} training, {settings['examples']['validation']:,} validation, "
-        f"{settings['examples']['test']:,} test examples{splits}; score: {some['score']}; "
-        f"space: {domains(settings['space'])}. "
-        f"Seed spread {between_seeds:.3g}. {machine(everything)}; {versions(everything)}.",
+        f"{settings['examples']['test']:,} test examples{splits}. Score: {some['score']}. "
+        f"Space: {domains(settings['space'])}. "
+        f"Seed spread {between_seeds:.3g}. {machine(everything)}. {versions(everything)}.",
         "",
         "| " + " | ".join(_COLUMNS) + " |",
         "|" + "---|" * len(_COLUMNS),
@@ -254,14 +257,14 @@ def verdict(cells: Cells, task: str) -> str:
     assert own.speedup is not None
     between_seeds = seed_spread([cell for of_method in cells[task].values() for cell in of_method])
     quality = (
-        "its test score is worse by more than the seed spread: no win"
+        "Its test score is worse by more than the seed spread: no win"
         if lost(own, between_seeds)
-        else ("its test score is not worse by more than the seed spread")
+        else ("Its test score is not worse by more than the seed spread")
     )
     return (
         f"`tune` is {own.speedup.median:.1f} times as fast as Ray's ASHA, to reach {target.speedup:g}: "
-        f"{_met(own.speedup.median >= target.speedup)}; it costs {own.floors.median:.1f} trainings of its winner, to "
-        f"reach {target.floors:g}: {_met(own.floors.median <= target.floors)}; {quality}."
+        f"{_met(own.speedup.median >= target.speedup)}. It costs {own.floors.median:.1f} trainings of its winner, to "
+        f"reach {target.floors:g}: {_met(own.floors.median <= target.floors)}. {quality}."
     )
 
 
@@ -292,8 +295,8 @@ def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, Row]) -> st
         if older := [METHOD_NAMES[m] for m in own if any(holds(cell["settings"]) for cell in methods[m])]:
             told.append(f"Measured with older defaults, {what}: {'; '.join(older)}.")
     if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], methods[BASELINE])]:
-        times = "when the machine may have been faster or slower, so that times do not compare"
-        told.append(f"Run on other days than Ray's ASHA here, {times}: {'; '.join(other)}.")
+        told.append(f"Run on other days than Ray's ASHA here: {'; '.join(other)}.")
+        told.append("The machine may have been faster or slower then, so that times do not compare.")
     for method, of_method in rows.items():
         if of_method.timed < of_method.compared:
             share = f"{of_method.timed} of {of_method.compared} runs"

@@ -41,8 +41,8 @@ def machine(cells: Sequence[Cell]) -> str:
     others = max(one["busy before"] for one in where)
     gpus = "".join(f", {name}" for name in sorted({one["gpu"] for one in where if "gpu" in one}))
     return (
-        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores{gpus}; {dates}; "
-        f"other work took at most {others:.0%} of them before a cell"
+        f"{_each(where, 'cpu')}, {_each(where, 'cores')} cores{gpus}; {dates}. "
+        f"Other work took at most {others:.0%} of the cores before a cell"
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether full size ranks the finalists as their surrogates do, and how much so few of them can say."""
+"""Compare the order of the finalists at full size with that of their surrogates, and test it against chance."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Literal
 from hydro_rasda.schedulers.ranking import Mode
 
 LEVEL = 0.05
-"""A verdict is given where chance alone gives such a correlation in at most this share of cases."""
+"""A verdict is given if chance alone gives such a correlation in at most this share of cases."""
 
 _ENUMERATED = 7
-"""Up to so many trials, all orders are tried: 5,040."""
+"""All orders are enumerated for at most so many trials: 5,040 orders."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How full size ranks finalists that their surrogates have ranked.
+    """The agreement between the ranking of finalists at full size and that of their surrogates.
 
-    Finalists are the best of all surrogates and lie close together, so that their order says less than that of all. Of
-    fewer than four, no order is rarer than chance allows for a verdict; of four, two of 24 are.
+    Finalists are the best of all surrogates and lie close together. Their order therefore says less than that of all
+    surrogates. With fewer than four finalists, no order is rare enough for a verdict. With four, two of 24 orders are.
 
     Attributes:
-        epoch: The scores are those after this one, the last that all have come to at full size; where surrogates did
-            not train so far, those after their last.
-        scores: By trial, on its surrogate and at full size; NaN where it had diverged.
-        rho: Spearman's rank correlation; NaN where one of both ranks all the same.
-        by_chance: How likely a correlation of this sign is to be as strong where all orders at full size are as likely:
-            exact up to 7 trials, beyond that by the normal approximation. NaN without a correlation.
-        verdict: "agree" or "disagree" where that is at most 0.05, after the sign; else "open": too few to tell.
+        epoch: The scores are those after this epoch, the last that all finalists reached at full size. If surrogates
+            trained less, their scores are those after their last epoch.
+        scores: By trial, on its surrogate and at full size; NaN if it had diverged.
+        rho: Spearman's rank correlation; NaN if the surrogates or the full size rank all trials equal.
+        by_chance: Probability of a correlation of this sign at least as strong, if all orders at full size are equally
+            likely. Exact up to 7 trials, beyond that by the normal approximation. NaN without a correlation.
+        verdict: "agree" or "disagree", after the sign, if `by_chance` is at most 0.05; else "open": too few to tell.
     """
 
     epoch: int

@@ -1,9 +1,9 @@
 """Asynchronous successive halving, the stopping variant: a trial is decided when it reports.
 
 Li et al., "A system for massively parallel hyperparameter tuning" (https://arxiv.org/abs/1810.05934). Decisions are
-those of Ray Tune's `ASHAScheduler` with one bracket: a trial goes on unless it is worse than the
-(1 - 1 / reduction_factor) quantile of those that came to the rung before it. They differ in one case, on purpose: a
-trial whose score is not finite stops here, and goes on there.
+those of Ray Tune's `ASHAScheduler` with one bracket. A trial continues unless it is worse than the
+(1 - 1 / reduction_factor) quantile of the trials that reached the rung before it. One case differs on purpose: a trial
+whose score is not finite stops here, but continues with Ray Tune.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hydro_rasda.schedulers.ranking import Mode, rank
 
 
 class Decision(StrEnum):
-    """What a trial that reported does next."""
+    """The next action of a trial that reported."""
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -111,12 +111,12 @@ class AsyncSuccessiveHalving:
         reduction_factor: One in so many trials goes on (eta in the paper, rf in RASDA's).
         mode: "min" where a lower score is better, "max" where a higher is.
         spacing: Factor from one milestone to the next; None for `reduction_factor`, as in the paper.
-        wait: A trial waits at a milestone for its cohort for at most this share of the time that it took to come there
-            (see `MilestoneBarrier`): 0 as in the paper, inf for synchronous halving. Then `decide` decides all that
-            are there at once.
+        wait: A trial waits at a milestone for its cohort. It waits at most this share of the time that it took to
+            reach the milestone (see `MilestoneBarrier`): 0 as in the paper, inf for synchronous halving. Then `decide`
+            decides all trials that are there at once.
 
     Raises:
-        ValueError: where a number is no integer or out of range, `grace_period` is above `max_t`, or `mode` is unknown.
+        ValueError: If a number is no integer or out of range, `grace_period` is above `max_t`, or `mode` is unknown.
     """
 
     max_t: int
@@ -150,21 +150,21 @@ class AsyncSuccessiveHalving:
         return AshaState()
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Decision]:
-        """Decides whether a trial goes on.
+        """Decide whether a trial continues.
 
-        The score goes to the deepest rung whose milestone is at most `t` and which has no score of this trial yet, so
-        that a trial which does not report every iteration skips no decision. Where there is no such rung, a report
-        changes nothing.
+        The score goes to the deepest rung whose milestone is at most `t` and which has no score of this trial yet. So
+        a trial that does not report every iteration skips no decision. If there is no such rung, a report changes
+        nothing.
 
         Args:
-            state: What came before; left as it is.
+            state: The state so far; it is not changed.
             trial: The trial's name.
             t: Its training iteration.
             score: Its metric at `t`.
 
         Returns:
-            The new state and the decision; WAIT, and the state as it was, where the trial is to be decided with its
-            fellows. One that diverged need not wait.
+            The new state and the decision. If the trial is to be decided with its cohort, WAIT and the unchanged
+            state. A trial that diverged need not wait.
         """
         if t >= self.max_t:
             return state, Decision.STOP
@@ -179,17 +179,17 @@ class AsyncSuccessiveHalving:
     def decide(
         self, state: AshaState, milestone: int, scores: Mapping[str, float]
     ) -> tuple[AshaState, dict[str, Decision]]:
-        """Decides the trials that waited for each other at a milestone.
+        """Decide the trials that waited for each other at a milestone.
 
-        Each is compared with all that came there, also with those that it is decided with; see `falls_short`.
+        Each trial is compared with all that reached the milestone, also with those decided with it; see `falls_short`.
 
         Args:
-            state: What came before; left as it is.
-            milestone: Where they are.
+            state: The state so far; it is not changed.
+            milestone: The milestone at which the trials wait.
             scores: By trial, in order of arrival.
 
         Returns:
-            The new state, and what each trial does, the best first.
+            The new state, and the decision for each trial, the best trial first.
         """
         for trial, score in scores.items():
             state = state.recorded(milestone, trial, score)
@@ -211,10 +211,10 @@ class AsyncSuccessiveHalving:
         return None
 
     def falls_short(self, state: AshaState, trial: str, t: int) -> bool:
-        """Whether a trial stops at the milestone `t`, compared with all trials that came there, also after it.
+        """Tell whether a trial stops at the milestone `t`, compared with all trials that reached it, also later ones.
 
-        Where trials wait for each other, the best go on, one in `reduction_factor`, rounded up; those of equal scores
-        all do, or none.
+        If trials wait for each other, the best continue: one in `reduction_factor`, rounded up. Of trials with equal
+        scores, all continue or none.
         """
         rung = state.rung(t)
         if trial not in rung or t >= self.max_t:

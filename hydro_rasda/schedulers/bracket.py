@@ -1,9 +1,9 @@
 """Successive halving over several devices: no device waits while a trial can go on.
 
 Synchronous halving decides a rung when all of its trials are there, and devices stand idle until the last of them is.
-Here a device that finds no trial left to begin takes one that is already among the best `1 / rf` of those that came
-to the rung (ASHA's promotion: Li et al. 2020, Algorithm 2). With one device nothing is ever under way while another
-decision is taken, and the decisions are those of synchronous halving.
+Here, a device may find no trial left to begin. It then takes a trial that is already among the best `1 / rf` of those
+that reached the rung (ASHA's promotion: Li et al. 2020, Algorithm 2). With one device, nothing trains during a
+decision, and the decisions are those of synchronous halving.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Bracket(SweepRule):
 
     Args:
         halving: Decides a rung; its `keep_at_least` is how many finalists are wanted.
-        holds: Whether a trial is of this bracket, by its number; None for a bracket of all trials.
-        to_the_end: Whether the best train to the last milestone, however few are left; otherwise the rung that leaves
-            no more than `keep_at_least` is the last.
+        holds: Tells by a trial's number whether the trial is in this bracket; None for a bracket of all trials.
+        to_the_end: If true, the best trials train to the last milestone, however few are left. Otherwise the last rung
+            is the one that leaves at most `keep_at_least`.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Bracket(SweepRule):
         self._halving, self._holds, self._to_the_end = halving, holds, to_the_end
 
     def admit(self, sweep: SweepState) -> int:
-        """All there are, once those that were admitted before have been through the first rung."""
+        """Admit all configurations that there are, once the earlier ones have passed the first rung."""
         first = self._halving.milestones[0]
         return 0 if self._waiting_at(0, sweep) or self._training_to(first, sweep) else sweep.left
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """The lowest rung that is not decided yet, once all of its trials are there.
+        """Decide the lowest undecided rung, once all of its trials are there.
 
-        Before, where a device has nothing to do, the best go on early.
+        If a device has nothing to do before that, the best continue early.
         """
         stops = self._milestones(sweep)
         if new := self._waiting_at(0, sweep):
@@ -53,7 +53,7 @@ class Bracket(SweepRule):
         return self._early(stops, sweep) if sweep.idle else {}
 
     def _decided(self, stop: int, stops: Sequence[int], sweep: SweepState) -> dict[int, Move]:
-        """Of a rung's trials, the best go on, and the others are dropped; those kept at the last rung stay there."""
+        """Let the best trials of a rung continue, and stop the others; trials kept at the last rung stay there."""
         if self._to_the_end and stop == stops[-1]:
             return {}
         kept = self._halving.promote(self._scores_at(stop, sweep))
@@ -87,7 +87,7 @@ class Bracket(SweepRule):
         return sum(size * epochs for size, epochs in self.rungs(sweep))
 
     def rungs(self, sweep: SweepState) -> list[tuple[int, int]]:
-        """Of each rung, the trials that are expected on it, and how many epochs each of them trains for it."""
+        """Return for each rung the number of trials expected, and the epochs that each of them trains for it."""
         spans = pairwise((0, *self._halving.milestones))
         return [(size, stop - start) for size, (start, stop) in zip(self._sizes(sweep), spans)]
 

@@ -1,4 +1,4 @@
-"""Which bubbles of a pipeline are given to guests: what a step's waits took before, and what guests cost the host."""
+"""Choose the bubbles of a pipeline that guests get, by the waits of earlier steps and the guests' cost to the host."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import statistics
 from collections import deque
 
 WINDOW = 8
-"""So many of the last steps say how long the wait at a position is."""
+"""Number of last steps by which the wait at a position is predicted."""
 
 CONTROL = 16
-"""One step in so many has no guests: what the others are compared with."""
+"""One step in so many is a control step: it has no guests, and the others are compared with it."""
 
 LIMIT = 0.01
 """Share of its step time that guests may cost the host."""
@@ -20,7 +20,7 @@ SHORTEST_S = 1e-3
 
 
 class Forecast:
-    """How long the host will wait, by the position of the wait in its step: a schedule repeats itself.
+    """Forecast how long the host will wait, by the position of the wait in its step: a schedule repeats itself.
 
     >>> forecast = Forecast()
     >>> for seconds in (0.05, 0.04, 0.06): forecast.saw(2, seconds)
@@ -36,16 +36,16 @@ class Forecast:
         self._seen.setdefault(position, deque(maxlen=WINDOW)).append(seconds)
 
     def expects(self, position: object) -> float:
-        """Seconds that three in four of the last waits at a position took at least; 0 before there were three."""
+        """Return the seconds that three in four of the last waits at a position reached; 0 before there were three."""
         seen = self._seen.get(position, ())
         return sorted(seen)[len(seen) // 4] if len(seen) >= 3 else 0.0
 
 
 class Guard:
-    """Says which bubbles are long enough for guests: the more they cost the host, the longer one must be.
+    """Tell which bubbles are long enough for guests: the more guests cost the host, the longer a bubble must be.
 
-    Steps with guests are compared with control steps. Where they are slower by more than `LIMIT`, and by more than
-    chance explains, twice as long a bubble is asked for; where they are surely within half of it, half as long a one.
+    Steps with guests are compared with control steps. If they are slower by more than `LIMIT`, and by more than chance
+    explains, the least length doubles. If they are surely slower by less than half of `LIMIT`, it halves.
 
     Attributes:
         least: Seconds that a bubble must be expected to last.
@@ -62,7 +62,7 @@ class Guard:
 
     @property
     def lets_in(self) -> bool:
-        """Whether the step that begins may have guests. All ranks of a host that count the same steps say the same."""
+        """Tell whether the next step may have guests. All ranks of a host that count the same steps agree."""
         return self._steps % CONTROL != CONTROL - 1
 
     @property
@@ -94,11 +94,11 @@ def _error(seconds: deque[float]) -> float:
 
 
 class Margin:
-    """Says whether what cannot be stopped once it has begun, such as work on a GPU, fits what is left of a bubble.
+    """Tell whether work that cannot be stopped, such as work on a GPU, fits the rest of a bubble.
 
-    It is taken to last as long as others of its kind lately (the median: one that loads code is none), and a share
-    longer. That share doubles each time that something was not over by the bubble's end, and shrinks by a fiftieth each
-    time that it was.
+    Work is expected to last as long as the last ones of its kind, and a share longer. The median is taken, so that one
+    that also loads code does not count. The share doubles each time that work was not over by the bubble's end, and
+    shrinks by a fiftieth each time that it was.
 
     >>> margin = Margin()
     >>> for seconds in (0.010, 0.009, 0.500): margin.saw("forward", seconds, in_time=True)
@@ -111,7 +111,7 @@ class Margin:
         self._seen: dict[str, deque[float]] = {}
 
     def fits(self, kind: str, left: float) -> bool:
-        """Whether a quantum of this kind may begin, so many seconds before the bubble's end; the first three may."""
+        """Tell whether a quantum of this kind may begin `left` seconds before the bubble ends; the first three may."""
         seen = self._seen.get(kind)
         return left > 0 and (len(seen or ()) < 3 or statistics.median_low(seen or [0.0]) * (1 + self._share) <= left)
 

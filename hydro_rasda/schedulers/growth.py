@@ -1,7 +1,7 @@
-"""With how many workers a survivor of a milestone goes on.
+"""Rules for the number of workers of a trial that survives a milestone.
 
-The paper's RASDA gives it all that it is due. That is wasted where more workers make an epoch hardly shorter, where the
-larger batch that comes with them teaches hardly more, and where others wait for the same workers.
+The paper's RASDA gives a survivor all workers that it is due. They are wasted if they hardly shorten an epoch, if the
+larger batch that comes with them teaches hardly more, or if other trials wait for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST_EFFICIENCY = 0.5
 
 
 class Growth(NamedTuple):
-    """What the number of workers of a surviving trial may depend on.
+    """The facts by which the number of workers of a surviving trial may be chosen.
 
     Attributes:
         held: Workers that the trial has, or had until it paused.
@@ -53,14 +53,15 @@ Resize = Callable[[Growth], int]
 def efficient(
     growth: Growth, factor: int = 2, least_efficiency: float = LEAST_EFFICIENCY, batch_over_noise: float = 1.0
 ) -> int:
-    """The smaller of what is due and an even share of what is free, while more workers pay.
+    """Grant the smaller of the workers due and an even share of the free ones, while more workers pay.
 
-    They pay while the trial's parallel efficiency, compared with the fewest workers that it had, is above a half, and
-    while the grown batch stays within the gradient noise scale, from which on larger batches need almost proportionally
-    more examples. A trial never gets fewer workers than it has. Sizes are `base * factor**k`, or what is due.
+    More workers pay under two conditions. The trial's parallel efficiency, compared with the fewest workers that it
+    had, is above a half. The grown batch stays within the gradient noise scale: beyond that scale, larger batches need
+    almost proportionally more examples. A trial never gets fewer workers than it has. Sizes are `base * factor**k`, or
+    the number due.
 
     Args:
-        growth: What is known of the trial and of the others.
+        growth: The facts about the trial and the others.
         factor: By which workers grow.
         least_efficiency: In place of a half; 0 for any.
         batch_over_noise: How many noise scales a batch may have; inf for any.

@@ -18,9 +18,9 @@ TrialT = TypeVar("TrialT", int, str)
 
 @dataclass(frozen=True)
 class SuccessiveHalving:
-    """Keeps the best `1 / reduction_factor` of a rung.
+    """Keep the best `1 / reduction_factor` of a rung.
 
-    It has no state: a rung's scores are all that a decision takes.
+    It has no state: a decision depends only on the rung's scores.
 
     Attributes:
         milestones: Training iterations at which a rung ends, strictly increasing (see `milestones`).
@@ -29,7 +29,7 @@ class SuccessiveHalving:
         keep_at_least: Trials that go on however few there are.
 
     Raises:
-        ValueError: where a number is no integer or out of range, `milestones` does not increase, or `mode` is unknown.
+        ValueError: If a number is no integer or out of range, `milestones` does not increase, or `mode` is unknown.
     """
 
     milestones: Sequence[int]
@@ -47,16 +47,16 @@ class SuccessiveHalving:
             raise ValueError(f"`milestones` is {self.milestones}, but must be positive and strictly increasing")
 
     def promote(self, scores: Mapping[TrialT, float], *, complete: bool = True) -> tuple[TrialT, ...]:
-        """The trials that go on to the next rung, best first.
+        """Return the trials that continue to the next rung, best first.
 
-        `max(keep_at_least, n // reduction_factor)` of the `n` trials, fewer where not enough scores are finite: a
+        They are `max(keep_at_least, n // reduction_factor)` of the `n` trials, fewer if not enough scores are finite: a
         diverged trial is never promoted. Of equal scores, the lower trial's counts as better, so that the order of
         `scores` does not matter.
 
         Args:
             scores: By trial, the score at this rung's milestone.
-            complete: Whether these are all trials of the rung. Before, `n // reduction_factor` may go on early, so that
-                no device waits for the last of them (ASHA's promotion, Li et al. 2020, Alg. 2).
+            complete: True if these are all trials of the rung. Until then, `n // reduction_factor` may continue early,
+                so that no device waits for the last of them (ASHA's promotion, Li et al. 2020, Alg. 2).
 
         >>> SuccessiveHalving((1, 3, 9), 3, "min").promote({3: 0.5, 1: 0.2, 2: 0.2, 0: 0.9})
         (1,)

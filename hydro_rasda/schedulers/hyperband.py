@@ -50,7 +50,7 @@ class Hyperband(SweepRule):
         return self._round[number % len(self._round)]
 
     def admit(self, sweep: SweepState) -> int:
-        """All there are, once those that were admitted before have been through their first rung."""
+        """Admit all configurations that there are, once the earlier ones have passed their first rung."""
         return min(bracket.admit(sweep) for bracket in self._brackets)
 
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:

@@ -23,7 +23,7 @@ class MedianStopping(SweepRule):
         min_trials: Other trials that a decision takes at least; with fewer, a trial goes on.
 
     Raises:
-        ValueError: where a number is no integer or out of range.
+        ValueError: If a number is no integer or out of range.
     """
 
     last: int

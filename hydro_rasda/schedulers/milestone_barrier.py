@@ -1,11 +1,11 @@
-"""Who waits at a milestone for its fellows, and until when.
+"""Let trials wait for their cohort at a milestone, within a bound.
 
-ASHA decides each trial when it comes, by those that came before it: the first are measured by few others, and more go
-on than should. A survivor is paused to be given more workers in any case. So a trial may wait a little for those that
-began with it, and all that are there by then are decided at once.
+ASHA decides each trial on arrival, by those that arrived before it. The first trials are compared with few others, so
+that more continue than should. A survivor is paused in any case, to be given more workers. So a trial may wait a little
+for those that began with it. All that are there by then are decided at once.
 
-It waits at most a share of the time that it took to come there, whatever becomes of its fellows: one that dies or
-stalls keeps nobody longer. No bound at all gives synchronous halving.
+A trial waits at most a share of the time that it took to reach the milestone. So a trial that dies or stalls delays no
+other beyond that. Without a bound, this is synchronous halving.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hydro_rasda.checks import check_number
 
 
 class _Bound(NamedTuple):
-    """Until when a trial waits, and when a fellow must have begun to be there by then if it is as fast."""
+    """The time until which a trial waits, and by which a trial as fast must have begun to be there in time."""
 
     until: float
     begun_by: float
@@ -30,7 +30,7 @@ _NEVER = _Bound(math.inf, math.inf)
 
 @dataclass
 class _Milestone:
-    """What is known of one milestone.
+    """The trials of one milestone.
 
     `under_way` has the time at which each began, in rising order; `first` is the bound that runs out first.
     """
@@ -45,15 +45,15 @@ class _Milestone:
 class MilestoneBarrier:
     """The trials on their way to milestones, and those that wait there.
 
-    A trial's fellows are those on their way to the same milestone that would be there before it has waited its share,
-    were they as fast as it was: who began much later is not waited for.
+    A trial's cohort are trials on their way to the same milestone. At the trial's own speed, they would arrive before
+    its wait ends. So no trial waits for one that began much later.
 
     Args:
-        wait: The longest that a trial waits, over the time that it took to come; inf for no bound, and then those that
-            have yet to begin are waited for, too.
+        wait: The longest that a trial waits, over the time that it took to reach the milestone. With inf there is no
+            bound, and trials also wait for those that have yet to begin.
 
     Raises:
-        ValueError: where `wait` is negative or no number.
+        ValueError: If `wait` is negative or no number.
     """
 
     def __init__(self, wait: float) -> None:
@@ -67,11 +67,11 @@ class MilestoneBarrier:
         self._place(trial, milestone).to_begin.add(trial)
 
     def begin(self, trial: str, milestone: int, now: float) -> None:
-        """A trial is on its way to a milestone from now on; the time must not run backwards from call to call."""
+        """Note that a trial begins its way to a milestone now; the time must not run backwards from call to call."""
         self._place(trial, milestone).under_way[trial] = now
 
     def come(self, trial: str, milestone: int, score: float, now: float) -> None:
-        """A trial has come to a milestone, and waits; not at all, where it was not seen to begin."""
+        """Let a trial that has reached a milestone wait there; not at all if it was not seen to begin."""
         since = self._milestones[self._at[trial]].under_way.get(trial, now) if trial in self._at else now
         most = math.inf if self._wait == math.inf else self._wait * (now - since)
         there = self._place(trial, milestone)
@@ -80,7 +80,7 @@ class MilestoneBarrier:
         there.scores[trial] = score
 
     def leave(self, trial: str) -> None:
-        """A trial is over, or off its way until it begins again."""
+        """Forget a trial that is over, or that pauses until it begins again."""
         if (milestone := self._at.pop(trial, None)) is not None:
             there = self._milestones[milestone]
             there.under_way.pop(trial, None)
@@ -90,18 +90,17 @@ class MilestoneBarrier:
                 there.first = min(there.bounds.values(), default=_NEVER)
 
     def waits(self, trial: str) -> bool:
-        """Whether a trial has come to a milestone and is not decided yet."""
+        """Tell whether a trial has reached a milestone and is not decided yet."""
         return trial in self._at and trial in self._milestones[self._at[trial]].bounds
 
     def until(self, milestone: int) -> float:
-        """When those that wait at a milestone are decided at the latest; inf where nobody waits, or without bound."""
+        """Return the latest time of the decision at a milestone; inf if no trial waits there, or without a bound."""
         return self._milestones[milestone].first.until if milestone in self._milestones else math.inf
 
     def take(self, now: float) -> dict[int, Mapping[str, float]]:
-        """By milestone, the trials that are to be decided now, with their scores, in order of arrival.
+        """Take out the trials that are to be decided now: their scores by milestone, in order of arrival.
 
-        These are all that wait there, once the first of them has waited its share, or no fellow is left to wait for.
-        They wait no longer.
+        These are all that wait there, once the first of them has waited its share, or no trial is left to wait for.
         """
         over = [
             milestone for milestone, there in self._milestones.items() if there.bounds and self._is_over(there, now)

@@ -1,4 +1,4 @@
-"""Where a rung ends: the training iterations at which halving is decided."""
+"""The ends of rungs: the training iterations at which halving is decided."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hydro_rasda.checks import check_int
 
 
 def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
-    """The milestones of successive halving, `min_t * factor**k` for k = 0, 1, ..., the last one at `max_t`.
+    """Return the milestones of successive halving, `min_t * factor**k` for k = 0, 1, ..., the last one at `max_t`.
 
     Built by integer multiplication: a float logarithm of `max_t / min_t` loses a rung at, say, 243 / 3.
     The first milestone that reaches or passes `max_t` becomes `max_t`.
@@ -18,10 +18,10 @@ def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
             (eqs. 2 and 3).
 
     Returns:
-        Strictly increasing milestones; `(max_t,)` where `min_t` equals `max_t`.
+        Strictly increasing milestones; `(max_t,)` if `min_t` equals `max_t`.
 
     Raises:
-        ValueError: where an argument is no integer, `min_t` is below 1, `max_t` below `min_t`, or `factor` below 2.
+        ValueError: If an argument is no integer, `min_t` is below 1, `max_t` below `min_t`, or `factor` below 2.
 
     >>> milestones(1, 243, 3)
     (1, 3, 9, 27, 81, 243)
@@ -42,10 +42,10 @@ def milestones(min_t: int, max_t: int, factor: int) -> tuple[int, ...]:
 
 
 def first_milestone(min_t: int, max_t: int, factor: int, warmup: float) -> int:
-    """The first of the milestones at which a warm-up is over; `max_t` where it never is.
+    """Return the first of the milestones at which a warm-up is over; `max_t` if it never is.
 
-    Before that, a trial would be judged by a learning rate that is not its own yet. The milestones after it are those
-    that there are without a warm-up, too.
+    Before that, a trial would be judged by a learning rate that is still warming up. The later milestones are the same
+    as without a warm-up.
 
     Args:
         warmup: The longest warm-up, in training iterations.

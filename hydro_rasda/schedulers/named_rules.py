@@ -37,10 +37,10 @@ def named_rule(
         reduction_factor: Of successive halving, also within Hyperband.
         mode: Of the scores.
         top_k: Finalists that are wanted.
-        explored: What population based training changes.
+        explored: Hyperparameters that population based training changes.
 
     Raises:
-        ValueError: for "pbt" where nothing is explored.
+        ValueError: If `name` is "pbt" and nothing is explored.
 
     >>> named_rule("median", (2, 6, 18), 3, "min", 4)
     MedianStopping(last=18, grace_period=2, min_trials=3)

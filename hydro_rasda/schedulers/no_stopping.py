@@ -17,7 +17,7 @@ class NoStopping(SweepRule):
         last: That epoch.
 
     Raises:
-        ValueError: where `last` is no integer or below 1.
+        ValueError: If `last` is no integer or below 1.
     """
 
     last: int

@@ -1,9 +1,9 @@
-"""Packing by how fast jobs get on together, as it was measured.
+"""Packing by measured interference: by how fast jobs run together.
 
-A share of a device says how much of it a job keeps busy, not what else the jobs that share it slow each other by, nor
-what is lost where their shares leave a gap. This policy reckons in the work that a device's jobs do in a second: it
-adds the job that adds most, also where shares then sum up to more than the device has, and stops where a job would add
-nothing.
+A share of a device says how much of it a job keeps busy. It does not say how much jobs on one device slow each other
+otherwise, nor how much is lost if their shares leave a gap. This policy counts the work that a device's jobs do in a
+second. It adds the job that adds most, even if shares then sum up to more than the device has. It stops when no job
+would add anything.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LEAST = 0.02
 class Interference:
     """Slowdowns of jobs that share a device.
 
-    Jobs that together ask for more compute than a device has get on in proportion to what it has. Beyond that, each
-    neighbour slows a job by a factor of its own: caches, memory bandwidth, the processor that feeds the device.
+    If jobs together ask for more compute than a device has, all of them slow down in proportion. In addition, each
+    neighbour slows a job by a factor: caches, memory bandwidth, the processor that feeds the device.
 
     Attributes:
-        beside: By the kinds of a job and of one neighbour, the seconds of a step beside it over those alone, beyond
-            what their shares explain; at least 1.
+        beside: By the kinds of a job and of one neighbour, the seconds of a step beside it over those alone. The
+            slowdown that their shares explain is taken off; at least 1.
         otherwise: The same for two kinds that were not measured together.
     """
 
@@ -45,10 +45,10 @@ class Interference:
         require(self.otherwise >= 1, "otherwise", self.otherwise, "a number >= 1")
 
     def speeds(self, jobs: Sequence[Job], rate: float = 1.0) -> list[float]:
-        """How fast each of some jobs gets on where they share a device, over having one of its kind alone.
+        """Return the speed of each job if these jobs share a device, over its speed with such a device to itself.
 
         Args:
-            rate: Of the device, in reference devices.
+            rate: Rate of the device, in reference devices.
 
         >>> jobs = [Job("a", 4, 0.5, 60, "cnn"), Job("b", 4, 0.75, 60, "vit")]
         >>> Interference({("cnn", "vit"): 1.25}).speeds(jobs)
@@ -65,11 +65,11 @@ class Interference:
 
 @dataclass(frozen=True)
 class FastestTogether:
-    """The device with most compute left gets, of the jobs that take longest, the one with which its jobs get on most.
+    """Give the device with most compute left the job that adds most work there, among the `LOOK` longest jobs.
 
     For J jobs, D devices, k jobs on each, and P jobs that start, a decision takes O(J log J + D k^2 + P (log D +
-    LOOK k)), and O(J) for a device that memory keeps the `LOOK` longest off, unless one with as much left found nothing
-    before.
+    LOOK k)). A device with too little memory for the `LOOK` longest jobs takes O(J) more. It takes no more if a device
+    with as much left found nothing before.
 
     Attributes:
         interference: As measured.
@@ -82,7 +82,7 @@ class FastestTogether:
     interference: Interference = field(default_factory=Interference)
 
     def __call__(self, jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-        """Decides; see `packing.Policy`."""
+        """Decide; see `packing.Policy`."""
         waiting = longest_first(jobs)
         waiting.reverse()  # the next ones last, where they are cheap to take out
         heap = [(-room.compute, i) for i, room in enumerate(rooms)]
@@ -131,9 +131,10 @@ class _Together:
             self._join(job, self._work_with(job.compute, job.kind))
 
     def best(self, waiting: Sequence[Job]) -> tuple[int | None, float]:
-        """Of the last jobs in the queue, the one with which most is done; of equal ones the last. And how much that is.
+        """Return the index of the job with which the device does most work, and that work.
 
-        Where none of them has the memory, it is the last that has. None where no job has it.
+        The last `LOOK` jobs are compared; of equal ones, the last is taken. If the memory is too small for all of them,
+        it is the last job before them that fits; None if no job does.
         """
         by_shares_alone, free, load, rate = self._by_shares_alone, self.memory, self._load, self.rate
         most, at, end = -1.0, None, len(waiting)
@@ -152,7 +153,7 @@ class _Together:
         return at, most
 
     def add(self, job: Job, work: float) -> None:
-        """A job runs here, too, and so much is done."""
+        """Add a job, with which the device does so much work."""
         self.memory -= job.memory
         self._join(job, work)
 

@@ -1,17 +1,16 @@
-"""Which jobs share which device: HyperSack's policies, under memory and compute.
+"""HyperSack's policies for jobs that share devices, under limits of memory and compute.
 
 Alnaasan et al., "HyperSack: Distributed Hyperparameter Optimization for Deep Learning using Resource-Aware Scheduling
-on Heterogeneous GPU Systems" (HiPC 2024). A job that is alone on a device keeps only a share of it busy; as many run
-there at the same time as its memory and its compute have room for. A decision takes jobs off a queue until nothing
-fits, and is made again when a job ends.
+on Heterogeneous GPU Systems" (HiPC 2024). A job that is alone on a device keeps only a share of it busy. So as many
+jobs run there at the same time as the device's memory and compute have room for. A decision takes jobs off a queue
+until nothing fits. The next decision is made when a job ends.
 
-Compute is counted in devices of one kind, the reference: a job has its share of such a device, a device its measured
-rate, so that the same policies hold where devices are unequal.
+Compute is counted in devices of one kind, the reference. A job has its share of such a device, and a device has its
+measured rate. So the same policies hold for unequal devices.
 
-For J jobs, D devices and P jobs that find room, a decision takes O(J log J) to sort, where the policy does, and
-O(J log J + P log D) to place, where one of memory and compute runs out before the other. At the worst, where what is
-left of them lies scattered, a job looks at all D devices; one that needs no less than another that found no room is not
-looked for again.
+Costs of a decision, for J jobs, D devices and P jobs that find room: O(J log J) to sort, if the policy sorts. If memory
+or compute clearly runs out first, O(J log J + P log D) to place. In the worst case the free memory and compute lie
+scattered, and a job looks at all D devices. A job that needs no less than one that found no room is not tried again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MARGIN = 1.1
 """Jobs are given so much more memory, and so much larger a share, than were measured."""
 
 GUESS = 1.5
-"""What nobody has measured is given so many times what the largest of other kinds had."""
+"""A job of a kind that nobody has measured gets this many times the largest measurement of other kinds."""
 
 SLACK = 1e-9
 """Forgiven of either: shares of 0.1, 0.2 and 0.7 fill a device."""
@@ -50,13 +49,13 @@ class Job(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a device has left.
+    """The free part of a device.
 
     Attributes:
         memory: Free, in the unit of the jobs' memory.
         compute: Free, in reference devices: of a device with the rate 2 that is half in use, 1.
         rate: Of the whole device, while as many jobs run there as it has compute for.
-        jobs: What runs there, each with the seconds that it still takes.
+        jobs: The jobs that run there, each with the seconds that it still takes.
     """
 
     device: str
@@ -81,11 +80,11 @@ Policy = Callable[[Sequence[Job], Sequence[Room]], list[Placed]]
 
 
 def first_fit(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-    """FF: each job, as they come, on the first device that has room for it.
+    """FF: put each job, in order of arrival, on the first device that has room for it.
 
     Args:
-        jobs: That wait, in order.
-        rooms: What the devices have left, in order.
+        jobs: The waiting jobs, in order.
+        rooms: The free part of each device, in order.
 
     >>> first_fit([Job("a", 4, 0.5, 60), Job("b", 4, 0.6, 30)], [Room("cuda:0", 40, 1), Room("cuda:1", 40, 1)])
     [Placed(job='a', device='cuda:0'), Placed(job='b', device='cuda:1')]
@@ -112,11 +111,11 @@ def first_fit_decreasing(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Pla
 
 
 def worst_fit(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
-    """WF: each job, as they come, on the device with most compute left, of those that have room for it.
+    """WF: put each job, in order of arrival, on the device with most compute left that has room for it.
 
     Args:
-        jobs: That wait, in order.
-        rooms: What the devices have left; of equal ones, the first is taken.
+        jobs: The waiting jobs, in order.
+        rooms: The free part of each device; of equal ones, the first is taken.
 
     >>> jobs = [Job("a", 4, 0.5, 60), Job("b", 4, 0.4, 30), Job("c", 4, 0.3, 30)]
     >>> worst_fit(jobs, [Room("cuda:0", 40, 1), Room("cuda:1", 40, 1)])
@@ -159,9 +158,10 @@ def one_a_device(jobs: Sequence[Job], rooms: Sequence[Room]) -> list[Placed]:
 
 
 def beside(jobs: Sequence[Job], room: Room) -> list[str]:
-    """Which jobs start on one device, in their order: what finds room; where nothing runs, at least the first.
+    """Choose the jobs that start on one device, in their order: those that find room.
 
-    So what is larger than the device has it to itself, rather than never to start.
+    If nothing runs there, at least the first job starts. So a job larger than the device has it to itself, instead of
+    never starting.
 
     >>> beside([Job("a", 30, 1, 0), Job("b", 30, 1, 0), Job("c", 10, 1, 0)], Room("cpu", 40, 2))
     ['a', 'c']
@@ -193,14 +193,14 @@ def _emptiest(heap: list[tuple[float, int, float]], memory: float, compute: floa
 
 
 class _Refused:
-    """What found no room: as rooms only shrink, neither does what needs no less of either."""
+    """The jobs that found no room. As rooms only shrink, no job that needs as much of both finds room later."""
 
     def __init__(self) -> None:
         self._memory: list[float] = []  # rising, while the compute at the same place falls
         self._compute: list[float] = []
 
     def knows(self, memory: float, compute: float) -> bool:
-        """Whether something that needed no more found no room."""
+        """Tell whether a job that needed no more found no room."""
         at = bisect_right(self._memory, memory)
         return at > 0 and self._compute[at - 1] <= compute
 

@@ -1,9 +1,9 @@
-"""Who starts next, when trials of several sizes wait for the same workers.
+"""Choose the next trial to start, when trials of several sizes wait for the same workers.
 
-Trials that survived more milestones start first, new ones last. While the first in line needs more workers than are
-free, workers are kept for it, and others start only where that does not delay it ("EASY" backfill: Lifka, "The ANL/IBM
-SP scheduling system", 1995). So that new trials are not shut out, the longest waiting trial becomes the first in line
-after `patience` starts of others.
+Trials that survived more milestones start first, new ones last. If the first in line needs more workers than are free,
+workers are kept for it. Others start only if that does not delay it ("EASY" backfill: Lifka, "The ANL/IBM SP scheduling
+system", 1995). After `patience` starts of others, the longest waiting trial becomes the first in line, so that new
+trials are not shut out.
 
 Workers are interchangeable here: a trial's workers may sit on several nodes. `worker_slots` counts them.
 
@@ -117,7 +117,7 @@ class Queue:
         return self._at[self._order[0]]
 
     def deepest(self) -> Waiting:
-        """Of those that survived most milestones, the first to arrive; there must be one."""
+        """Return the first to arrive of the trials that survived most milestones; there must be one."""
         sizes = self._alike[max(self._alike)]
         return self._at[min(alike.places[0] for alike in sizes.values())]
 
@@ -152,7 +152,7 @@ class Held:
     """The workers that trials hold, and when they are expected back.
 
     Args:
-        holding: What `add` would be told of trials, in the order in which they started.
+        holding: The arguments of `add` for each trial, in the order in which trials started.
 
     Attributes:
         workers: Held by all trials together.
@@ -250,7 +250,7 @@ class Placement(NamedTuple):
 
 
 def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0.0) -> Placement:
-    """Decides which trial starts next; `queue.start` it, `held.add` it, and ask again until `start` is None.
+    """Decide which trial starts next; `queue.start` it, `held.add` it, and ask again until `start` is None.
 
     A trial that is to start with more workers than there are, free and held, starts with all of them.
 
@@ -259,7 +259,7 @@ def place(queue: Queue, held: Held, free: int, patience: int = 8, now: float = 0
         now: The time, on the clock of `held`.
 
     Raises:
-        ValueError: where `free` is negative or `patience` below 1.
+        ValueError: If `free` is negative or `patience` below 1.
 
     >>> queue, held = Queue([Waiting("new", 1), Waiting("promoted", 4, rung=2)]), Held()
     >>> place(queue, held, free=8).start.trial
@@ -291,7 +291,7 @@ def worker_slots(nodes: Iterable[Mapping[str, float]], worker: Mapping[str, floa
         nodes: Resources of each node, by name.
 
     Raises:
-        ValueError: where `worker` asks for nothing.
+        ValueError: If `worker` asks for nothing.
 
     >>> worker_slots([{"CPU": 8}, {"CPU": 4}], {"CPU": 3})
     3

@@ -23,7 +23,7 @@ class Range:
     """The values that a hyperparameter may take, from `low` to `high`.
 
     Attributes:
-        log: Whether it is drawn by its logarithm.
+        log: If true, values are drawn uniformly on a logarithmic scale.
 
     >>> Range(0.01, 1.0, log=True).at(0.5), Range(0.0, 0.5).nearest(0.6)
     (0.1..., 0.5)
@@ -57,7 +57,7 @@ class PopulationBasedTraining(SweepRule):
     `PopulationBasedTraining(synch=True)`, but that values stay within their ranges.
 
     Attributes:
-        explored: What changes with a copy. Keys that the source's configuration lacks are left out.
+        explored: The hyperparameters that change with a copy. Keys that the source's configuration lacks are left out.
         last: The epoch at which the sweep ends.
         interval: Epochs between two decisions.
         quantile: Share of the population that is replaced, and share that is copied; at most half.
@@ -66,7 +66,7 @@ class PopulationBasedTraining(SweepRule):
             a neighbour instead.
 
     Raises:
-        ValueError: where one is out of range, or nothing is explored.
+        ValueError: If one is out of range, or nothing is explored.
     """
 
     explored: Explored

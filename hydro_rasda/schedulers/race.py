@@ -1,10 +1,10 @@
-"""The race of the finalists at full size: who goes on from a milestone, and how each will probably end.
+"""The race of the finalists at full size: the choice at each milestone, and a forecast of each final score.
 
-At a milestone, the best scores go on. Early scores mislead: configurations with high learning rates that decay start
-slowly and end first, and weights averaged over few steps hide what training still gains. So the first milestone lies
-at half of a training, and scores are those of the weights as training left them. Both were chosen on recorded
-trainings, and judged on others (`benchmarks/results/replay_notes.md`). So were the errors of the forecasts, which
-decide nothing: they say how sure a choice is.
+At a milestone, the trials with the best scores continue. Early scores mislead: configurations with high, decaying
+learning rates start slowly and end first. Weights averaged over few steps hide the gains that training still brings.
+So the first milestone lies at half of a training, and scores are those of the weights as training left them. Both were
+chosen on recorded trainings, and judged on others (`benchmarks/results/replay_notes.md`). The same holds for the errors
+of the forecasts. Forecasts decide nothing: they only tell how sure a choice is.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class ExpectedEnd:
 
 @dataclass(frozen=True)
 class Race:
-    """Decides at each milestone who goes on.
+    """Decide at each milestone which trials continue.
 
     Attributes:
         max_t: Epochs of a full training.
-        mode: Whether less is better.
-        reduction_factor: One in so many goes on in any case.
-        full_trainings: The budget, in full trainings: more go on where they can train to the end for it.
+        mode: "min" if a lower score is better, "max" if a higher one is.
+        reduction_factor: One in so many continues in any case.
+        full_trainings: The budget, in full trainings: more trials continue if the budget lets them train to the end.
     """
 
     max_t: int
@@ -58,7 +58,7 @@ class Race:
     full_trainings: float
 
     def promote(self, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
-        """Who goes on from a milestone, best first; none where all diverged.
+        """Return the trials that continue after a milestone, best first; none if all diverged.
 
         Args:
             scores: Each trial's score there; one that is not finite is out.
@@ -73,7 +73,7 @@ class Race:
         return running[: max(len(scores) // self.reduction_factor, self.affordable(stop, trained))]
 
     def affordable(self, stop: int, trained: int) -> int:
-        """How many can train from a milestone to the end for what is left of the budget; at least one.
+        """Return how many trials the rest of the budget can train from a milestone to the end; at least one.
 
         >>> race = Race(9, "min", 2, 2.5)
         >>> race.affordable(2, trained=4 * 2), race.affordable(9, trained=4 * 2 + 2 * 7)
@@ -83,15 +83,15 @@ class Race:
         return max(1, math.floor((self.full_trainings * self.max_t - trained) / left)) if left > 0 else 1
 
     def expected_ends(self, full: Mapping[int, Curve], over: Collection[int] = ()) -> dict[int, ExpectedEnd]:
-        """How trials will probably end.
+        """Forecast the final scores of trials.
 
-        A trial that was stopped is expected to change from there as those did that trained to the end: by the median of
-        their changes, and as uncertainly as they changed. What they all have in common is the less certain, the fewer
-        they are. Before any has ended, nothing is known.
+        A stopped trial is expected to change as those did that trained to the end: by the median of their changes. Its
+        uncertainty follows the size of their changes. Part of it is common to all stopped trials: the fewer trials have
+        ended, the larger this part. Before any has ended, nothing is known.
 
         Args:
-            full: Each trial's scores by epoch, up to where it stands.
-            over: Those whose training has ended by itself, where they are.
+            full: Each trial's scores by epoch, up to its last epoch so far.
+            over: Trials whose training has ended by itself, perhaps before `max_t`.
         """
         ended = [n for n, curve in full.items() if math.isfinite(curve.get(self.max_t, math.nan))]
         found = {}
@@ -111,9 +111,9 @@ class Race:
 
 
 def chances(expected_ends: Mapping[int, ExpectedEnd], mode: Mode) -> dict[int, float]:
-    """Each trial's probability of being the best; they add up to 1, but for 0 for each that diverged.
+    """Return each trial's probability of being the best; they add up to 1, with 0 for each trial that diverged.
 
-    Where nothing is known of what one of them has left, all are alike.
+    If nothing is known of the rest of a trial's training, all trials have the same probability.
 
     >>> chances({3: ExpectedEnd(0.5, 0.1), 5: ExpectedEnd(0.5, 0.1), 6: ExpectedEnd(math.nan, 0.1)}, "min")
     {3: 0.5, 5: 0.5, 6: 0.0}
@@ -145,10 +145,10 @@ def _no_better(found: ExpectedEnd, value: float, sign: float) -> float:
 
 
 def expected_gain(expected_ends: Sequence[ExpectedEnd], mode: Mode) -> float:
-    """What training one more configuration would be expected to improve the best score by, were it one of these.
+    """Bound by how much one more full training should improve the best score, if it were drawn like these.
 
-    Another draw of one distribution beats the best of k in one of k + 1 cases, and then by about as much as the best
-    beats the second (exactly so where the tail is exponential). The next configuration of a sweep is likelier to be
+    Another draw of one distribution beats the best of k in one of k + 1 cases. It then wins by about as much as the
+    best beats the second (exactly so if the tail is exponential). The next configuration of a sweep is likelier to be
     worse: this is a bound rather than an estimate. NaN for fewer than two.
 
     >>> expected_gain([ExpectedEnd(end, 0.0) for end in (0.5, 0.625, 0.75)], "max")

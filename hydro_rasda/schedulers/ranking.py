@@ -1,4 +1,4 @@
-"""Who is better: one order for every scheduler, the same on every machine and for every seed."""
+"""One order of trials for every scheduler, the same on every machine and for every seed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Mode = Literal["min", "max"]
 
 
 def rank(scores: Sequence[float], mode: Mode) -> list[int]:
-    """Indices of `scores`, best first.
+    """Return the indices of `scores`, best first.
 
-    Scores that are not finite come last in both modes: an infinite score is that of a diverged trial, whichever its
-    sign. Of equal scores, also of those, the one of lower index comes first.
+    Scores that are not finite come last in both modes: an infinite score of either sign is that of a diverged trial.
+    Of equal scores, the one of lower index comes first; the same holds among scores that are not finite.
 
     Args:
         mode: "min" where lower is better, "max" where higher is.
 
     Raises:
-        ValueError: where `mode` is neither.
+        ValueError: If `mode` is neither.
 
     >>> rank([0.3, float("nan"), 0.1, 0.3], "min")
     [2, 0, 3, 1]

@@ -6,7 +6,7 @@ At each milestone the worse trials stop, as asynchronous successive halving deci
 `scaling_factor` times their workers. That factor also spaces the milestones (eqs. 2 and 3): they lie at
 `grace_period * scaling_factor**k`, where plain ASHA's lie at `grace_period * reduction_factor**k`.
 
-`wait=0, grow="due"` is the paper's algorithm. The paper has neither waiting for fellows nor growing by what it brings.
+`wait=0, grow="due"` is the paper's algorithm. The paper has neither `wait` nor growth by measured gains.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ GROW: tuple[str, ...] = ("due", "efficient")
 
 
 class Verdict(NamedTuple):
-    """Whether a trial goes on, and on how many workers.
+    """The decision on a trial, and its number of workers.
 
     Attributes:
-        decision: Whether it does.
-        workers: What it is due where it goes on.
+        decision: Says if the trial continues, stops or waits.
+        workers: Workers due to the trial if it continues.
     """
 
     decision: Decision
@@ -50,9 +50,9 @@ class RASDA:
         workers: Workers of a new trial (base_resources).
         max_workers: No trial gets more; None for no limit.
         mode: "min" where a lower score is better, "max" where a higher is.
-        wait: How long a trial waits at a milestone for its fellows, at most, over the time that it took to come there;
-            see `MilestoneBarrier`. 0 as in the paper.
-        grow: With how many workers a survivor goes on: "due", as in the paper, or "efficient"; see
+        wait: The longest that a trial waits at a milestone for its cohort, over the time that it took to reach it; see
+            `MilestoneBarrier`. 0 as in the paper.
+        grow: The rule for the number of workers of a survivor: "due", as in the paper, or "efficient"; see
             `hydro_rasda.schedulers.growth`.
         least_efficiency: With "efficient", a survivor whose parallel efficiency is not above this keeps its workers; 0
             for any.
@@ -60,7 +60,7 @@ class RASDA:
             any.
 
     Raises:
-        ValueError: where a number is no integer or out of range, or `mode` or `grow` is unknown.
+        ValueError: If a number is no integer or out of range, or `mode` or `grow` is unknown.
     """
 
     max_t: int
@@ -116,7 +116,7 @@ class RASDA:
         return due if self.max_workers is None else min(due, self.max_workers)
 
     def resize(self, growth: Growth) -> int:
-        """With how many workers a survivor goes on, as `grow` says."""
+        """Return the number of workers with which a survivor continues, by `grow`."""
         if self.grow == "due":
             return growth.due
         return efficient(growth, self.scaling_factor, self.least_efficiency, self.batch_over_noise)
@@ -126,14 +126,14 @@ class RASDA:
         return self.halving.init()
 
     def report(self, state: AshaState, trial: str, t: int, score: float) -> tuple[AshaState, Verdict]:
-        """Decides as `AsyncSuccessiveHalving.report` does, and adds the workers that are due."""
+        """Decide as `AsyncSuccessiveHalving.report` does, and add the workers that are due."""
         state, decision = self.halving.report(state, trial, t, score)
         return state, Verdict(decision, self.workers_at(t))
 
     def decide(
         self, state: AshaState, milestone: int, scores: Mapping[str, float]
     ) -> tuple[AshaState, dict[str, Verdict]]:
-        """Decides as `AsyncSuccessiveHalving.decide` does, and adds the workers that are due."""
+        """Decide as `AsyncSuccessiveHalving.decide` does, and add the workers that are due."""
         state, decisions = self.halving.decide(state, milestone, scores)
         due = self.workers_at(milestone)
         return state, {trial: Verdict(decision, due) for trial, decision in decisions.items()}

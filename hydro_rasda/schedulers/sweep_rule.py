@@ -1,4 +1,4 @@
-"""Who goes on in a sweep: what a rule is asked, what it sees, and what it may answer."""
+"""The interface of a sweep's rule: the questions to it, the state that it sees, and the answers that it may give."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hydro_rasda.schedulers.ranking import Mode
 class Continue:
     """A trial trains on.
 
-    A trial that was dropped can go on, too: it is brought back. Its checkpoint is gone by then, so it trains again from
-    its first epoch; one that may be needed later costs less where it is left waiting, for that keeps its checkpoint.
+    A dropped trial can continue, too. Its checkpoint is gone by then, so it trains again from its first epoch. If a
+    trial may be needed later, leave it waiting: this costs less, because a waiting trial keeps its checkpoint.
 
     Attributes:
         to: The epoch at which the rule is asked again, after the one where the trial stands.
-        copy_of: A trial that waits at the same epoch, whose weights, optimizer state and configuration this one goes on
-            with in place of its own (population based training, Jaderberg et al. 2017); None: its own.
+        copy_of: A trial that waits at the same epoch. This trial continues with that one's weights, optimizer state and
+            configuration (population based training, Jaderberg et al. 2017). None: with its own.
         changes: With `copy_of`, other values for hyperparameters of that configuration: `lr`, `momentum`,
             `weight_decay`, `beta1`, `beta2`, `eps`, or any of its floats that leaves the model's structure as it is.
     """
@@ -44,14 +44,14 @@ Move = Continue | Stop
 
 @dataclass
 class Standing:
-    """Where a trial of a sweep stands.
+    """The state of one trial of a sweep.
 
     Attributes:
         number: 0, 1, ... in the order of sampling.
         config: Its hyperparameters.
         epoch: The milestone that it came to last; 0 before the first.
         goal: The milestone that it is on its way to; None where it waits, or was dropped.
-        dropped: Whether it was dropped.
+        dropped: True if the rule has stopped it.
         curve: The metric after each epoch up to `epoch`; NaN where the trial had diverged or failed.
     """
 
@@ -77,10 +77,10 @@ def _mark(*values: object) -> int:
 
 
 class SweepState:
-    """Where a sweep stands. Rules read it; only the sweep itself changes it.
+    """The state of a sweep. Rules read it; only the sweep itself changes it.
 
     Attributes:
-        mode: Whether a lower ("min") or a higher ("max") metric is better.
+        mode: "min" if a lower metric is better, "max" if a higher one is.
         max_t: Epochs of a full training.
         top_k: How many finalists are wanted.
         seed: The run's: a rule that needs random numbers derives them from it, and from what it is asked.
@@ -88,7 +88,7 @@ class SweepState:
         training: Those that are on their way to a milestone.
         scores: By milestone, the score there of each trial that came to it; NaN where it diverged or failed.
         left: Configurations that can be had now; 0 once there are no more.
-        idle: Whether a device has nothing to do until the rule lets a trial go on.
+        idle: True if a device has nothing to do until the rule lets a trial continue.
     """
 
     def __init__(self, mode: Mode, max_t: int, top_k: int, seed: int = 0) -> None:
@@ -114,7 +114,7 @@ class SweepState:
         return self._to.get(epoch, {})
 
     def best(self, count: int) -> list[int]:
-        """The best so far: those who came furthest, then those who are best there; none that diverged or failed."""
+        """Return the best so far: those with most epochs first, of them the best; none that diverged or failed."""
         found: dict[int, None] = {}
         for stop in sorted(self._ranked, reverse=True):
             for _, number in self._ranked[stop]:
@@ -185,11 +185,11 @@ class SweepState:
 
 
 class SweepRule(ABC):
-    """Decides who goes on in a sweep: as `SweepConfig(rule=...)`, an object of a subclass replaces successive halving.
+    """Decide which trials of a sweep continue; as `SweepConfig(rule=...)`, a subclass replaces successive halving.
 
-    A rule keeps nothing between calls: what it answers depends on what it was made with and on the state alone, so that
-    a run that was killed comes to the same decisions again. (What was decided is in the journal besides, and is not
-    asked again.) Here is one that lets the better half of the trials go on for twice the epochs:
+    A rule keeps nothing between calls: its answer depends only on its constructor's arguments and on the state. So a
+    run that was killed comes to the same decisions again. (The journal also keeps each decision, and the rule is not
+    asked for it again.) This rule lets the better half of the trials continue for twice the epochs:
 
     >>> class BetterHalf(SweepRule):
     ...     def decide(self, sweep):
@@ -204,37 +204,38 @@ class SweepRule(ABC):
     """
 
     def admit(self, sweep: SweepState) -> int:
-        """How many more configurations to take in now; asked whenever nothing else is to be decided.
+        """Return how many more configurations to admit now; asked whenever there is nothing else to decide.
 
-        A searcher learns from what has come to a milestone before it is asked for the next.
+        A searcher learns from the trials that have reached a milestone before it is asked for the next ones.
         """
         return sweep.left
 
     @abstractmethod
     def decide(self, sweep: SweepState) -> Mapping[int, Move]:
-        """What becomes of trials; asked after each change, and once more where a device has nothing to do.
+        """Decide on trials; the sweep asks after each change, and once more if a device has nothing to do.
 
         New trials wait at epoch 0 for their first milestone.
 
         Returns:
-            By number of a trial that waits, or that was dropped, what it does next. All others stay as they are: an
-            empty answer waits for more to be known. Where nothing trains, and nothing goes on, the sweep is over.
+            The next move of waiting or dropped trials, by number. All others stay as they are: an empty answer waits
+            for more to be known. If nothing trains and nothing continues, the sweep is over.
         """
 
     def finalists(self, sweep: SweepState) -> Sequence[int]:
-        """Who trains at full size, best first; of them, the first `top_k` do. Asked when the sweep is over.
+        """Return the trials for full size, best first; the first `top_k` train. The sweep asks when it is over.
 
-        Where the time budget ends the sweep early, the finalists are those who trained longest, and are best there.
+        If the time budget ends the sweep early, this is not asked: the finalists are the best of the trials that
+        trained longest.
         """
         return sweep.best(sweep.top_k)
 
     def epochs(self, sweep: SweepState) -> int:
-        """How many epochs all trials together are expected to train, for progress; at most, where nothing is known."""
+        """Estimate the epochs that all trials together will train, for progress; an upper bound if nothing is known."""
         return (len(sweep.trials) + sweep.left) * sweep.max_t
 
 
 CHANGEABLE = ("lr", "momentum", "weight_decay", "beta1", "beta2", "eps")
-"""Hyperparameters that a model in training can go on with other values of, also where a configuration lacks them."""
+"""Hyperparameters whose values may change during a training, even if a configuration lacks them."""
 
 
 def checked_moves(
@@ -243,13 +244,13 @@ def checked_moves(
     sweep: SweepState,
     check: Callable[[Mapping[str, Any]], object] = dict,
 ) -> dict[int, Move]:
-    """A rule's decision, if it can be carried out.
+    """Return a rule's decision, if it can be carried out.
 
     Args:
         check: Raises ValueError for a configuration that cannot be trained with.
 
     Raises:
-        ValueError: naming rule, trial and value, where it cannot.
+        ValueError: If it cannot; the message names rule, trial and value.
     """
     told = f"`sweep.rule` {type(rule).__name__}"
     require(isinstance(moves, Mapping), f"{told}: decide(...)", moves, "a dict of moves by trial")
@@ -292,20 +293,20 @@ def _check_going_on(
 
 
 def checked_admission(rule: SweepRule, count: int) -> int:
-    """How many configurations a rule takes in, if that is a number of them.
+    """Return the number of configurations that a rule admits, if it is an integer >= 0.
 
     Raises:
-        ValueError: naming rule and value, where it is none.
+        ValueError: If it is not; the message names rule and value.
     """
     require(type(count) is int and count >= 0, f"`sweep.rule` {type(rule).__name__}: admit(...)", count, "an int >= 0")
     return count
 
 
 def checked_epochs(rule: SweepRule, count: float) -> int:
-    """How many epochs a rule expects, if that is a number of them.
+    """Return the number of epochs that a rule expects, if it is a finite number >= 0.
 
     Raises:
-        ValueError: naming rule and value, where it is none.
+        ValueError: If it is not; the message names rule and value.
     """
     holds = is_number(count) and count >= 0
     require(holds, f"`sweep.rule` {type(rule).__name__}: epochs(...)", count, "a finite number >= 0")
@@ -329,10 +330,10 @@ def move_of(plain: Sequence[Any]) -> Move:
 
 
 def checked_finalists(rule: SweepRule, finalists: Sequence[int], sweep: SweepState) -> list[int]:
-    """A rule's finalists, if they are trials of the sweep, each of them once; at most `top_k`.
+    """Return a rule's finalists, at most `top_k`, if they are trials of the sweep and each is named once.
 
     Raises:
-        ValueError: naming rule and value, where they are not.
+        ValueError: If they are not; the message names rule and value.
     """
     of = f"`sweep.rule` {type(rule).__name__}: finalists(...)"
     listed = isinstance(finalists, Sequence) and not isinstance(finalists, str)

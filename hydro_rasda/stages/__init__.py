@@ -1,1 +1,1 @@
-"""Who trains next: the sweep on surrogates, the race at full size, and what passes between them."""
+"""The stages of a run: the sweep on surrogates, the race at full size, and the steps between them."""

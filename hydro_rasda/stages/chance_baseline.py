@@ -1,4 +1,4 @@
-"""Whether trials have learned anything yet: their scores against those of a constant prediction."""
+"""The chance baseline: compare scores with those of a constant prediction, to tell whether trials have learned yet."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run, Stage
 
 EXAMPLES = 10_000
-"""Of the training data, from which the constant is taken: a frequency is then known to a hundredth."""
+"""Training examples from which the constant is computed: a frequency is then known to a hundredth."""
 
 RELATIVE_MARGIN = 0.01
-"""Of a loss, which is measured on the same examples as the constant's, so that their noise cancels: who is closer to it
-than this explains less than a hundredth of what the constant leaves open (R squared, for the squared error)."""
+"""Margin of a loss, relative to the constant's loss. Both are measured on the same examples, so that noise cancels.
+
+A trial within it explains less than a hundredth of what the constant leaves open (R squared, for the squared error).
+"""
 
 
 @dataclass(frozen=True)
 class Chance:
-    """What a constant prediction scores.
+    """The score of a constant prediction.
 
     Attributes:
-        score: By the run's metric.
+        score: The constant's value of the run's metric.
         margin: Scores within it do not differ from chance.
     """
 
@@ -39,7 +41,7 @@ class Chance:
     margin: float
 
     def beaten(self, scores: Iterable[float], mode: Mode) -> bool:
-        """Whether any score is better by more than the margin.
+        """Tell whether any score is better by more than the margin.
 
         >>> Chance(2.3, 0.1).beaten([2.25, 9.0], "min"), Chance(0.1, 0.05).beaten([0.12, 0.2], "max")
         (False, True)
@@ -49,7 +51,7 @@ class Chance:
 
 
 def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
-    """Warn, and tell the user, where no trial differs from chance at the first rung, so that noise decides it."""
+    """Warn if no trial differs from chance at the first rung, so that noise decides it."""
     if (chance := unbeaten_chance(run, "surrogate", scores)) is None:
         return
     finite = [score for score in scores.values() if math.isfinite(score)]
@@ -64,12 +66,12 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
 
 
 def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chance | None:
-    """What a constant prediction scores, where no trial of a stage does better.
+    """Return the score of a constant prediction, if no trial of a stage does better.
 
-    Chance is known of the objective that `loss_fn` makes; of one by hand it is not.
+    Chance is known only for an objective that `loss_fn` makes, not for one written by hand.
 
     Returns:
-        None where a trial does better, none has a finite score, or chance is not known.
+        None if a trial does better, none has a finite score, or chance is not known.
     """
     finite = [score for score in scores.values() if math.isfinite(score)]
     if not finite or not isinstance(as_given(run.problem.objective), Supervised):
@@ -81,15 +83,15 @@ def unbeaten_chance(run: Run, stage: Stage, scores: Mapping[int, float]) -> Chan
 
 
 def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None:
-    """What the best constant prediction scores: of classes their frequencies, of numbers their mean.
+    """Return the score of the best constant prediction: the frequencies of classes, or the mean of numbers.
 
     Args:
         problem: Its objective is one that `supervised` made.
         batch_size: Examples to read at a time.
-        classes: Whether integer targets are classes.
+        classes: True if integer targets are classes.
 
     Returns:
-        None where that is not known, as where the loss takes no such prediction.
+        None if that is not known, for example if the loss takes no such prediction.
     """
     part, name = problem.settings.metric.split("_", 1)
     measured = problem.val_data if part == "val" else problem.train_data

@@ -18,14 +18,14 @@ def finalists_of_rule(
 ) -> list[int]:
     """Have the rule name the finalists of a sweep that is over.
 
-    A surrogate as wide as the model is the model: its training goes on from where it is.
+    A surrogate as wide as the model is the model: its training continues at full size.
 
     Args:
         tell: Called with the last milestone and whether the finalists were named before, once there are some.
 
     Raises:
-        AllTrialsFailed: where no trial has a finite metric.
-        ValueError: where the rule names no finalists.
+        AllTrialsFailed: If no trial has a finite metric.
+        ValueError: If the rule names no finalists.
     """
     chosen = checked_finalists(rule, rule.finalists(state), state)
     last = max(state.scores, default=0)
@@ -47,10 +47,10 @@ def finalists_of_rule(
 
 
 def finalists_in_time(run: Run, search: Search) -> list[int]:
-    """Choose finalists where the time budget ended a rung early: those that trained longest, of them the best.
+    """Choose finalists if the time budget ended a rung early: those that trained longest, of them the best.
 
     Raises:
-        AllTrialsFailed: where no trial has a finite metric.
+        AllTrialsFailed: If no trial has a finite metric.
     """
     run.end_by_time("surrogate")
     run.say("the sweep's share of `time_budget_s` is spent: going on with the best so far")

@@ -1,4 +1,4 @@
-"""Trials of a sweep that go on as copies of others, as population based training has them."""
+"""Trials of a sweep that continue as copies of others, in population based training."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def make_copies(
     moves: Mapping[int, Continue],
     recalled: bool,
 ) -> None:
-    """Have trials go on with others' weights and configurations, as these were before any copy.
+    """Let trials continue with other trials' weights and configurations, as these were before any copy.
 
     Args:
         run: Gets the copies' configurations and checkpoints.
-        state: Where the trials stand; it is not changed.
-        search: Is told that what it suggested trains no further.
+        state: The state of the sweep; it is not changed.
+        search: Learns that the configurations it suggested train no further.
         dispatcher: Gets the copies' groups.
-        moves: Those of copies.
-        recalled: Whether an earlier process decided so.
+        moves: The moves of copies.
+        recalled: True if an earlier process made this decision.
 
     Raises:
-        ValueError: where a copy has trained on already, or a change would make another model.
+        ValueError: If a copy has trained further already, or a change would make another model.
     """
     of = {number: move.copy_of for number, move in moves.items() if move.copy_of is not None}
     trials = dict(run.trials)

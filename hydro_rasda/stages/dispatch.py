@@ -1,4 +1,4 @@
-"""Which trials a free device of the sweep takes: those behind first, in groups as wide as was measured to be best."""
+"""The queue of the sweep: a free device takes the trials behind first, in groups of the best width measured."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Dispatcher:
     """Trials that may begin, and the tasks that they make.
 
     Attributes:
-        kinds: By trial, a digest that is equal for those that can train as one.
-        copies: By trial that goes on with another one's weights, that other one.
+        kinds: By trial, a digest that is equal for trials that can train as one fused model.
+        copies: By trial that continues with another trial's weights, that other trial.
     """
 
     def __init__(self, run: Run, devices: Devices) -> None:
@@ -38,7 +38,7 @@ class Dispatcher:
         self._widths: dict[tuple[str, str], Widths] = {}
 
     def add(self, number: int, stop: int) -> None:
-        """Have a trial begin as soon as a device takes it: from its last checkpoint, or anew where it has none."""
+        """Let a trial begin as soon as a device takes it: from its last checkpoint, or anew if it has none."""
         run = self._run
         source = run.sources.get(number)
         there = source is not None and run.can_load(source)
@@ -46,11 +46,11 @@ class Dispatcher:
         insort(self._queues.setdefault(span, {}).setdefault(self.kinds[number], []), self._place(number))
 
     def _reached(self, number: int) -> int:
-        """The epoch of the checkpoint that a trial goes on from; of a copy, its source's."""
+        """Return the epoch of the checkpoint from which a trial continues; for a copy, that of its source."""
         return self._run.epochs("surrogate", self.copies.get(number, number))
 
     def remove(self, number: int) -> bool:
-        """Have a trial begin no more; whether it was to."""
+        """Take a trial out of the queue; return whether it was there."""
         if (span := self._spans.pop(number, None)) is None:
             return False
         kinds = self._queues[span]
@@ -66,7 +66,7 @@ class Dispatcher:
         return KINDS.index(optimizer_name(self._run.trials[number].config)), number
 
     def __bool__(self) -> bool:
-        """Whether any trial may begin."""
+        """Tell whether any trial may begin."""
         return bool(self._queues)
 
     def start_next(self) -> None:
@@ -122,7 +122,7 @@ class Dispatcher:
         return self._run.problem.train_data.steps(self._run.trials[number].batch_size) or 1.0
 
     def _planned(self, device: int, of_kind: Mapping[str, Sequence[int]]) -> dict[str, Widths]:
-        """For each kind of trials, how to group them on a device."""
+        """Return the widths of groups on a device, for each kind of trials."""
         fusion = self._run.settings.sweep.fusion
         if fusion != "auto":
             return dict.fromkeys(of_kind, Widths(fusion))
@@ -152,5 +152,5 @@ def _widths(value: Mapping[str, Any]) -> Widths:
 
 
 def _is_compiled(group: Group, of: Waiting, span: Span) -> bool:
-    """Whether compiling a group's step pays by its next milestone."""
+    """Tell whether compiling a group's step pays by its next milestone."""
     return group.fused and of.widths.compiling_pays(len(group.members), of.steps * (span.stop - span.start))

@@ -1,4 +1,4 @@
-"""Which trials can train as one fused model."""
+"""Find the trials that can train as one fused model."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
 
 
 def _found(problem: Problem, parts: Sequence[Sequence[Trial]], pace: HangDetector, deaths: Deaths) -> dict[int, _Kind]:
-    """By trial, its kind; of parts that are built beside each other, in a process each.
+    """Find the kind of each trial; parts are built at the same time, each in its own process.
 
-    A part whose process dies, or hangs, is built again, in the end without the trial that it was at.
+    If a part's process dies or hangs, the part is built again, in the end without the trial that was being built.
     """
     found: dict[int, _Kind] = {}
     reached = {at: part[0].number for at, part in enumerate(parts)}
@@ -120,7 +120,7 @@ class _Seen:
 def _kinds_of(
     problem: Problem, trials: Sequence[Trial], doing: CrashLog, notify: Notify = lambda number: None
 ) -> tuple[dict[int, _Kind], Plans]:
-    """By trial, its kind; and how models were made narrower, which another process would not know."""
+    """Find the kind of each trial; also return the plans of narrower models, for other processes."""
     seen: list[_Seen] = []
     found: dict[int, _Kind] = {}
     for trial in trials:
@@ -169,7 +169,10 @@ def _digest(problem: Problem, trial: Trial, surrogate: nn.Module) -> str:
 
 
 def _reads(problem: Problem, trial: Trial, notes: Notes | None) -> Reads | None:
-    """What decides about a trial's model: what was read now and, where a plan was at hand, when that was made."""
+    """Return the configuration values that decide about a trial's model.
+
+    They were read now and, if there was already a plan, when that plan was made.
+    """
     reads = None if notes is None else notes.of(trial.config)
     if reads is not None and reads_config(as_given(problem.objective)):
         # What an objective is given is a part of the model; floats, of which members have their own, do not tell kinds.

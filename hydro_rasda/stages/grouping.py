@@ -1,4 +1,4 @@
-"""Which trials a device trains next, in which fused groups: pure functions of what waits and of what was measured."""
+"""Choose the trials that a device trains next, and their fused groups, by pure functions of queue and measurements."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ class Waiting:
     _seconds: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, members: int) -> float:
-        """How long an epoch of a group takes."""
+        """Return the seconds that an epoch of a group takes."""
         if members not in self._seconds:
             self._seconds[members] = self.steps * self.widths.seconds(members)
         return self._seconds[members]
 
 
 Round = Mapping[str, Sequence[int]]
-"""What trains beside each other: for each kind, the sizes of its groups, which take the first of its trials."""
+"""Groups that train beside each other: for each kind, the sizes of its groups, which take the first of its trials."""
 
 
 def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1.0) -> list[Group]:
-    """What a device trains next: one group, or as many as it has cores.
+    """Choose the next groups of a device: one group, or as many as the device has cores.
 
-    Groups of one kind on all cores are equally large, and done at the same time. Of small models, though, a wide group
-    takes hardly longer than a narrow one: then each kind has a core to itself. What is measured tells which it is.
+    Groups of one kind on all cores are equally large, and done at the same time. For small models, though, a wide group
+    takes hardly longer than a narrow one: then each kind has a core to itself. The measurements decide between both.
 
     Args:
-        waiting: By kind, of which that of the first trial comes first.
+        waiting: By kind; the first trial's kind comes first.
         cores: Groups that the device trains beside each other.
-        share: Of all that wait, what it may take at most: the rest is for other free devices.
+        share: The largest share of all waiting trials that the device may take: the rest is for other free devices.
 
     >>> waiting = {"a": Waiting([0, 2, 3, 4], Widths(4)), "b": Waiting([1, 5], Widths(4))}
     >>> [group.members for group in next_groups(waiting)], [group.members for group in next_groups(waiting, share=0.5)]
@@ -72,7 +72,7 @@ def next_groups(waiting: Mapping[str, Waiting], cores: int = 1, share: float = 1
 
 
 def _next_round(waiting: Mapping[str, Waiting], cores: int) -> Round:
-    """Of the two ways to share cores among kinds, the first round of the one that is through with all trials sooner."""
+    """Return the first round of the faster of two ways to share cores among kinds, over all trials."""
     first = next(iter(waiting))
     parts = {first: _beside(waiting[first], cores)}
     if len(waiting) > 1 and cores > 1:
@@ -81,9 +81,9 @@ def _next_round(waiting: Mapping[str, Waiting], cores: int) -> Round:
 
 
 def _sizes(trials: int, most: int, parts: int) -> list[int]:
-    """Groups that train beside each other, where all trials of a kind train in as few such rounds as possible.
+    """Return the sizes of the first round's groups, if a kind's trials train in as few rounds as possible.
 
-    All groups of all rounds are equally large, up to one trial; these are those of the first round.
+    The groups of a round train beside each other. All groups of all rounds are equally large, up to one trial.
 
     >>> _sizes(10, most=4, parts=2), _sizes(8, most=4, parts=2), _sizes(3, most=4, parts=8)
     ([3, 2], [4, 4], [1, 1, 1])
@@ -94,13 +94,13 @@ def _sizes(trials: int, most: int, parts: int) -> list[int]:
 
 
 def _beside(of: Waiting, cores: int) -> int:
-    """How many groups of a kind train beside each other, one on a core, as far as they fit memory."""
+    """Return how many groups of a kind train beside each other, one on a core, within the memory."""
     share = of.widths.share
     return cores if share * cores <= 1 + SLACK else max(1, int(1 / share + SLACK))
 
 
 def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
-    """What `_sizes` gives, without a list: the largest group, the smallest, and their sum.
+    """Summarize `_sizes` without a list: the largest group, the smallest, and their sum.
 
     >>> _round(10, most=4, parts=2), _round(8, most=4, parts=2)
     ((3, 2, 5), (4, 4, 8))
@@ -111,7 +111,7 @@ def _round(trials: int, most: int, parts: int) -> tuple[int, int, int]:
 
 
 def _seconds_apart(waiting: Mapping[str, Waiting], cores: int) -> float:
-    """How long an epoch of all trials takes where one kind after the other has all cores."""
+    """Return the seconds of an epoch of all trials if one kind after the other has all cores."""
     total = 0.0
     for of in waiting.values():
         left, most, parts = len(of.trials), of.widths.most, _beside(of, cores)
@@ -178,7 +178,7 @@ class _Together:
         return parts
 
     def train(self, parts: Mapping[str, int]) -> float:
-        """How long an epoch of that round takes; its trials are then no longer left."""
+        """Take out that round's trials; return the seconds that an epoch of the round takes."""
         longest = 0.0
         for kind, count in parts.items():
             largest, smallest, taken = _round(self._left[kind], self._most[kind], count)

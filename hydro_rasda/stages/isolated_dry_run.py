@@ -26,17 +26,17 @@ DRY_RUN = ".dry-run"
 
 
 def survived_dry_run(problem: Problem, trials: Sequence[Trial], folder: Path | None) -> DryRun:
-    """A dry run that passes over trials which end their process.
+    """Do a dry run that passes over trials which end their process.
 
-    A forked process tries them first, where one can be forked; else it is noted in the run's folder which is tried, so
-    that a later call of the same name passes over it.
+    If the process can be forked, a forked one tries the trials first. Otherwise a file in the run's folder names the
+    trial that is being tried, so that a later call of the same name passes over it.
 
     Args:
         trials: At least one.
-        folder: The run's; None where no later call could have the same.
+        folder: The run's folder; None if no later call could have the same.
 
     Raises:
-        ValueError: where no trial can be trained; see `dry_run`.
+        ValueError: If no trial can be trained; see `dry_run`.
     """
     if usable_children(problem):
         return dry_run(problem, _scouted(problem, trials))
@@ -81,10 +81,10 @@ def _noted_in(folder: Path | None) -> Iterator[CrashLog]:
 
 
 def _scouted(problem: Problem, trials: Sequence[Trial]) -> list[Trial]:
-    """Trials of which a process has survived all that a dry run looks at.
+    """Return the trials for which a forked process survived all checks of a dry run.
 
     Raises:
-        ValueError: where there is none, or where too many in a row ended theirs.
+        ValueError: If there is none, or if too many in a row ended their process.
     """
     safe, left, first = list[Trial](), list(trials), None
     for _ in range(MISFITS):

@@ -39,13 +39,13 @@ _NO_DECAY = (
 
 @dataclass(frozen=True)
 class Ready:
-    """What a dry run has shown to work.
+    """A problem that a dry run has shown to work.
 
     Attributes:
-        problem: With what the dry run found of the model, and with the rungs that lie after the warm-ups.
-        settings: As they were asked for, but for the width of a pretrained model's surrogates.
-        parameters: Of the full-size model, name, shape and type.
-        messages: What the user should know of it.
+        problem: The problem, with the dry run's findings about the model and with rungs that lie after the warm-ups.
+        settings: The user's settings, except for the width of a pretrained model's surrogates.
+        parameters: Name, shape and type of each parameter of the full-size model.
+        messages: Messages to the user about the dry run.
     """
 
     problem: Problem
@@ -62,18 +62,18 @@ def get_ready(
     *,
     named_rule: bool = True,
 ) -> Ready:
-    """Try a problem out, and warn of what would go wrong without a word.
+    """Try a problem out, and warn of settings that would fail silently.
 
     Args:
-        space: What the trials' configurations are drawn from.
+        space: The search space of the trials' configurations.
         trials: At least one.
-        folder: The run's; None where no later call could have the same.
-        named_rule: Whether a rule of the library decides the sweep, and none of the user's: it is known where it ends.
+        folder: The run's folder; None if no later call could have the same.
+        named_rule: True if a rule of the library decides the sweep, not one of the user: then its end is known.
 
     Raises:
-        ValueError: where no trial can be trained; see `dry_run`. Or where a `schedule` gives no factors, the largest
-            batches are more than the data have, or one has surrogates and an optimizer for which nobody knows how
-            learning rates transfer.
+        ValueError: If no trial can be trained; see `dry_run`. Also if a `schedule` gives no factors, if the largest
+            batches exceed the data, or if no rule is known by which learning rates transfer from surrogates for an
+            optimizer.
     """
     settings, messages = problem.settings, []
     _check_schedules(problem, space, trials)
@@ -112,10 +112,10 @@ def get_ready(
 
 
 def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequence[Trial]) -> None:
-    """Call each schedule function of the user's at some steps of a training, as many as the first trial's has.
+    """Call each schedule function of the user at some steps of a training with as many steps as the first trial's.
 
     Raises:
-        ValueError: where one raises, or gives no factor of a learning rate.
+        ValueError: If one raises, or returns no factor of a learning rate.
     """
     found = dict.fromkeys(schedule for schedule in schedules(space, (t.config for t in trials)) if callable(schedule))
     if not found:
@@ -133,10 +133,10 @@ def _check_schedules(problem: Problem, space: Mapping[str, Any], trials: Sequenc
 
 
 def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
-    """Make loaders of the largest batches, which a loader that drops a smaller last one may not have.
+    """Make loaders with the largest batch size: a loader that drops a smaller last batch may have no batch at all.
 
     Raises:
-        ValueError: where there is none.
+        ValueError: If a loader has no batch.
     """
     largest = max(trial.batch_size for trial in trials)
     evaluated = f"its first batch in evaluation ({EVAL_BATCH_FACTOR} times `batch_size`)"

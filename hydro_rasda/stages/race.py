@@ -34,12 +34,12 @@ from hydro_rasda.stages.run_plan import FULL_SIZE, SURROGATES, race_pieces
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
-    """Train the full-size models, of which the best go on at each of RASDA's milestones.
+    """Train the full-size models; the best continue at each of RASDA's milestones.
 
-    What earlier processes trained counts, on whichever backend; a stage that is over trains nothing.
+    Epochs that earlier processes trained count, on any backend. A stage that is over trains nothing.
 
     Returns:
-        All that were trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
+        All trials trained at full size: the finalists, and those of an earlier call with fewer samples or less time.
     """
     recall_targets(run)
     if another_chance(run, finalists) or not targets_over(run, finalists) or drop_lost_winner(run, finalists):
@@ -110,7 +110,7 @@ def _epochs_trained(run: Run, numbers: Sequence[int], stop: int) -> int:
 
 
 def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> list[int]:
-    """Who goes on from a milestone, best first."""
+    """Return the trials that continue after a milestone, best first."""
     scores = {n: deciding_curve(run, n).get(stop, math.nan) for n in candidates}
     key = f"target/to-{stop}/kept"
     recalled = run.decided(key, candidates)
@@ -142,12 +142,12 @@ def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrai
 
 
 def _goes_on(run: Run, number: int, stop: int) -> bool:
-    """Whether a full-size trial has epochs to train before a milestone, and can."""
+    """Tell whether a full-size trial still has epochs to train before a milestone."""
     return run.epochs("target", number) < stop and not ended_early(run, number) and not done_early(run, number)
 
 
 def _next_task(run: Run, number: int, stop: int, beside: int) -> FullSizeTask:
-    """What is left to do for a finalist before the milestone."""
+    """Return the task that trains a finalist from its last checkpoint to the milestone."""
     source = source_of(run, number)
     start, every = run.epochs("target", number), run.settings.race.checkpoint_every or stop
     span = Span(start, min(stop, start - start % every + every))

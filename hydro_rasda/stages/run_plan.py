@@ -17,7 +17,7 @@ from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.transfer_check import CHECKED
 
 SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
-"""What the stages are called."""
+"""Names of the stages."""
 
 _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 

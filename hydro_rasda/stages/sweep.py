@@ -1,12 +1,11 @@
-"""Stages 1 and 2: many configurations on fused surrogates, of which a rule lets ever fewer go on.
+"""Stages 1 and 2: many configurations on fused surrogates; a rule lets fewer and fewer of them continue.
 
-Whichever device is free takes the next groups, one for each of its cores: each of trials of one kind, which train as
-one fused model, and together so many that the other free devices have their share. On one device, each rung trains
-every trial that is left to the same milestone, then compares them all at once: who trained first, or beside whom, does
-not matter.
+A free device takes the next groups, one for each of its cores. The trials of a group are of one kind and train as one
+fused model. The device leaves the other free devices their share. On one device, each rung trains all trials that are
+left to the same milestone, then compares them all at once. So the order of training does not matter, nor the grouping.
 
-A sweep that goes on in another process is played through again: groups that the journal has come in in the order in
-which they were finished, and what was decided then is decided again, as the journal has it.
+A sweep that continues in another process is replayed. The groups in the journal come in in the order in which they were
+finished, and each decision is taken from the journal.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
     """Try configurations on their surrogates, until a rule lets none of them go on.
 
     Args:
-        rule: Decides who goes on; None: the one that the run's settings name.
+        rule: Decides which trials continue; None for the rule that the run's settings name.
 
     Returns:
         The finalists' numbers, best first; at most `top_k`.
 
     Raises:
-        AllTrialsFailed: where no trial has a finite metric.
-        ValueError: where the rule decides what cannot be done.
+        AllTrialsFailed: If no trial has a finite metric.
+        ValueError: If a decision of the rule cannot be carried out.
     """
     under_way = _Sweep(run, search, devices, rule or _named(run))
     with run.store.sweeping():
@@ -255,7 +254,7 @@ class _Sweep:
         return moved
 
     def _may_begin(self) -> bool:
-        """Whether there is time; the first group of all begins without."""
+        """Tell whether there is time for a group; the very first group begins in any case."""
         nothing_yet = not any(stage == "surrogate" for stage, _ in self._run.metrics) and not self._devices.busy()
         return nothing_yet or not self._run.out_of_time("surrogate")
 
@@ -306,9 +305,9 @@ class _Sweep:
         self._done += sum(line["event"] == "metrics" for line in unit.lines)
 
     def _has_arrived(self, number: int) -> bool:
-        """Whether a trial on its way is through with its milestone, perhaps in an earlier process; then it waits there.
+        """Tell whether a trial has reached its milestone, perhaps in an earlier process; if so, it waits there.
 
-        What it trained further than it was let go on, when there were fewer samples, the rule does not see.
+        With fewer samples, an earlier call may have trained it further. The rule does not see those epochs.
         """
         run, standing = self._run, self._state.training.get(number)
         if standing is None or standing.goal is None or number in self._dispatcher.copies:

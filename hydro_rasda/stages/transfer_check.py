@@ -1,4 +1,4 @@
-"""Whether the surrogates' ranking can be trusted: a few configurations tried at full size, early in the sweep."""
+"""Check the surrogates' ranking: a few configurations are tried at full size, early in the sweep."""
 
 from __future__ import annotations
 

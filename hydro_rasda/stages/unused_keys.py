@@ -1,4 +1,4 @@
-"""Keys of a configuration that nothing reads: misspelled, most often, and yet part of the best configuration."""
+"""Find keys of a configuration that nothing reads: most are misspelled, but stay part of the best configuration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.trial import Trial
 
 Unread = dict[str, str | None]
-"""By key that was not read (`net.depth` where it is nested), the one that was probably meant."""
+"""By key that was not read (`net.depth` if nested), the key that was probably meant."""
 
 
 def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | None]:
-    """A trial's surrogate, and what `model_fn` read of the configuration to build it; None where that is not known.
+    """Build a trial's surrogate, and note the keys that `model_fn` reads for it; None if they are not known.
 
-    A configuration that the model keeps may be read later, all of it; so may one that `model_fn` fails on.
+    If the model keeps the configuration, or if `model_fn` fails on it, every key may be read later.
     """
     notes = Notes(may_be_kept=False)
     try:
@@ -33,7 +33,7 @@ def build_noting(problem: Problem, trial: Trial) -> tuple[nn.Module, Notes | Non
 
 
 def unread_of(notes: Notes | None, config: Mapping[str, Any]) -> Unread:
-    """Which keys of a configuration neither `model_fn` or the objective, as noted, nor the library reads."""
+    """Return the keys of a configuration that neither `model_fn`, the objective (as noted) nor the library reads."""
     if notes is None:
         return {}
     unread = [path for path in paths(config) if path not in notes.read]

@@ -21,16 +21,16 @@ def train_full_size(worker: Worker, rule: Rule = "auto") -> None:
     """Train a trial's full-size model from its last checkpoint to `max_t`, or until its loss is not finite.
 
     `elastic(train_full_size, scheduler, data=problem)` makes it a trainable whose configurations are
-    `{"trial": number, "config": {hyperparameters}}`; `functools.partial(train_full_size, rule=...)` one under another
-    rule. After each epoch it reports `train_*` and `val_*` (means over all examples, the same on every rank), `epoch`
-    (epochs trained), `epoch_seconds` (of this one), `workers`, `global_batch_size` (examples per step over all ranks),
-    `lr_multiplier`, `scaling_efficiency` and, on several ranks, `gradient_noise_scale` (in examples). A checkpoint's
-    state is `SingleLearner.state`'s; one is also saved at the end.
+    `{"trial": number, "config": {hyperparameters}}`. For another rule, pass `functools.partial(train_full_size,
+    rule=...)`. After each epoch it reports `train_*` and `val_*`: means over all examples, the same on every rank. It
+    also reports `epoch` (epochs trained), `epoch_seconds` (of this one), `workers`, `global_batch_size` (examples per
+    step over all ranks), `lr_multiplier` and `scaling_efficiency`. On several ranks, `gradient_noise_scale` (in
+    examples) is added. A checkpoint's state is `SingleLearner.state`'s; one is also saved at the end.
 
-    The configuration's batch is that of the trial's first workers together, as it is that of one process: so many
-    workers train as one would. The batch of a rank stays when workers are added, so that the global batch grows as
-    they do (to the nearest whole example); the learning rate then follows by the rule, over a warm-up of the
-    configuration's `rescale_warmup_epochs` (none where the number of steps per epoch is unknown).
+    The configuration's batch is that of the trial's first workers together, so that they train as one process would.
+    A rank keeps its batch when workers are added, so that the global batch grows with them (to the nearest whole
+    example). The learning rate then follows by the rule, over a warm-up of the configuration's
+    `rescale_warmup_epochs`. If the number of steps per epoch is unknown, there is no warm-up.
 
     Args:
         worker: Its `data` is the `Problem`, which may come from a process with another device.

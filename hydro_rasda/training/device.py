@@ -1,8 +1,8 @@
 """One device, as the sweep counts them: a GPU, or a CPU, whose cores train at the same time.
 
-On several cores, each trains its own fused group of surrogates, and full-size trials share them: with every halving,
-the trials that are left get more threads (RASDA's doubling in space, on one machine). What was measured not to
-fit memory together trains one after the other.
+Of several cores, each trains its own fused group of surrogates. Full-size trials share the cores: with every halving,
+the trials that are left get more threads (RASDA's doubling in space, on one machine). If measurements show that models
+do not fit memory together, they train one after the other.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from hydro_rasda.trial import Trial
 
 @dataclass(frozen=True)
 class Work:
-    """What training needs beside a task.
+    """The tools of training that do not depend on the task.
 
     Attributes:
-        load: Gives an earlier task's checkpoint by its key, on the device.
+        load: Returns an earlier task's checkpoint by its key, on the device.
         should_stop: Asked after each epoch.
-        notify: Called with how many epochs were trained, over all models that train as one, and the metrics after them.
-        doing: Told what this process trains itself.
+        notify: Called with the number of epochs, summed over all models that train as one, and the metrics after them.
+        doing: The crash log of this process: it names the task that trains in the process itself.
     """
 
     trials: Mapping[int, Trial]
@@ -53,11 +53,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Share:
-    """What a process has of a device.
+    """A process's share of a device.
 
     Attributes:
-        processes: How many share it, each with as much.
-        memory: Bytes for all that trains there at the same time; None: what the system, or a cgroup, has left.
+        processes: Number of processes that share the device equally.
+        memory: Bytes for all models that train there at the same time; None for all that the system, or a cgroup, has
+            left.
     """
 
     processes: int = 1
@@ -65,20 +66,20 @@ class Share:
 
 
 WHOLE = Share()
-"""Of a device that one process has."""
+"""The share of a process that has the device to itself."""
 
 
 class Device:
-    """Trains what it is given; returns when that is done.
+    """Train tasks on a device; each call returns when its tasks are done.
 
     Args:
-        may_die: Whether this process is the device's own, which is replaced where it dies: a single core then trains in
-            it, and not in one forked of it.
-        share: What it has of the device's memory.
+        may_die: True if this process is the device's own, which is replaced if it dies. A single core then trains in
+            this process, not in a fork of it.
+        share: The process's share of the device's memory.
 
     Attributes:
-        children: How many processes are forked to train at the same time; 0 where this one trains.
-        cores: How many groups, or full-size models, it trains at the same time.
+        children: Number of processes that are forked to train at the same time; 0 if this process trains.
+        cores: Number of groups, or full-size models, that train at the same time.
     """
 
     def __init__(self, problem: Problem, may_die: bool = False, share: Share = WHOLE) -> None:
@@ -102,7 +103,7 @@ class Device:
         return machine(self._problem.device)
 
     def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
-        """How wide each core's groups of a kind should be; see `planned_widths`."""
+        """Choose the width of each core's groups of a kind; see `planned_widths`."""
         threads, peaks = torch.get_num_threads(), self._peaks["surrogate"]
         if self.cores > 1:
             torch.set_num_threads(1)
@@ -120,11 +121,11 @@ class Device:
         return {kind: replace(widths, share=shares[kind]) for kind, widths in found.items()}
 
     def _is_tight(self) -> bool:
-        """Whether memory may not have room for a full-size model on each core, as far as is known; nor for others."""
+        """Tell whether memory may be too small for a full-size model, or any other, on each core, if this is known."""
         return self.cores > 1 and self.cores * self._peaks["target"].expected("of any kind") > self.free
 
     def train_groups(self, task: GroupTask, work: Work) -> GroupOutcome:
-        """Train groups to their milestone, each in a process of its own, where one can be forked."""
+        """Train groups to their milestone, each in its own process if processes can be forked."""
         if not self.children:
             return self._train_here(task, work)
         tasks = task.parts()
@@ -142,7 +143,7 @@ class Device:
         return train_group(self._problem, work.trials, task, work.load, work.should_stop, on_epoch)
 
     def _train_here(self, task: GroupTask, work: Work) -> GroupOutcome:
-        """Train groups in this process; those that others died of, in parts, of which those that are whole fail."""
+        """Train groups in this process; split a group at which a process died, and fail it if it cannot be split."""
         what = f"training {list(task.members)} to epoch {task.span.stop}"
         if how := work.doing.blamed(what):
             following = parted(task, failure(how))
@@ -153,7 +154,7 @@ class Device:
             return self._train_part(task, work, work.notify)
 
     def _settled(self, task: GroupTask, outcome: GroupOutcome | Died, forked: _Forked, deaths: Deaths) -> GroupOutcome:
-        """What a part gave; where its process died, what it gives with the device to itself."""
+        """Return a part's outcome; if its process died, train it again with the device to itself."""
         if isinstance(outcome, GroupOutcome):
             return outcome
         following = deaths.of_group(task, outcome.how)
@@ -162,13 +163,13 @@ class Device:
         return joined(self._settled(part, _alone(forked, part), forked, deaths) for part in following)
 
     def train_full_size(self, tasks: Sequence[FullSizeTask], work: Work, devices: int = 1) -> Iterator[FullSizeOutcome]:
-        """Train at most `cores` full-size models at the same time, on the more threads the fewer they are.
+        """Train at most `cores` full-size models at the same time; the fewer they are, the more threads each has.
 
         Args:
-            devices: How many, this one included, share the trials that are trained to the tasks' milestone.
+            devices: Number of devices, this one included, that share the trials of the tasks' milestone.
 
         Yields:
-            What each gave, as they are done. Of wall time that they share, each counts its part.
+            Each task's outcome, as it is done. If tasks share wall time, each counts its part.
         """
         if not self.children:
             yield from (self._train_target_here(task, work) for task in tasks)
@@ -224,21 +225,21 @@ class Device:
         peaks.keep(self.free / self.cores)
 
     def _at_once(self, stage: Stage, tasks: Sequence[Any], work: Work) -> int:
-        """How many of these tasks begin at the same time, for all that memory says."""
+        """Return how many of these tasks may begin at the same time, by memory alone."""
         peaks = self._peaks[stage]
         jobs = [Job(task.key, peaks.expected(*_kind(task, work)), 0.0, 0.0) for task in tasks]
         return len(beside(jobs, Room("", self.free, self.cores)))
 
     @property
     def free(self) -> float:
-        """Bytes for all that trains at the same time; infinite where nobody tells."""
+        """The bytes for all models that train at the same time; infinite if this is unknown."""
         share, found = self._share, usable_memory(self._problem.device)
         left = math.inf if found is None else found
         return (left if share.memory is None else min(left, share.memory)) / share.processes
 
 
 def _kind(task: GroupTask | FullSizeTask, work: Work) -> tuple[str, int]:
-    """By which a training's peak is known: what it is, and how many train as one."""
+    """Return the key of a training's memory peak: its kind, and how many models train as one."""
     if isinstance(task, FullSizeTask):
         return kind_of_target(work.trials[task.number]), 1
     (group,) = task.groups
@@ -246,7 +247,7 @@ def _kind(task: GroupTask | FullSizeTask, work: Work) -> tuple[str, int]:
 
 
 _Forked = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
-"""Trains tasks at the same time, in a process each: what ends one of them does not end this one."""
+"""A function that trains tasks at the same time, each in its own process: if one dies, this one does not."""
 
 
 def _alone(forked: _Forked, task: Any) -> Any:

@@ -29,13 +29,13 @@ TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among those that train one full-size model.
+    """The place of a process among those that train one full-size model.
 
     Attributes:
-        shard: Which rank it is.
+        shard: The process's rank, and the number of ranks.
         growth: Ranks over the workers of a new trial.
-        through: What carries their messages: NCCL wants a GPU for each.
-        carried: What `Worker.saved` gave besides the state that they go on from: "rescaled" and "measured".
+        through: The backend of their messages: NCCL needs a GPU for each rank.
+        carried: The values of `Worker.saved` besides the training state: "rescaled" and "measured".
     """
 
     shard: Shard
@@ -45,13 +45,13 @@ class Place:
 
     @contextlib.contextmanager
     def joined(self, open_store: Callable[[], Store]) -> Iterator[None]:
-        """Within it, the default process group holds all of them.
+        """Join all ranks to the default process group, for the time of the context.
 
         Args:
-            open_store: Gives that by which they find each other; not called where there is one rank.
+            open_store: Opens the store by which ranks find each other; not called if there is one rank.
 
-        What raises within leaves the group as it is, as taking it down could wait for the others for ever: the process
-        is of no more use.
+        An error within leaves the group as it is, because closing it could wait for the other ranks for ever. The
+        process cannot be used any more then.
         """
         if self.shard.world == 1:
             yield
@@ -63,10 +63,10 @@ class Place:
 
 
 class PlacedWorker(SpanWorker):
-    """One of these ranks, whose run keeps how it grew, too.
+    """One of the ranks of a full-size trial; the run also keeps how the trial grew.
 
     Args:
-        state: What its source gave.
+        state: The state of the checkpoint that training continues from.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Told of each, by rank 0.
     """
@@ -104,15 +104,15 @@ def train_target_on_ranks(
     should_stop: Callable[[], bool],
     on_epoch: Callable[[int, EpochMetrics], None],
 ) -> FullSizeOutcome:
-    """Train one full-size model for a span of epochs, as one of several ranks; each calls it.
+    """Train one full-size model for a span of epochs, as one of several ranks; each rank calls it.
 
     Args:
-        state: What its source gave.
+        state: The state of the checkpoint that training continues from.
         should_stop: Asked after each epoch; rank 0's answer counts.
         on_epoch: Told of each, by rank 0.
 
     Returns:
-        What it gave; rank 0's alone has a state and a history.
+        The outcome; only rank 0's has a state and a history.
     """
     started = time.perf_counter()
     own_loop = problem.full_size is not None

@@ -38,7 +38,7 @@ def train_full_size_trial(
     """Train one full-size model for a span of epochs.
 
     Args:
-        state: What its source gave.
+        state: The state of the checkpoint that training continues from.
     """
     started = time.perf_counter()
 

@@ -48,20 +48,20 @@ def train_group(
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: OnEpoch = lambda epoch, metrics: None,
 ) -> GroupOutcome:
-    """Train a group to its milestone, fused; one member after another where vmap cannot follow the model.
+    """Train a group to its milestone, fused; one member after another if vmap cannot follow the model.
 
-    Members that have not trained together before are first compared, on one batch, with what each computes alone.
+    If members have not trained together before, one batch first compares the group with each member alone.
 
-    Where memory runs out, the group starts again from its checkpoint, without recorded steps; then its halves, one
-    after the other; then a single member with its batches in parts. Where the group raises anything else, its members
-    start again one by one, so that only those that raise by themselves fail.
+    If memory runs out, the group starts again from its checkpoint, without recorded steps. If it runs out again, the
+    group's halves train one after the other, and at last a single member with its batches in parts. If the group raises
+    any other error, its members start again one by one, so that only those that raise by themselves fail.
 
     Args:
-        task: One group, where it starts and where it stops.
-        load: Gives an earlier task's checkpoint by its key.
+        task: One group, its first epoch and its milestone.
+        load: Returns an earlier task's checkpoint by its key.
 
     Raises:
-        DamagedCheckpoint: where an earlier task's cannot be read.
+        DamagedCheckpoint: If an earlier task's checkpoint cannot be read.
     """
 
     def train(work: tuple[Problem, GroupTask]) -> GroupOutcome:
@@ -154,11 +154,11 @@ def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]
 
 
 def state_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> State:
-    """What `SingleLearner` goes on from, of a trial whose surrogate was as wide as the model.
+    """Return the state from which `SingleLearner` continues a trial whose surrogate was as wide as the model.
 
     Args:
         source: Key of the task that trained it last.
-        load: Gives a task's checkpoint by its key.
+        load: Returns a task's checkpoint by its key.
     """
     return _resume(problem, trials, [number], [source], load)[0].member_state(0)
 

@@ -32,7 +32,7 @@ class _Step:
 
 
 class GradientNoise:
-    """The simple noise scale B = tr(Sigma) / |G|^2 of a training, in examples, measured as it goes.
+    """Measure the simple noise scale B = tr(Sigma) / |G|^2 of a training, in examples, while it runs.
 
     G is the expected gradient and Sigma the covariance of one example's. With the gradients g of b examples and h of B,
     unbiased estimates are (eqs. A.2 and A.3)
@@ -40,15 +40,15 @@ class GradientNoise:
         |G|^2 ~ (B |h|^2 - b |g|^2) / (B - b),    tr(Sigma) ~ (|g|^2 - |h|^2) / (1 / b - 1 / B).
 
     Both are averaged over the steps (exponentially, see `HORIZON`) before they are divided: the quotient of a step is
-    biased. Under DDP, h is averaged over the ranks and g a rank's own; as the estimates are linear in the squared
-    norms, their mean over the ranks can be taken once an epoch, see `settle`. One rank may train in micro-batches, see
-    `after_backward`.
+    biased. Under DDP, h is the average over the ranks, and g is a rank's own gradient. The estimates are linear in the
+    squared norms, so that their mean over the ranks can be taken once an epoch, see `settle`. One rank may train in
+    micro-batches, see `after_backward`.
 
     Args:
-        model: What DDP made of a model, which must have no communication hook; or a model on one rank.
+        model: A model wrapped by DDP, without a communication hook; or a model on one rank.
 
     Attributes:
-        unsized: Whether there was a step of several ranks before `expect` said of how many examples.
+        unsized: True if several ranks took a step before `expect` told its number of examples.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -82,14 +82,14 @@ class GradientNoise:
     def expect(
         self, examples: int, weight: float = 1.0, scale: Tensor | None = None, multiplier: Tensor | None = None
     ) -> None:
-        """Says what this rank's next gradients are of; under DDP, before each backward pass where it changes.
+        """Describe the loss of this rank's next gradients; under DDP, before each backward pass in which it changes.
 
         Args:
-            examples: Whose mean loss is differentiated.
-            weight: What that is multiplied by: the rank's share of all examples, times the ranks. 0 for a filler.
-            scale: What all ranks multiply it by besides, a number on the device; None for 1.
-            multiplier: What it is multiplied by in the place of `weight`, a number on the device: where not all
-                examples count alike. `weight` is this rank's share still.
+            examples: Number of examples whose mean loss is differentiated.
+            weight: Factor of that loss: the rank's share of all examples, times the ranks. 0 for a filler.
+            scale: A further factor, common to all ranks, as a number on the device; None for 1.
+            multiplier: Factor of the loss in place of `weight`, as a number on the device, if examples have unequal
+                weights. `weight` is still this rank's share.
         """
         self._share, self._scale, self._multiplier = (float(examples), weight), scale, multiplier
 
@@ -133,7 +133,7 @@ class GradientNoise:
             self._seen, self._first = 0.0, None
 
     def settle(self, device: torch.device) -> None:
-        """Has all ranks know what all measured; each calls it, on its device."""
+        """Share the measurements of all ranks; each rank calls it, on its device."""
         self._read()
         if self._world > 1:
             found = torch.tensor([self._signal, self._noise, self._measured], dtype=torch.float64, device=device)
@@ -174,7 +174,7 @@ class GradientNoise:
         return result
 
     def _own_scale(self, weight: float) -> Tensor | None:
-        """What this rank's gradient is multiplied by, but for its weight."""
+        """Return the factor of this rank's gradient, without its weight."""
         if self._multiplier is None or not weight:
             return self._scale
         own = self._multiplier / weight
@@ -201,7 +201,7 @@ class GradientNoise:
 
 
 def _squared_norm(tensor: Tensor, scale: Tensor | None) -> Tensor:
-    """Of what was multiplied by `scale`; summed in 32 bits at least."""
+    """Return the squared norm of a tensor before it was multiplied by `scale`, summed in at least 32 bits."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
     return (norm if scale is None else norm / scale.squeeze()).square()

@@ -1,7 +1,7 @@
-"""How many trials of a kind to train as one, and whether compiled: measured on a machine, then remembered for a while.
+"""Measure how many trials of a kind should train as one, and whether compiled; remember the result for a while.
 
-A measurement differs from run to run, and with the width of a group the last digits of its results. What was measured
-is therefore kept for later runs of this machine (`hydro_rasda.run.cache`), so that the same call gives the same result.
+A measurement differs from run to run, and the width of a group changes the last digits of its results. Measurements are
+therefore kept for later runs of this machine (`hydro_rasda.run.cache`), so that the same call gives the same result.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ from hydro_rasda.training.surrogate_probe import measure_compiled, measure_width
 from hydro_rasda.trial import Trial
 
 COMPILED_FROM = 300.0
-"""Seconds of training, from one milestone to the next, from which it is tried whether compiled steps are faster: to
-compile a small model's takes 10 to 30, which are then small beside them, also where it was in vain."""
+"""Least seconds of training, from one milestone to the next, for which compiled steps are tried.
+
+To compile a small model's step takes 10 to 30 seconds: little in comparison, even if compiled steps are no faster.
+"""
 
 
 def planned_widths(
@@ -56,17 +58,17 @@ def planned_widths(
     peaks: Peaks | None = None,
     singles: bool = False,
 ) -> dict[str, Widths]:
-    """For each kind, the width at which a group trains fastest and fits memory, and from which it pays at all.
+    """Find, for each kind, the width at which a group trains fastest and fits memory, and the least width that pays.
 
     Args:
         kinds: By digest, the trials of the kind, in the order in which groups take them.
-        cores: Of the device, each of which trains a part of a group on one thread; they share the memory.
-        forked: Whether processes that are forked measure, and not this one.
-        memory: Bytes for all of them; None: what the system has left.
-        singles: Whether to measure kinds, too, of which each core has a single trial.
+        cores: Cores of the device; each trains a part of a group on one thread, and they share the memory.
+        forked: True if forked processes measure, not this one.
+        memory: Bytes for all cores together; None for all that the system has left.
+        singles: If true, kinds with a single trial for each core are measured, too.
 
     Warns:
-        FusionWarning: naming module and line, where vmap cannot follow a kind's model.
+        FusionWarning: If vmap cannot follow a kind's model; the warning names module and line.
     """
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     keys = dict[str, str]()
@@ -145,7 +147,7 @@ def _peak(measured: Measured, width: int) -> float:
 
 
 def _updates(trials: Sequence[Trial]) -> str:
-    """What a step of these trials does besides the model's own work."""
+    """Name the work of a step of these trials besides the model's: optimizers and clipping."""
     kinds = {optimizer_name(trial.config) for trial in trials}
     own = {digest(content(read(trial.config, "optimizer"))) for trial in trials if optimizer_name(trial.config) == OWN}
     clipped = any(read(trial.config, "grad_clip") for trial in trials)
@@ -153,9 +155,9 @@ def _updates(trials: Sequence[Trial]) -> str:
 
 
 def _widths(measured: Measured | None, room: float) -> Widths:
-    """Of a kind; where there was nothing to measure, or that cannot be survived, of single trials.
+    """Return the widths of a kind; those of single trials if nothing was measured, or a process died of measuring.
 
-    What was the best width may not fit `room`, the bytes of a core's part, where there were more when it was measured.
+    The best width may not fit `room`, the bytes of a core's part, if there was more memory when it was measured.
     """
     if measured is None:
         return Widths(1)
@@ -182,7 +184,7 @@ def _is_sound_speedup(measured: Measured | None) -> bool:
 
 
 def recall(key: str) -> Measured | None:
-    """What was measured under a key in the last weeks; None where it is not there, or is odd."""
+    """Return the measurement of the last weeks under a key; None if it is missing or malformed."""
     measured = cache.recall(key)
     return measured if measured is not None and _is_sound(measured) else None
 

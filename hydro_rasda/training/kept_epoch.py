@@ -1,4 +1,4 @@
-"""Which epoch's weights a full-size training hands back, as its checkpoint keeps them."""
+"""Choose the epoch whose weights a full-size training hands back; its checkpoint keeps them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ The best of many noisy scores is partly luck, and later weights are better train
 def bettered(
     best: dict[str, Any] | None, epoch: int, score: float, mode: Mode, weights: Callable[[], Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """What to keep after an epoch: this one, if it is as good as the best but for `TOLERANCE`, or what was kept.
+    """Return the entry to keep after an epoch: this epoch if it is as good as the best within `TOLERANCE`, else `best`.
 
     Args:
-        best: What was kept: "epoch", "score" and "model", its weights; "first", "top" and "top_epoch", the first score
-            and the best. None where there is none.
-        score: The metric after them; one that is not finite is never kept.
-        mode: Whether less or more of it is better.
-        weights: Gives a copy of the weights after this epoch; called only where they are to be kept.
+        best: The entry so far; None if there is none. It has "epoch", "score" and the weights, "model", of the kept
+            epoch; also the first score, "first", the best score, "top", and its epoch, "top_epoch".
+        score: The metric after the epoch; an epoch whose score is not finite is never kept.
+        mode: "min" if a lower score is better, "max" if a higher one is.
+        weights: Returns a copy of the weights after this epoch; called only if they are to be kept.
     """
     if not math.isfinite(score):
         return best
@@ -43,7 +43,7 @@ def bettered(
 
 
 def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
-    """The epoch that is kept of a training; 0 where none has a finite score.
+    """Return the epoch that is kept of a training; 0 if none has a finite score.
 
     >>> kept_epoch({1: 1.0, 2: 0.2, 3: 0.205, 4: 0.3}, "min")
     3
@@ -55,5 +55,5 @@ def kept_epoch(curve: Mapping[int, float], mode: Mode) -> int:
 
 
 def epochs_since(best: Mapping[str, Any] | None, epoch: int) -> int:
-    """How many epochs have not been better than the best; 0 where there is none."""
+    """Return the number of epochs since the best one; 0 if there is none."""
     return 0 if best is None else epoch - int(best.get("top_epoch", best["epoch"]))

@@ -1,4 +1,4 @@
-"""What a step is: of an ordinary module, on one rank or several. `fused_learner.FusedLearner` is the other learner."""
+"""Steps of an ordinary module, on one rank or several. `fused_learner.FusedLearner` is the other learner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Learner(Protocol):
     """K models in training.
 
     Attributes:
-        shard: Which rank of a model's it is.
+        shard: The learner's rank, and the model's number of ranks.
     """
 
     shard: Shard
@@ -51,7 +51,7 @@ class Learner(Protocol):
 
     @property
     def averages(self) -> bool:
-        """Whether it has averaged weights, too."""
+        """Tell whether it also has averaged weights."""
         ...
 
     def evaluating(self, averaged: bool = True) -> AbstractContextManager[None]:
@@ -77,16 +77,16 @@ class SingleLearner:
         model: On its device, with the same weights on all ranks.
         config: Its hyperparameters.
         max_t: Epochs of a full training, the horizon of schedules.
-        shard: Which rank this is; the default process group holds as many as there are.
-        ema: Share of a full training's steps over which the weights are averaged that are evaluated and remembered; 0
-            for those of the last step.
-        graph: Whether steps are recorded, which the device must be able to; on several ranks they are not, nor by other
-            optimizers than SGD, Adam and AdamW.
-        scale: Of the loss, where the objective computes in float16.
-        sharded: Whether several ranks split the model between them, see `sharding`; else each has all of it (DDP).
+        shard: This rank, and the number of ranks, which the default process group holds.
+        ema: Share of a full training's steps over which weights are averaged, to be evaluated and remembered; 0 for the
+            weights of the last step.
+        graph: If true, steps are recorded; the device must be able to. On several ranks they are not recorded, nor with
+            optimizers other than SGD, Adam and AdamW.
+        scale: Factor of the loss, if the objective computes in float16.
+        sharded: If true, several ranks split the model between them, see `sharding`; else each has all of it (DDP).
 
     Attributes:
-        noise: Of `joint`, where it is measured.
+        noise: The gradient noise of `joint`, if it is measured.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class SingleLearner:
 
     @property
     def joint(self) -> nn.Module:
-        """What averages gradients over several ranks; on one, the model."""
+        """The module that averages gradients over several ranks; on one rank, the model."""
         return self.model if self._joint is None else self._joint
 
     def seed(self, seeds: Sequence[int]) -> None:
-        """What one model draws comes from the global generators."""
+        """Seed the global generators, from which one model draws its random numbers."""
         (seed,) = seeds
         seed_generators(seed)
 
@@ -236,15 +236,15 @@ class SingleLearner:
             yield
 
     def epochs_since_best(self, epoch: int) -> int:
-        """How many epochs have not been better than the best; 0 where none is remembered."""
+        """Return the number of epochs since the best one; 0 if none is remembered."""
         return epochs_since(self._best, epoch)
 
     def remember(self, epoch: int, score: float, mode: Mode) -> None:
-        """Have `state` hold, as "best", a copy of what was evaluated, if it is to be kept; on all ranks alike.
+        """Keep a copy of the evaluated weights as "best" of `state`, if `bettered` chooses it; on all ranks alike.
 
         Args:
-            score: The metric after them; see `bettered`.
-            mode: Whether less or more of it is better.
+            score: The metric after the epoch; see `bettered`.
+            mode: "min" if a lower score is better, "max" if a higher one is.
         """
 
         def evaluated() -> Mapping[str, Any]:
@@ -254,12 +254,12 @@ class SingleLearner:
         self._best = bettered(self._best, epoch, score, mode, evaluated)
 
     def state(self) -> dict[str, Any]:
-        """Weights, buffers and optimizer state; the same on all ranks, whose buffers are rank 0's after `evaluate`.
+        """Return weights, buffers and optimizer state, the same on all ranks: after `evaluate`, buffers are rank 0's.
 
-        Where epochs are remembered, "best" is the best of them: "epoch", "score", "model". Where weights are averaged,
-        "average" is what to go on averaging from.
+        If epochs are remembered, "best" is the best of them: "epoch", "score", "model". If weights are averaged,
+        "average" is the state from which averaging continues.
 
-        Of a split model, all ranks call it together; rank 0 gets it, whole.
+        If the model is split, all ranks call it together, and rank 0 gets the whole state.
         """
         more: dict[str, Any] = {} if self._best is None else {"best": self._best}
         if self._average is not None:
@@ -334,7 +334,7 @@ class _Joint(nn.Module):
 
 
 def _is_dense(model: nn.Module) -> bool:
-    """Whether optimizers that can be recorded take its parameters and their gradients."""
+    """Tell whether optimizers that can be recorded accept the model's parameters and their gradients."""
     floats = all(parameter.is_floating_point() for parameter in model.parameters())
     return floats and not any(getattr(module, "sparse", False) for module in model.modules())
 

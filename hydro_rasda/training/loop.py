@@ -32,15 +32,15 @@ def train_epochs(
 ) -> Iterator[tuple[int, EpochMetrics]]:
     """Train and validate epoch by epoch.
 
-    Stops before `span.stop` where no member has a finite loss any more, or where `should_stop()` holds after an epoch.
+    It stops before `span.stop` if no member has a finite loss any more, or if `should_stop()` holds after an epoch.
 
-    On several ranks, each learns and validates its share. Every rank calls it; all yield the same metrics, exact means
-    over all that counts, and stop together. The model learns as in one process with the same batch size, apart from
-    what depends on a rank's share alone: random numbers of the model, and BatchNorm, which normalizes by it and keeps
-    the mean of all ranks' statistics.
+    On several ranks, each rank trains and validates on its share. Every rank calls it. All ranks yield the same
+    metrics, exact means over all examples that count, and stop together. The model learns as in one process with the
+    same batch size. Two things depend on a rank's share, though: the model's random numbers, and BatchNorm. BatchNorm
+    normalizes by the share and keeps the mean of all ranks' statistics.
 
     Args:
-        learner: K models, or one and which of its ranks this is.
+        learner: K models, or one rank of a single model.
         batch_size: Examples per step, over all ranks.
         numbers: Of the K trials. In each epoch, a trial draws the same random numbers (dropout) as any model of that
             trial, whatever the other members are. Rank 0 draws them as one process does, the others their own.
@@ -72,7 +72,7 @@ def train_epochs(
 
 
 def keep_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: EpochMetrics) -> None:
-    """Where the best epoch counts: keep what a full-size training has come to, if nothing before was better.
+    """Keep the weights of this epoch of a full-size training if the best epoch counts and none before was better.
 
     Args:
         learner: At the end of the epoch, on each of its ranks.
@@ -83,12 +83,12 @@ def keep_best(learner: SingleLearner, problem: Problem, epoch: int, metrics: Epo
 
 
 def good_enough(problem: Problem, metrics: EpochMetrics) -> bool:
-    """Whether an epoch of a full-size training came to what `stop_at` asks."""
+    """Tell whether an epoch of a full-size training reached `stop_at`."""
     return problem.settings.good_enough(metrics[problem.settings.metric][0])
 
 
 def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> bool:
-    """Whether a full-size training ends here, as its last `race.patience` epochs were no better than one before."""
+    """Tell whether a full-size training ends, as its last `race.patience` epochs were no better than one before."""
     return problem.settings.out_of_patience(learner.epochs_since_best(epoch))
 
 
@@ -118,5 +118,5 @@ def _named(part: str, sums: Sums) -> EpochMetrics:
 
 
 def diverged(metrics: EpochMetrics) -> bool:
-    """Whether no member has a finite training loss any more."""
+    """Tell whether no member has a finite training loss any more."""
     return not any(math.isfinite(loss) for loss in metrics["train_loss"])

@@ -35,7 +35,7 @@ _BY_OPTIMIZER = {"auto": _AUTO, "paper": {name: "linear" if name in ("SGD", "ASG
 
 
 def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
-    """What to multiply a learning rate by when the workers grew by `growth` since the trial's start.
+    """Return the factor of a learning rate when the workers grew by `growth` since the trial's start.
 
     Args:
         growth: Workers now over workers at the start.
@@ -44,8 +44,8 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
         optimizer: Decides what "auto" and "paper" mean.
 
     Raises:
-        ValueError: where `growth` is no finite number >= 0, `optimizer` none of torch's, `rule` is unknown, or "auto"
-            or "paper" knows no rule for this optimizer.
+        ValueError: If `growth` is no finite number >= 0, if `optimizer` is not torch's, if `rule` is unknown, or if
+            "auto" or "paper" knows no rule for this optimizer.
     """
     require(is_number(growth) and growth >= 0, "growth", growth, "a finite number >= 0")
     require(isinstance(optimizer, Optimizer), "optimizer", optimizer, "one of torch's optimizers")
@@ -64,19 +64,19 @@ def lr_factor(growth: float, rule: Rule, optimizer: Optimizer) -> float:
 
 
 class RescaledLR:
-    """Multiplies an optimizer's learning rates during its steps.
+    """Multiply an optimizer's learning rates during its steps.
 
-    Schedules go on as if nothing were there: outside `optimizer.step` the learning rates are the user's own.
+    Schedules see no change: outside `optimizer.step`, the learning rates are the user's own.
 
     Step `i` after a change, counted from 0, uses `start + (target - start) * min(1, (i + 1) / warmup_steps)`.
 
     Args:
         growth: Workers now over workers at the trial's start.
         warmup_steps: Optimizer steps from the multiplier before the change to the one after it; 0 for none.
-        state: What `state_dict` gave before; a warm-up that a failure broke off goes on, a new target starts a new one.
+        state: An earlier `state_dict`. A warm-up that a failure interrupted continues; a new target starts a new one.
 
     Raises:
-        ValueError: where `warmup_steps` is negative, or where `lr_factor` raises it.
+        ValueError: If `warmup_steps` is negative, or if `lr_factor` raises it.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class RescaledLR:
 
     @property
     def multiplier(self) -> float:
-        """What the next step's learning rates are multiplied by."""
+        """The factor of the next step's learning rates."""
         if self._done >= self._steps:
             return self._target
         return self._start + (self._target - self._start) * (self._done + 1) / self._steps
 
     def state_dict(self) -> dict[str, float]:
-        """Where the warm-up stands."""
+        """Return the state of the warm-up."""
         return {"start": self._start, "target": self._target, "steps": self._steps, "done": self._done}
 
     def _resume(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What each parameter is trained by: the configuration, muP's factors, and what an objective says of its own model."""
+"""Optimizer settings of each parameter: from the configuration, muP's factors, and the objective's own settings."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Multipliers = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def optimizer_settings(objective: Objective, model: nn.Module, config: Mapping[str, Any]) -> OptimizerSettings:
-    """What the objective's own method of this name says of a model; without one, what the configuration does."""
+    """Return the settings by the objective's own method of this name; without one, those of the configuration."""
     own = getattr(as_given(objective), "optimizer_settings", None)
     return OptimizerSettings(config) if own is None else own(model, config)
 
 
 def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float) -> Multipliers:
-    """Factors of learning rates and weight decays for each optimizer: muP's, times those that the objective asks for.
+    """Return factors of learning rates and weight decays for each optimizer: muP's, times those of the objective.
 
     Args:
         module: A model, or its surrogate.
         surrogate: The surrogate's width over the model's.
 
     Raises:
-        ValueError: where muP has no rule for the optimizer on a surrogate.
+        ValueError: If muP has no rule for the optimizer on a surrogate.
     """
     own = {"lr_multipliers": settings.lr_factors, "weight_decay_multipliers": settings.weight_decay_factors}
     if surrogate == 1:
@@ -44,10 +44,10 @@ def multipliers(settings: OptimizerSettings, module: nn.Module, surrogate: float
 
 
 def check_rule(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration whose optimizer no rule is known for by which learning rates change with the width.
+    """Refuse an optimizer for which no rule is known by which learning rates change with the width.
 
     Raises:
-        ValueError: where a function makes an optimizer that is of no class with a name in `fusion.optim.OPTIMIZERS`.
+        ValueError: If a function makes an optimizer whose class has no name in `fusion.optim.OPTIMIZERS`.
     """
     if optimizer_name(config) == OWN and Hyperparameters.from_config(config).kind == OWN:
         rule = "of a class of torch.optim that has a name here: for others nobody knows how learning rates of narrow "

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 def records(problem: Problem) -> bool:
-    """Whether training steps are recorded, where nothing is found to stand in the way."""
+    """Tell whether training steps are recorded, unless an obstacle is found later."""
     return problem.settings.graph is not False and can_record(problem.device)
 
 

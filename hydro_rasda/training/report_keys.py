@@ -1,4 +1,4 @@
-"""What reports tell about growth that pays, and the names that they tell it by."""
+"""Keys of reports, among them the measurements that tell whether growth pays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALING_EFFICIENCY = "scaling_efficiency"
 """In a report, the trial's parallel efficiency, compared with the fewest workers that it has had."""
 
 HISTORY = ("workers", GLOBAL_BATCH, "lr_multiplier", NOISE_SCALE, SCALING_EFFICIENCY)
-"""What a trial's history keeps of a report besides the metrics "train_*" and "val_*"."""
+"""Keys of a report that a trial's history keeps besides the metrics "train_*" and "val_*"."""
 
 
 def noise_in_workers(report: Mapping[str, Any], workers: int) -> float:

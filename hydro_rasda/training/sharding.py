@@ -1,7 +1,7 @@
 """A full-size model split over its ranks: each holds a part of every parameter, its gradient and its optimizer state.
 
-FSDP2 (`torch.distributed.fsdp.fully_shard`), which puts the parameters of a part together while that computes. What is
-saved is whole, so that it can be split over any number of ranks, or none.
+It uses FSDP2 (`torch.distributed.fsdp.fully_shard`), which gathers the parameters of a part while that part computes.
+A saved state is whole, so that it can be split over any number of ranks, or none.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ def apart(module: nn.Module) -> Iterator[None]:
 
 
 def whole(state: Any, keep: bool) -> Any:
-    """A state with its split tensors whole, on the CPU; each rank calls it.
+    """Return a state with its split tensors whole, on the CPU; each rank calls it.
+
+    Tensors are gathered one at a time.
 
     Args:
         state: Tensors and plain values in any nesting, the same on all ranks.
-        keep: Whether this rank is to have it; elsewhere None stands for each tensor. One at a time is put together.
+        keep: True if this rank gets the tensors; other ranks get None for each.
     """
     from torch.distributed.tensor import DTensor
 

@@ -1,4 +1,4 @@
-"""A rank of a full-size trial whose training function is left where a unit of work ends."""
+"""A rank of a full-size trial that leaves its training function when a unit of work ends."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hydro_rasda.contracts import EpochMetrics, History
 from hydro_rasda.training.worker import Saving, State, Worker
 
 METRICS = ("train_", "val_")
-"""What the names of the metrics begin with that a run keeps."""
+"""Prefixes of the metrics that a run keeps."""
 
 
 class Over(BaseException):
-    """Leaves the training function where its part ends; what `except Exception` does not stop."""
+    """Raised to leave the training function when its part ends; `except Exception` does not catch it."""
 
 
 class SpanWorker(Worker):
-    """Trains to an epoch, or until it is to stop; all ranks leave the training function where rank 0 says so.
+    """Train to an epoch, or until `should_stop`; all ranks leave the training function when rank 0 does.
 
     Args:
         stop: Epochs trained when the unit of work ends.
         should_stop: Asked after each epoch; rank 0's answer counts.
-        on_epoch: Told of each, by rank 0.
+        on_epoch: Called by rank 0 after each epoch.
 
     Attributes:
-        history: The epochs, of rank 0.
-        saving: What gives the state after the last; None before the first.
-        left: Whether the function was left, as it was not to go on for now.
+        history: The epochs, on rank 0.
+        saving: The state after the last epoch, or a function that returns it; None before the first.
+        left: True if the worker has left the function because training pauses here.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SpanWorker(Worker):
         return self.saving() if callable(self.saving) else self.saving or before
 
     def _keeps(self, name: str) -> bool:
-        """Whether the run keeps what a report says under a name."""
+        """Tell whether the run keeps a report's value under this name."""
         return name.startswith(METRICS)
 
     def _attend(self, saving: Saving, final: bool) -> None:

@@ -19,15 +19,15 @@ _STEPS, _ITERATIONS = 1000, 32
 
 
 class StepTimes:
-    """Times between an optimizer's steps, and what they say about more workers.
+    """Measure the times between an optimizer's steps, and from them the efficiency of more workers.
 
-    What lies between iterations (validation, a checkpoint, a pause) counts for nothing, and stalls for little: an
-    iteration has the median of its steps, a size the median of its iterations.
+    Time between iterations (validation, a checkpoint, a pause) does not count. Stalls count little: the time of an
+    iteration is the median of its steps, and that of a number of workers the median of its iterations.
 
     Args:
-        workers: Of the trial now.
-        device: Where it trains: steps on a GPU are timed there.
-        state: What `state` gave before.
+        workers: The trial's workers now.
+        device: The device that trains: steps on a GPU are timed there.
+        state: An earlier `state`.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class StepTimes:
         return parallel_efficiency({size: median(of) for size, of in self._seconds.items()}, self._workers)
 
     def settle(self, global_batch_size: float | None) -> None:
-        """Ends an iteration.
+        """End an iteration.
 
         Args:
-            global_batch_size: Examples of its steps, over all workers; None where a worker's batch is what it ever was.
+            global_batch_size: Examples of its steps, over all workers; None if a worker's batch never changes.
         """
         times = self._between()
         self._marks.clear()

@@ -26,18 +26,18 @@ from hydro_rasda.training.recorded_steps import records
 from hydro_rasda.trial import Trial
 
 SECONDS_PER_WIDTH = 0.03
-"""Time to measure each width, but no less than a few steps: to be small beside what a sweep takes."""
+"""Time to measure each width, but at least a few steps: little in comparison with a sweep."""
 
 
 def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room: float, cores: int) -> Measured | None:
-    """How fast the trials train, and in how many bytes, at each width; None where one cannot train, which it will say.
+    """Measure the trials' speed and memory at each width; None if one cannot train, whose own training will tell why.
 
-    Where a single one does not fit a core's part of the room, it is measured with all of it.
+    If a single trial does not fit a core's part of the room, it is measured with all of the room.
 
     Args:
-        trials: Of one kind, those of a core.
+        trials: Trials of one kind, for one core.
         room: Bytes for all cores.
-        cores: That share them.
+        cores: Number of cores that share the room.
     """
     surrogates = _Surrogates(problem, trials)
 
@@ -74,7 +74,7 @@ def measure_widths(problem: Problem, trials: Sequence[Trial], batch: Batch, room
 
 
 def measure_compiled(problem: Problem, trials: Sequence[Trial]) -> Measured | None:
-    """How much faster a group trains once its step is compiled, and how long that takes; None where it cannot train."""
+    """Measure how much faster a group's compiled step is, and the time to compile it; None if it cannot train."""
     batch = next(problem.train_data.epoch(trials[0].batch_size, 0))
     try:
         with _measuring(problem):

@@ -1,6 +1,6 @@
-"""What the process of a device does where that is not the tuner's own: it trains what it is sent.
+"""Train tasks in the process of a device, if that is not the tuner's own process.
 
-It imports no more than that takes.
+This module imports only the modules that training needs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hydro_rasda.trial import Trial
 
 @dataclass(frozen=True)
 class Given:
-    """What a device gets with a task.
+    """The data that a device gets with a task.
 
     Attributes:
-        load: Gives an earlier task's checkpoint by its key, on the CPU.
-        seconds: That it may take.
-        devices: How many share the full-size trials.
+        load: Returns an earlier task's checkpoint by its key, on the CPU.
+        seconds: The time that the task may take.
+        devices: Number of devices that share the full-size trials.
     """
 
     trials: Mapping[int, Trial]
@@ -41,11 +41,11 @@ class Given:
 
 
 class Trainer:
-    """Trains on one device, in a process of its own.
+    """Train on one device, in its own process.
 
     Args:
-        threads: Of torch.
-        should_leave: Whether to end after the epoch that is under way, whatever time there is.
+        threads: Threads of torch.
+        should_leave: Tells whether to end after the current epoch, even if there is time left.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Trainer:
         return [replace(outcome, state=move(outcome.state, _CPU, wait=True)) for outcome in outcomes]
 
     def train_rank(self, task: FullSizeTask, given: Given, place: Place, meeting: Any) -> FullSizeOutcome:
-        """Train a full-size trial as one of several ranks, each a trainer of its own.
+        """Train a full-size trial as one of several ranks, each with its own trainer.
 
         Args:
-            meeting: Where the ranks find each other: here, a file.
+            meeting: The file by which the ranks find each other.
         """
         work, open_store = self._work(given), partial(self._store, place.shard, meeting)
 
@@ -99,7 +99,7 @@ class Trainer:
         return replace(outcome, state=move(outcome.state, _CPU, wait=True))
 
     def _store(self, shard: Shard, meeting: Any) -> Store:
-        """What a rank finds the others by."""
+        """Return the store by which a rank finds the others."""
         return file_store(meeting, shard.world)
 
     def _work(self, given: Given) -> Work:

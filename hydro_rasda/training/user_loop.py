@@ -27,7 +27,7 @@ from hydro_rasda.trial import Trial
 
 
 class Kept:
-    """What a run keeps of what a training function reports.
+    """The part of a training function's reports that a run keeps.
 
     Args:
         state: A checkpoint that training goes on from.
@@ -40,10 +40,10 @@ class Kept:
         self.own: State | None = None if state is None else state.get("own", state)
 
     def taken(self, epoch: int, metrics: Mapping[str, Any], saving: Saving) -> tuple[dict[str, Any], Saving]:
-        """An epoch's metrics as floats, and what gives the checkpoint after it: "own", "model" and "best".
+        """Return an epoch's metrics as floats, and a function that returns its checkpoint: "own", "model" and "best".
 
         Raises:
-            ValueError: where the run's metric is not among them, or the state has no model.
+            ValueError: If the run's metric is not among them, or the state has no model.
         """
         metric, mode = self._settings.metric, self._settings.mode
         rule = f"a mapping with the number {metric!r}, which is `tune`'s `metric`"
@@ -64,10 +64,10 @@ class Kept:
 
 
 def _state_of(saving: Saving) -> dict[str, Any]:
-    """What was given as a report's state.
+    """Return the state of a report.
 
     Raises:
-        ValueError: where it holds no model, or what could not be read back without running code.
+        ValueError: If it holds no model, or objects that could not be read back without running code.
     """
     state = saving() if callable(saving) else saving
     rule = 'a dict whose "model" is the state dict of the model that `model_fn(worker.config)` builds'
@@ -94,8 +94,8 @@ def train_own(
     """Train a full-size model for a span of epochs by the user's function, from a checkpoint or anew.
 
     Raises:
-        ValueError: where the function returns without a report.
-        Exception: what it raises.
+        ValueError: If the function returns without a report.
+        Exception: Any error that the function raises.
     """
     assert problem.full_size is not None
     started = time.perf_counter()

@@ -26,7 +26,7 @@ class Average:
 
     @property
     def differs(self) -> bool:
-        """Whether it is more than the last step's weights."""
+        """Tell whether the average differs from the last step's weights."""
         return self._weight < 1
 
     def update(self, horizon: float) -> None:
@@ -63,7 +63,7 @@ class Average:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes in a model and can be averaged: parameters that learn, and running statistics."""
+    """Return the tensors that training changes and that can be averaged: learning parameters and running statistics."""
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return {name: t for name, t in {**learning, **dict(model.named_buffers())}.items() if t.is_floating_point()}
 

@@ -1,4 +1,4 @@
-"""What a training function gets to work with, on each rank of a trial."""
+"""The worker: the argument of a training function, on each rank of a trial."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LARGEST_SEED = 2**40
 State = Mapping[str, Any]
 
 Saving = State | Callable[[], State] | None
-"""What to go on from, or what gives it."""
+"""The state from which training continues, or a function that returns it."""
 
 
 class Worker:
@@ -36,19 +36,19 @@ class Worker:
 
     Attributes:
         config: The trial's configuration.
-        data: What `elastic` was given as `data`, shared by the node's ranks; of `tune`, `(train_data, val_data)` as it
-            was given them.
+        data: The argument `data` of `elastic`, shared by the node's ranks; in `tune`, the arguments `(train_data,
+            val_data)`.
         rank: From 0; rank 0 reports and saves.
         world_size: Ranks of the trial.
         growth: `world_size` over the workers of a new trial.
-        device: Where to train: this rank's GPU, or the CPU.
+        device: The device to train on: this rank's GPU, or the CPU.
         iteration: Reports so far, over all restarts; 0 at first.
         checkpoint: The state last saved; None at first.
         trial: The trial's id.
 
     Args:
-        job: What of these there is: `config`, `trial`, `rank`, `world_size`, and `workers`, those of a new trial.
-        saved: What `saved` gave before; None at first.
+        job: Any of `config`, `trial`, `rank`, `world_size`, and `workers`, the workers of a new trial.
+        saved: An earlier result of `saved`; None at first.
     """
 
     def __init__(self, job: Mapping[str, Any], data: Any, device: torch.device, saved: State | None = None) -> None:
@@ -69,9 +69,9 @@ class Worker:
         self._measured: dict[str, Any] = dict(saved["measured"])
         self._noise: GradientNoise | None = None
         self.through: Callable[[int, Mapping[str, Any], Saving], tuple[dict[str, Any], Saving]] | None = None
-        """Makes of a report what `tune` keeps."""
+        """Turns a report into the part that `tune` keeps."""
         self.gathers = False
-        """Whether what gives the state has to be called by all ranks together."""
+        """True if all ranks must call the function that returns the state together."""
         self._times: StepTimes | None = None
 
     def __getitem__(self, key: object) -> NoReturn:
@@ -79,11 +79,11 @@ class Worker:
         raise TypeError(f"the training function is given a Worker, no configuration: take worker.config[{key!r}]")
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """The model on this rank's device, its gradients averaged over the ranks where there are several.
+        """Move the model to this rank's device; if there are several ranks, its gradients are averaged over them.
 
-        Load `checkpoint` into the model before, and save the state of the model itself:
-        `worker.plain(model)`. BatchNorm normalizes by each rank's own batch, and its running statistics are the mean
-        over the ranks after each step; convert the model to `nn.SyncBatchNorm` before for the global batch (GPUs only).
+        Load `checkpoint` into the model before, and save the state of the model itself: `worker.plain(model)`.
+        BatchNorm normalizes by each rank's own batch, and its running statistics are the mean over the ranks after each
+        step. To normalize by the global batch, convert the model to `nn.SyncBatchNorm` before (GPUs only).
         """
         require(isinstance(model, nn.Module), "model", model, "an nn.Module")
         model = model.to(self.device)
@@ -100,24 +100,24 @@ class Worker:
     def batches(
         self, samples: int, batch_size: int, *, seed: int = 0, fixed_global: bool = False
     ) -> Iterator[tuple[Tensor, float]]:
-        """This rank's share of one shuffled epoch; each sample is in one batch of one rank.
+        """Yield this rank's share of one shuffled epoch; each sample is in one batch of one rank.
 
-        All ranks see the same number of batches. Multiply a batch's mean loss by its weight: then the
-        averaged gradient is that of the whole global batch, also where the last one does not divide evenly.
+        All ranks see the same number of batches. Multiply a batch's mean loss by its weight: then the averaged gradient
+        is that of the whole global batch, even if the last batch does not divide evenly.
 
         Args:
             samples: Size of the data set.
             batch_size: Samples per rank and step; with `fixed_global`, samples per step over all ranks.
-            seed: Of the run; the order differs by iteration, and is the same on every rank and number of
+            seed: Seed of the run. The order differs by iteration; it is the same on every rank, and for any number of
                 ranks.
-            fixed_global: Whether the global batch stays as the workers grow.
+            fixed_global: True to keep the global batch as the workers grow.
 
         Yields:
-            Indices `[n]` and the weight `n * world_size / (samples in the global batch)`. A rank for
-            which nothing is left gets one sample with weight 0.
+            Indices `[n]` and the weight `n * world_size / (samples in the global batch)`. A rank without samples left
+            gets one sample with weight 0.
 
         Raises:
-            ValueError: where `samples` or `batch_size` is below 1.
+            ValueError: If `samples` or `batch_size` is below 1.
         """
         check_int("samples", samples, at_least=1, at_most=MOST_EXAMPLES)
         check_int("batch_size", batch_size, at_least=1, at_most=MOST_EXAMPLES)
@@ -138,14 +138,14 @@ class Worker:
                 self._weight = 1.0
 
     def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> DistributedSampler[Any]:
-        """For a `DataLoader` over a data set that indices do not suit; call its `set_epoch` each epoch.
+        """Make a sampler for a `DataLoader`, if indices do not suit the data set; call its `set_epoch` each epoch.
 
-        No example is drawn twice in an epoch. Shuffled, each rank draws the same number of examples: up to
-        `world_size - 1` are left out, others in each epoch. In order (`shuffle=False`, for validation), each example is
-        drawn by one rank, and the ranks' numbers may differ by one. `batches` has neither limit.
+        No example is drawn twice in an epoch. Shuffled, each rank draws the same number of examples. Up to
+        `world_size - 1` examples are left out, other ones in each epoch. In order (`shuffle=False`, for validation),
+        one rank draws each example, and the ranks' numbers may differ by one. `batches` has neither limit.
 
         Raises:
-            ValueError: where the data set has fewer examples than there are ranks.
+            ValueError: If the data set has fewer examples than there are ranks.
         """
         count = len(dataset)  # type: ignore[arg-type]
         require(count >= self.world_size, "dataset", count, f"at least {self.world_size} examples, one for each rank")
@@ -157,10 +157,10 @@ class Worker:
         return drawn
 
     def rescale(self, optimizer: Optimizer, rule: Rule = "auto", warmup_steps: int = 0) -> RescaledLR:
-        """Has the learning rate follow the global batch, see `RescaledLR`; call it once per optimizer.
+        """Let the learning rate follow the global batch, see `RescaledLR`; call it once per optimizer.
 
-        Its state travels with the checkpoints by itself. `warmup_steps` is the paper's `rescale_warmup_epochs`, 1 or 2,
-        times the steps of an epoch; without it there is no warm-up. `rule="paper"` is the paper's factor.
+        Checkpoints carry its state automatically. `warmup_steps` is the paper's `rescale_warmup_epochs`, 1 or 2, times
+        the steps of an epoch; without it there is no warm-up. `rule="paper"` is the paper's factor.
         """
         states = self._rescaled_states
         state = states[len(self._rescaled)] if len(self._rescaled) < len(states) else None
@@ -169,19 +169,20 @@ class Worker:
         return rescaled
 
     def measure(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None = None) -> GradientNoise:
-        """Has the results gain `gradient_noise_scale`, in examples, and `scaling_efficiency`; call it once.
+        """Add `gradient_noise_scale`, in examples, and `scaling_efficiency` to the results; call it once.
 
-        With these, `RASDAScheduler(grow="efficient")` has a trial grow while it pays. What was measured travels with
-        the checkpoints by itself.
+        With these, `RASDAScheduler(grow="efficient")` lets a trial grow while it pays. Checkpoints carry the
+        measurements automatically.
 
         Args:
-            model: What `prepare` gave. The noise scale costs nothing to speak of on several ranks; on one, it is
-                measured where that sums up micro-batches, see `GradientNoise.after_backward` of what is returned.
-            optimizer: Whose steps are timed.
-            batch_size: Examples of each step on this rank; None where they are those of `batches`.
+            model: The result of `prepare`. On several ranks, the noise scale costs almost nothing. On one rank, it is
+                measured only if the rank sums up micro-batches: see `after_backward` of the returned `GradientNoise`.
+            optimizer: The optimizer whose steps are timed.
+            batch_size: Examples of each step on this rank; None if they come from `batches`.
 
         Raises:
-            ValueError: where `batch_size` is below 1; from `report`, where it is None and `batches` is not used.
+            ValueError: If `batch_size` is below 1. `report` raises it if `batch_size` is None and `batches` is not
+                used.
         """
         check_int("batch_size", batch_size, at_least=1, optional=True)
         self._noise = GradientNoise(model)
@@ -192,19 +193,19 @@ class Worker:
         return self._noise
 
     def report(self, metrics: Mapping[str, Any], state: Saving = None, *, final: bool = False) -> None:
-        """Ends an iteration; every rank calls it. It does not return where the trial is paused or stopped.
+        """End an iteration; every rank calls it. If the trial is paused or stopped, the call does not return.
 
-        The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and what
-        `measure` says. In `RaceConfig(train=...)`, a report is an epoch of the run.
+        The results gain `workers`, `global_batch_size` (with `batches`), `lr_multiplier` (with `rescale`), and the
+        measurements of `measure`. In `RaceConfig(train=...)`, a report is an epoch of the run.
 
         Args:
-            metrics: Plain numbers; rank 0's count. In `tune`, the run's metric among them, and those are kept that
-                are called "train_..." or "val_...".
-            state: What to go on from: state dicts and plain values (it is loaded with `weights_only=True`), or a
-                function that returns them. Saved by rank 0, only where the trial may pause and at its end. In `tune`,
-                every report has one, with the full-size model's state dict as "model".
-            final: Whether the training function ends the trial here by itself, so that the state is saved;
-                `max_t` of a `RASDAScheduler` ends it in any case.
+            metrics: Plain numbers; rank 0's count. In `tune`, the run's metric must be among them, and metrics called
+                "train_..." or "val_..." are kept.
+            state: The state from which training can continue: state dicts and plain values (it is loaded with
+                `weights_only=True`), or a function that returns them. Rank 0 saves it, only when the trial may pause
+                and at its end. In `tune`, every report has one, with the full-size model's state dict as "model".
+            final: True if the training function itself ends the trial here, so that the state is saved; `max_t` of a
+                `RASDAScheduler` ends it in any case.
         """
         require(isinstance(metrics, Mapping), "metrics", metrics, "a mapping of names to numbers")
         check_flag("final", final)
@@ -249,6 +250,6 @@ class Worker:
         return plain
 
     def saved(self, state: State | None) -> dict[str, Any]:
-        """What to go on from: the training function's own state, and what the worker itself needs."""
+        """Return the state to save: the training function's own state, and the worker's."""
         rescaled = [r.state_dict() for r in self._rescaled]
         return {"state": state, "iteration": self.iteration, "rescaled": rescaled, "measured": self._measured}

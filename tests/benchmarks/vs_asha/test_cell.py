@@ -199,7 +199,7 @@ def test_the_page_says_what_the_cells_say(test: float, verdict: str, tmp_path: P
     assert "costs 2.0 trainings of its winner, to reach 4: met" in page
     assert verdict in page
     assert ("**loss**" in page) == (verdict == "no win")
-    assert "other work took at most 10% of them before a cell" in page
+    assert "Other work took at most 10% of the cores before a cell" in page
     assert "Ray's start-up, until the first trial began: 2.00 s" in page
     assert (tmp_path / "vs_asha.png").stat().st_size > 10_000
     rows = rows_of(read(folder), "digits")
