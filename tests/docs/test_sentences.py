@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.sentences import LEFT, ROOT, complaints, files, findings, of_docstring, paragraphs, prose, room
+from docs.sentences import ROOT, files, findings, of_docstring, paragraphs, prose
 
 
 def _page(folder: Path, text: str) -> list[str]:
@@ -100,20 +100,13 @@ def f(n):
     }
 
 
-def test_a_room_that_is_left_is_not_held_to_it_until_it_has_none(tmp_path: Path) -> None:
+def test_a_finding_names_its_place(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("What fails is tried again.\n", encoding="utf-8")
-    assert len(complaints([page], frozenset(), tmp_path)) == 1
-    assert complaints([page], frozenset({"page.md"}), tmp_path) == []
+    (found,) = findings([page], tmp_path)
+    assert str(found) == "page.md:1: headless clause: What fails is tried again."
     page.write_text("It is tried again.\n", encoding="utf-8")
-    (line,) = complaints([page], frozenset({"page.md"}), tmp_path)
-    assert "delete it" in line
-
-
-def test_all_that_is_left_is_there_once() -> None:
-    for name in LEFT:
-        assert (ROOT / name).exists(), name
-        assert LEFT.isdisjoint(room(name)[:-1]), name
+    assert findings([page], tmp_path) == []
 
 
 def test_pages_that_are_links_are_read_once() -> None:
