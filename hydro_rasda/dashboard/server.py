@@ -9,6 +9,7 @@ import math
 import secrets
 import socket
 import struct
+import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,7 +21,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.page.write import list_page, page
+from hydro_rasda.page.write import list_page, page, prepare
 from hydro_rasda.results.reading import Stamp, Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.spec import SPEC
@@ -67,6 +68,7 @@ def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None
     token, six = secrets.token_urlsafe(24), ":" in host
     with socket.create_server((host, port), family=socket.AF_INET6 if six else socket.AF_INET) as listening:
         found = listening.getsockname()[1]
+        threading.Thread(target=prepare, daemon=True).start()
         print(f"http://{f'[{host}]' if six else host}:{found}/?token={token}", flush=True)
         uvicorn.Server(make_config(folder, token, host, found)).run(sockets=[listening])
 

@@ -1,6 +1,7 @@
 "use strict";
 // Takes in the page again when the server says that its run has changed; what is zoomed or open stays so.
 (function () {
+  const hold = (held) => page.hold(document.getElementById(held.dataset.for), JSON.parse(held.textContent));
   const shape = (section) => [...section.querySelectorAll(".figure, .note")].map((each) => each.id || "note").join();
 
   function takeWords(old, now) {
@@ -11,13 +12,14 @@
 
   function take(now) {
     document.querySelector("header p").innerHTML = now.querySelector("header p").innerHTML;
+    tellAge();
     for (const section of now.querySelectorAll("section")) {
       let old = document.getElementById(section.id);
       if (shape(old) !== shape(section)) {
         old.querySelectorAll(".figure").forEach(page.forget);
         const fresh = document.importNode(section, true);
         old.replaceWith(fresh);
-        fresh.querySelectorAll("script[data-for]").forEach(page.hold);
+        fresh.querySelectorAll("script[data-for]").forEach(hold);
         continue;
       }
       const words = section.querySelectorAll(".words");
@@ -26,7 +28,7 @@
         const before = old.querySelector(`script[data-for="${held.dataset.for}"]`);
         if (before.textContent !== held.textContent) {
           before.textContent = held.textContent;
-          page.hold(before);
+          hold(before);
         }
       });
     }
@@ -53,5 +55,23 @@
       }
     }
   }
-  new EventSource("events").onmessage = fetchAgain;
+
+  // The run's journal tells when it was last written, by the server's clock.
+  let lost = false;
+  function tellAge() {
+    const place = document.getElementById("updated");
+    if (place !== null) {
+      const seconds = Math.max(0, Math.round(Date.now() / 1000 - place.dataset.at));
+      const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([least]) => seconds >= least) || [1, "s"];
+      place.textContent = `${lost ? "no connection, " : ""}updated ${Math.floor(seconds / size)} ${unit} ago`;
+    }
+  }
+
+  document.querySelectorAll("script[data-for]").forEach(hold);
+  setInterval(tellAge, 1000);
+  tellAge();
+  const events = new EventSource("events");
+  events.onmessage = fetchAgain;
+  events.onopen = () => { lost = false; };
+  events.onerror = () => { lost = true; };
 })();

@@ -1,12 +1,12 @@
 "use strict";
-// Draws each figure from the JSON beside it, in the colours that the reader's system asks for.
+// Draws each figure when it comes near the window, in the colours that the reader's system asks for.
 const page = (function () {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const figures = new Map(); // by the element that each is drawn in
 
   function template() {
     const [text, line] = dark.matches ? ["#e6e8ea", "#343a40"] : ["#212529", "#e3e6e9"];
-    const title = {font: {size: 13}};
+    const title = {font: {size: 13}, standoff: 8};
     const axis = {title, gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true};
     return {
       layout: {
@@ -22,13 +22,25 @@ const page = (function () {
     };
   }
 
+  function broken(text) {
+    const halves = (line) => line.replace(/^(.{20,40}) (.+)$/, (_, first, rest) => `${first}<br>${broken(rest)}`);
+    return text.split("<br>").map((line) => (line.length > 42 ? halves(line) : line)).join("<br>");
+  }
+
+  // On a phone, long lines of the legend and of what stands above a figure are broken.
+  function narrowed({data, layout}) {
+    const above = (each) => each.xref === "paper" && each.yref === "paper";
+    const annotations = (layout.annotations || []).map((a) => (above(a) ? {...a, text: broken(a.text)} : a));
+    const lines = annotations.filter(above).map((a) => a.text.split("<br>").length);
+    const t = Math.max(layout.margin.t, ...lines.map((count) => 18 * count + 10));
+    const named = data.map((trace) => (trace.name ? {...trace, name: broken(trace.name)} : trace));
+    return {data: named, layout: {...layout, annotations, margin: {...layout.margin, t, l: 45, r: 8}}};
+  }
+
   function draw(place) {
-    const figure = figures.get(place);
+    const figure = place.clientWidth < 500 ? narrowed(figures.get(place)) : figures.get(place);
     // What the reader has zoomed into or hidden stays so when a run goes on.
     const layout = {...figure.layout, template: template(), autosize: true, uirevision: "kept"};
-    if (place.clientWidth < 500) {
-      layout.margin = {...layout.margin, l: 45, r: 8};
-    }
     const config = {responsive: true, displaylogo: false};
     config.modeBarButtonsToRemove = ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d"];
     if (figure.layout.height < 320 || window.matchMedia("(hover: none)").matches) {
@@ -49,9 +61,8 @@ const page = (function () {
     }
   }, {rootMargin: "600px"});
 
-  function hold(held) {
-    const place = document.getElementById(held.dataset.for);
-    figures.set(place, JSON.parse(held.textContent));
+  function hold(place, figure) {
+    figures.set(place, figure);
     if (isDrawn(place)) {
       draw(place);
     } else {
@@ -59,7 +70,6 @@ const page = (function () {
     }
   }
 
-  document.querySelectorAll("script[data-for]").forEach(hold);
   dark.addEventListener("change", () => drawAll(isDrawn));
   window.addEventListener("beforeprint", () => drawAll(() => true));
   return {hold, forget: (place) => figures.delete(place)};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,10 @@ from hydro_rasda import plots
 from hydro_rasda.console import show
 from hydro_rasda.page import words
 from hydro_rasda.page.call import call_of
+from hydro_rasda.page.embed import packed_figures, packed_plotly, plotly, policy
 from hydro_rasda.plots.importance import importance_bars, importance_of
 from hydro_rasda.plots.look import EXTRA, graph_objects, is_empty, nothing
-from hydro_rasda.results.reading import Unreadable, or_why
+from hydro_rasda.results.reading import Unreadable, or_why, stamp
 from hydro_rasda.results.records import RunRecord, row
 from hydro_rasda.results.report import best_first, explained, state_of, varied
 from hydro_rasda.results.timeline import journal_of
@@ -82,12 +84,45 @@ def page(record: RunRecord, live: bool = False) -> str:
         live: True if the dashboard serves it: it then loads Plotly from there, and follows the run.
     """
     template, record = _template("template.html"), record.shown()
-    own = {"style": _own("style.css"), "script": _own("page.js") + (_own("live.js") if live else "")}
-    own["plotly"] = "" if live else _plotly()
-    made = [*sections(record)]
-    title, state = record.path.name, state_of(record)
-    html: str = template.render(title=title, state=state, counts=words.counts(record), sections=made, live=live, **own)
+    graph_objects()  # says what to install
+    written, made = _written(record) if live else None, [*sections(record)]
+    own = {"style": _own("style.css"), "written": written, **_scripts(made, live)}
+    title, state, counts = record.path.name, state_of(record), words.counts(record)
+    html: str = template.render(title=title, state=state, counts=counts, sections=made, live=live, **own)
     return html
+
+
+def _scripts(made: Sequence[Section], live: bool) -> dict[str, Any]:
+    """The scripts of a page, what they read, and the policy that allows no others."""
+    from markupsafe import Markup
+
+    first = 'document.documentElement.className = "draws";'
+    if not live:
+        first = f'if ("DecompressionStream" in window) {{ {first} }}'
+    script = _own("page.js") + _own("live.js" if live else "packed.js")
+    found = {"first": Markup(first), "script": script}
+    if live:
+        return found | {"policy": policy([first, script], served=True)}
+    figures = {figure.name: figure.json for section in made for figure in section.figures if figure.json}
+    found |= {"figures": Markup(packed_figures(figures)), "plotly": Markup(packed_plotly())}
+    return found | {"policy": policy([first, script, plotly()], served=False)}
+
+
+def _written(record: RunRecord) -> float | None:
+    """When a run's journal was last written, in seconds since 1970; None if its folder is gone."""
+    with contextlib.suppress(OSError):
+        return stamp(record.path)[1] / 1e9
+    return None
+
+
+def prepare() -> None:
+    """Import the packages that a page needs: without this, a dashboard's first page waits for more than a second."""
+    with contextlib.suppress(ImportError):  # the page says what to install
+        import optuna.importance
+        import sklearn.ensemble  # noqa: F401
+
+        graph_objects().Scatter()
+        optuna.importance.FanovaImportanceEvaluator()
 
 
 def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder: Path) -> str:
@@ -102,16 +137,10 @@ def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder:
         state, *cells = ["not readable", *[""] * 4, found] if isinstance(found, Unreadable) else found
         rows.append((name, state, cells, datetime.fromtimestamp(when).isoformat(timespec="minutes")))
     notes = [explained("interrupted")] if any(state == "interrupted" for _, state, *_ in rows) else []
-    html: str = _template("runs.html").render(runs=rows, folder=folder, style=_own("style.css"), notes=notes)
+    template, script = _template("runs.html"), _own("runs.js")
+    own = {"style": _own("style.css"), "script": script, "policy": policy([script], served=True)}
+    html: str = template.render(runs=rows, folder=folder, notes=notes, **own)
     return html
-
-
-def _plotly() -> Any:
-    graph_objects()  # says what to install
-    import markupsafe
-    from plotly.offline import get_plotlyjs
-
-    return markupsafe.Markup(get_plotlyjs())
 
 
 def _own(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -94,11 +95,13 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     figure.add_trace(
         go.Heatmap(_surface(across, axis_x, up, axis_y, places), colorscale=SCALE, zmin=1, zmax=places[-1], opacity=0.5)
     )
+    kept = thinned(kept, _DOTS)
+    trials, places = [trial for _, trial in kept], [place for place, _ in kept]
     best = [trial.trial == result.best_trial for trial in trials]
     return figure.add_trace(
         go.Scatter(
-            x=across,
-            y=up,
+            x=_axis(x, trials)[0],
+            y=_axis(y, trials)[0],
             mode="markers",
             text=[f"place {place}<br>{describe(trial)}" for place, trial in kept],
             hovertemplate="%{text}<extra></extra>",
@@ -136,7 +139,7 @@ def _dimension(name: str, trials: Sequence[TrialRecord]) -> dict[str, Any]:
     if axis.get("type") == "category":
         names = axis["categoryarray"]
         places = {value: i for i, value in enumerate(names)}
-        named = {"tickvals": [*range(len(names))], "ticktext": names}
+        named = {"tickvals": [*range(len(names))], "ticktext": [*map(_shortened, names)]}
         return {"label": escaped(name), "values": [places[value] for value in values], **named}
     log = axis.get("type") == "log"
     at = [None if value is None else figures_of(math.log10(value)) if log else value for value in values]
@@ -187,11 +190,19 @@ def _axis(name: str, trials: Sequence[TrialRecord]) -> tuple[list[Any], dict[str
     named = [escaped(show(value, 4)) for value in values]
     order = sorted(set(zip(map(_sortable, values), named)))
     names = [*dict.fromkeys(text for _, text in order)]
-    ends = {"range": [-0.5, len(names) - 0.5]}
+    ends: dict[str, Any] = {"range": [-0.5, len(names) - 0.5]}
+    if any(len(name) > _LONGEST for name in names):
+        ends |= {"tickvals": [*range(len(names))], "ticktext": [_shortened(name) for name in names]}
     return named, axis | {"type": "category", "categoryorder": "array", "categoryarray": names, **ends}
 
 
-_NAMED, _ABSENT = 6, "(absent)"
+_NAMED, _ABSENT, _LONGEST = 6, "(absent)", 16
+
+
+def _shortened(name: str) -> str:
+    """A category as a label of an axis; the box over a point has all of it."""
+    plain = html.unescape(name)
+    return name if len(plain) <= _LONGEST else escaped(f"{plain[: _LONGEST - 1]}…")
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:

@@ -10,6 +10,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,9 @@ def importance_bars(found: Mapping[str, float]) -> Figure:
     go = graph_objects()
     names = [*found][::-1]
     figure = new_figure(height=90 + 32 * len(names), showlegend=False)
-    figure.update_layout(xaxis={"title": {"text": "importance"}, "range": [0, 1]}, yaxis={"automargin": True})
+    # The number of a long bar stands beyond 1.
+    axis = {"title": {"text": "importance"}, "range": [0, 1.2], "tickvals": [0, 0.2, 0.4, 0.6, 0.8, 1]}
+    figure.update_layout(xaxis=axis, yaxis={"automargin": True})
     return figure.add_trace(
         go.Bar(
             x=[figures_of(found[name]) for name in names],
@@ -80,14 +83,15 @@ def importance_of(result: RunRecord) -> dict[str, float]:
     if not (result.path / "run.json").is_file():
         return {}
     study = places(result, _FOR_IMPORTANCE)
-    alike = len({trial.value for trial in study.trials}) < 2
-    if len(study.trials) < FEWEST or alike or not study.trials[0].params:
+    trials = study.get_trials(deepcopy=False)
+    alike = len({trial.value for trial in trials}) < 2
+    if len(trials) < FEWEST or alike or not trials[0].params:
         return {}
     try:
         from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
 
         # fANOVA knows only keys that all trials have.
-        branched = len({frozenset(trial.params) for trial in study.trials}) > 1
+        branched = len({frozenset(trial.params) for trial in trials}) > 1
         fanova = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
         evaluator = PedAnovaImportanceEvaluator() if branched else fanova
     except ImportError as error:
@@ -103,16 +107,15 @@ def places(result: RunRecord, most: int | None = None) -> Study:
     import optuna
 
     with _quiet():
-        trials = {trial.number: trial for trial in make_study(result).trials}
+        order = [*enumerate(begun(result), 1)]
+        kept = thinned(order, most) if most else order
+        made = make_study(replace(result, trials=tuple(trial for _, trial in kept))).get_trials(deepcopy=False)
         study = optuna.create_study()
-    order = [*enumerate(begun(result), 1)]
-    kept = thinned(order, most) if most else order
     last = max((place for place, trial in kept if math.isfinite(score_of(trial))), default=0) + 1
-    for place, trial in kept:
-        old = trials[trial.trial]
+    for (place, trial), old in zip(kept, made):
         value = float(place if math.isfinite(score_of(trial)) else last)
-        made = optuna.trial.create_trial(params=old.params, distributions=old.distributions, value=value)
-        study.add_trial(made)
+        placed = optuna.trial.create_trial(params=old.params, distributions=old.distributions, value=value)
+        study.add_trial(placed)
     return study
 
 

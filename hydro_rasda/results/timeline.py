@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from hydro_rasda.results.records import RunRecord
@@ -53,7 +54,18 @@ class Best:
 
 def journal_of(record: RunRecord) -> Mapping[str, Unit]:
     """Return the finished units of a run; none if its folder is gone."""
-    return read_units(Path(record.path) / JOURNAL).units
+    path = Path(record.path) / JOURNAL
+    try:
+        found = path.stat()
+    except OSError:
+        return read_units(path).units
+    return _units(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _units(path: Path, size: int, written: int) -> Mapping[str, Unit]:
+    """Return the units of a journal of this size, written then: several figures of a page ask for them."""
+    return read_units(path).units
 
 
 def trainings(units: Mapping[str, Unit]) -> list[Training]:

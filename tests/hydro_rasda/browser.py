@@ -15,7 +15,7 @@ needs_chromium = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="there is 
 WAIT_S = 60.0
 DRAWN = "return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0"
 _COUNT = "document.querySelectorAll('{}').length"
-ALL_DRAWN = f"return {_COUNT.format('script[data-for]')} === {_COUNT.format('.js-plotly-plot')}"
+ALL_DRAWN = f"return {_COUNT.format('.figure')} === {_COUNT.format('.js-plotly-plot')}"
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,7 @@ def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], brows
     wait(browser, ALL_DRAWN)
     assert browser.title == "night 1 · hydro_rasda"
     assert "on a surrogate" in browser.execute_script("return document.querySelector('.lead').textContent")
+    wait(browser, "return /^updated \\d+ s ago$/.test(document.getElementById('updated').textContent)")
     bars = "return document.getElementById('timeline').data.reduce((sum, bar) => sum + bar.x.length, 0)"
     before = browser.execute_script(bars)
     browser.execute_script("document.querySelector('#section-1 details').open = true")
@@ -114,6 +115,10 @@ def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], brows
     assert browser.execute_script(bars) > before
     assert browser.execute_script("return document.querySelector('#section-1 details').open")
     assert errors(browser) == []
+    ago = "return document.getElementById('updated').textContent"
+    hour = time.time() - 3601
+    os.utime(run.folder / "journal.jsonl", (hour, hour))
+    wait(browser, f"{ago} === 'updated 1 h ago'")
     # It only reads.
     assert sorted(path.name for path in run.folder.iterdir()) == ["journal.jsonl", "run.json"]
 

@@ -25,6 +25,66 @@ def test_every_sort_of_run_is_drawn(browser: Any, sorts: dict[str, RunRecord], t
     assert browser.title == f"{sort} · hydro_rasda"  # what is in choices and tracebacks did not run
 
 
+def test_a_file_is_unpacked_under_its_policy(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
+    """It runs no script but its own, and asks for nothing."""
+    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri())
+    wait(browser, ALL_DRAWN)
+    drawn = "return document.getElementById('{}').{}"
+    assert "WebGL is not" not in browser.execute_script(drawn.format("parallel-coordinates", "textContent"))
+    sizes = browser.execute_script(drawn.format("learning-curves", "data.map((trace) => trace.x.length)"))
+    assert sum(sizes) > len(sorts["over"].trials)
+    assert browser.execute_script("return performance.getEntriesByType('resource').map((each) => each.name)") == []
+    assert not browser.execute_script("return document.getElementById('undrawn').checkVisibility()")
+    assert errors(browser) == []
+    browser.execute_script("""
+        const script = document.createElement('script');
+        script.textContent = "document.title = 'taken over'";
+        document.head.append(script);
+        document.body.insertAdjacentHTML('beforeend', '<img src="data:," onerror="document.title = 1">');
+    """)
+    wait(browser, "return document.images.length > 0 && [...document.images].every((image) => image.complete)")
+    assert browser.title == "over · hydro_rasda"
+    assert any("Content Security Policy" in message for message in errors(browser))
+
+
+@pytest.mark.parametrize("lacks", ["JavaScript", "DecompressionStream", "Plotly"])
+def test_who_cannot_draw_the_figures_reads_what_to_do(
+    browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, lacks: str
+) -> None:
+    path = write_page(sorts["over"], tmp_path / "page.html")
+    if lacks == "Plotly":  # as where a file was cut off on its way
+        path.write_text(path.read_text().replace('id="packed-plotly">', 'id="packed-plotly">spoilt'))
+    source = "delete window.DecompressionStream" if lacks == "DecompressionStream" else ""
+    made = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": lacks == "JavaScript"})
+    try:
+        open_page(browser, path.as_uri())
+        wait(browser, "return document.documentElement.className === ''")
+        line = "To see the figures, allow JavaScript and open this page in "
+        assert browser.execute_script("return document.getElementById('undrawn').innerText").startswith(line)
+        shown = "return [...document.querySelectorAll('#undrawn, .figure')].filter((each) => each.checkVisibility())"
+        assert len(browser.execute_script(shown)) == 1
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", made)
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.parametrize("sort", ["over", "large"])
+def test_a_phone_shows_whole_titles_and_legends(
+    browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, sort: str
+) -> None:
+    open_page(browser, write_page(sorts[sort], tmp_path / "page.html").as_uri(), width=400, height=9000)
+    wait(browser, ALL_DRAWN)
+    outside = browser.execute_script("""
+        const texts = [...document.querySelectorAll('.figure:not(.wide) text')];
+        return texts.filter((text) => text.textContent.trim() && text.checkVisibility()).filter((text) => {
+            const [inner, outer] = [text, text.closest('.figure')].map((each) => each.getBoundingClientRect());
+            return inner.width && (inner.left < outer.left - 2 || inner.right > outer.right + 2);
+        }).map((text) => text.textContent);
+    """)
+    assert outside == []
+
+
 def test_what_is_below_is_drawn_when_it_comes_near(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
     open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), height=800)
     wait(browser, DRAWN)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import base64
+import gzip
+import html
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,17 +23,18 @@ import pytest
 from hydro_rasda.cli import main
 from hydro_rasda.page import write_page
 from hydro_rasda.page.call import call_of, domain_of
+from hydro_rasda.page.embed import digest, plotly
 from hydro_rasda.page.words import answer
 from hydro_rasda.page.write import list_page, page, sections
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import as_html
 from hydro_rasda.run.spec import read_asked
-from tests.hydro_rasda.journals import SCRIPT, SPACE
+from tests.hydro_rasda.journals import SCRIPT, SPACE, write_run
 
 Sorts = dict[str, RunRecord]
 
-LARGEST = 8e6
+LARGEST = 2e6
 
 
 class Elements(HTMLParser):
@@ -61,16 +67,24 @@ def test_of_one_full_size_model_alone_no_page_says_how_sure_it_is(sorts: Sorts) 
 def test_a_page_of_every_sort_of_run(sorts: Sorts, sort: str) -> None:
     record = sorts[sort]
     written = page(record)
-    assert len(written) < LARGEST
+    assert len(written.encode()) < LARGEST  # of 2,000 trials, too
     found = Elements(written)
     for title in (section.title for section in sections(record)):
         assert title in found.text
-    # One for each figure, Plotly and the page's own: what a run holds adds none.
-    figures = sum(tag == "div" and (more.get("class") or "").startswith("figure") for tag, more in found.tags)
-    assert sum(tag == "script" for tag, _ in found.tags) == figures + 2
+    # Figures, Plotly and the page's own two: what a run holds adds none.
+    assert sum(tag == "script" for tag, _ in found.tags) == 4
     # It asks for nothing else.
     links = [more[name] for _, more in found.tags for name in ("src", "href") if name in more]
     assert all(link is not None and link.startswith(("#", "data:")) for link in links)
+
+
+def test_a_page_of_many_hyperparameters_is_small(tmp_path: Path) -> None:
+    record, draw = write_run(tmp_path / "a", num_samples=1_000, width=8), random.Random(0)
+    more = [{f"factor_{i}": draw.random() for i in range(6)} for _ in record.trials]
+    trials = tuple(replace(trial, config={**trial.config, **own}) for trial, own in zip(record.trials, more))
+    written = page(replace(record, trials=trials))
+    assert "factor_5" in written
+    assert len(written.encode()) < LARGEST
 
 
 def test_it_says_what_the_run_found(sorts: Sorts) -> None:
@@ -93,13 +107,39 @@ def test_it_says_what_the_run_found(sorts: Sorts) -> None:
 
 
 def test_figures_cannot_end_their_script(sorts: Sorts) -> None:
-    held = re.findall(r'<script type="application/json" data-for="([^"]+)">(.*?)</script>', page(sorts["over"]), re.S)
+    served = page(sorts["over"], live=True)
+    held = re.findall(r'<script type="application/json" data-for="([^"]+)">(.*?)</script>', served, re.S)
     assert {"learning-curves", "importances", "timeline", "slice-0", "parallel-coordinates"} <= {
         name for name, _ in held
     }
     for _, text in held:
         assert "<" not in text
         assert {"data", "layout"} <= json.loads(text).keys()
+
+
+def test_a_file_holds_the_same_figures_compressed(sorts: Sorts) -> None:
+    served = page(sorts["over"], live=True)
+    held = re.findall(r'<script type="application/json" data-for="([^"]+)">(.*?)</script>', served, re.S)
+    (text,) = re.findall(r'<script type="text/plain" id="packed-figures">(.*?)</script>', page(sorts["over"]), re.S)
+    assert "<" not in text
+    lists, figures = json.loads(gzip.decompress(base64.b85decode(text.replace(",", "<"))))
+
+    def whole(value: dict[str, Any]) -> Any:
+        return lists[value["$list"]] if "$list" in value else value
+
+    assert json.loads(figures, object_hook=whole) == {name: json.loads(figure) for name, figure in held}
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_page_s_policy_allows_its_own_scripts_alone(sorts: Sorts, live: bool) -> None:
+    written = page(sorts["over"], live)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', written)
+    rules = {name: values for name, *values in (rule.split() for rule in html.unescape(policy).split("; "))}
+    assert rules["default-src"] == ["'none'"]
+    assert rules.get("connect-src") == (["'self'"] if live else None)
+    own = re.findall(r"<script>(.*?)</script>", written, re.S)
+    allowed = [digest(script) for script in own] + ([] if live else [digest(plotly())])
+    assert sorted(rules["script-src"]) == sorted([*allowed, "'unsafe-eval'", *["'self'"] * live])
 
 
 def test_the_call_is_python_and_asks_for_the_same_run(sorts: Sorts) -> None:
