@@ -37,7 +37,7 @@ SCHEMES = {
 }
 
 FINALISTS = {8: 0, 3: 1, 17: 2, 22: 3}
-"""Which of the 24 copies that are drawn become finalists, and in which colour."""
+"""The finalists among the 24 copies that are drawn, and their colours."""
 SURVIVORS = [8, 3, 17, 22, 5, 11, 14, 20]
 """The copies that the first rung keeps."""
 

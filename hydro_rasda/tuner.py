@@ -182,7 +182,7 @@ def _backend(backend: str | Backend) -> Backend:
         return backend
     if backend == "local":
         return LocalBackend()
-    # What runs locally does not wait for it.
+    # Imported here, so that a local run does not wait for Ray.
     from hydro_rasda.backends.ray.backend import RayBackend
 
     return RayBackend()

@@ -25,7 +25,7 @@ def warnings_in_one_line() -> Iterator[None]:
 def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    # Where the user can change nothing about a place, its name only distracts from what is said.
+    # If users cannot change the place, its name only distracts from the message.
     where = "" if issubclass(category, UserWarning) else f" ({category.__name__}, {filename}:{lineno})"
     return f"warning: {message}{where}\n"
 

@@ -64,7 +64,7 @@ class Cell:
         optimizer: "sgd" or "adamw".
         lr: At the first batch.
         workers: At the end, over those at the start.
-        rule: What the learning rate is multiplied by, see `RaceConfig.lr_rule`.
+        rule: The rule of the learning rate, see `RaceConfig.lr_rule`.
         warmup: Epochs over which it is, each time that the batch grows.
         seed: Of weights and shuffles.
     """

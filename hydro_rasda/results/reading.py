@@ -52,7 +52,7 @@ def read_record(path: str | Path) -> RunRecord:
     take_in_targets(run)
     finalists = run.store.units()[key].value if run.store.done(key := decision_key(FINALISTS, run.trials)) else []
     record = sum_up(run, tried_targets(run, finalists), _undecided(run, dropped, finalists))
-    # Where an earlier version did not write these down, today's defaults tell nothing.
+    # An earlier version may not have written these down; today's defaults tell nothing of it.
     known = {"keep", "ema"} <= asked.keys()
     return replace(record, keep=asked.get("keep"), averaged=record.averaged if known else None)
 

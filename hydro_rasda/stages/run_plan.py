@@ -69,7 +69,7 @@ class RunPlan:
     def _lines(self, swept: float, raced: float) -> Iterator[str]:
         if not self._run.callbacks:
             return
-        # What prints takes longer to import than to print.
+        # Rich takes longer to import than to print this.
         from hydro_rasda.console import duration
 
         settings, kinds = self._run.settings, len({*self._dispatcher.kinds.values()})
