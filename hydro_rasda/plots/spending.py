@@ -128,11 +128,11 @@ def cost(result: RunRecord) -> Figure:
         f"full size, {spent.target_epochs} epochs": (spent.target_seconds, BEST),
         "planning, checks, files": (max(0.0, spent.seconds - trained), FAINT),
     }
-    figure = new_figure(height=250, barmode="stack", xaxis={"title": {"text": "seconds"}})
+    figure = new_figure(height=340, barmode="stack", xaxis={"title": {"text": "seconds"}})
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed"})
 
     def bar(row: str, seconds: float, name: str, color: str, legend: bool = True) -> object:
-        told = f"{name}: {both_units(spent, seconds, max_t)}"
+        told = f"{name}:<br>{both_units(spent, seconds, max_t)}"  # in two lines, as a phone is narrow
         return graph_objects().Bar(
             x=[figures_of(seconds)],
             y=[row],
@@ -146,9 +146,9 @@ def cost(result: RunRecord) -> Figure:
     for name, (seconds, color) in parts.items():
         figure.add_trace(bar("this run", seconds, name, color))
     if spent.spared_seconds > 0:
-        instead = spent.spared_seconds + spent.surrogate_seconds
-        figure.add_trace(bar("without surrogates", instead, "sweep at full size, estimated", "rgba(28, 126, 214, 0.3)"))
-        figure.add_trace(bar("without surrogates", spent.target_seconds, "full size", BEST, legend=False))
+        row, instead = "without<br>surrogates", spent.spared_seconds + spent.surrogate_seconds
+        figure.add_trace(bar(row, instead, "sweep at full size (estimate)", "rgba(28, 126, 214, 0.3)"))
+        figure.add_trace(bar(row, spent.target_seconds, "full size", BEST, legend=False))
     return figure
 
 

@@ -72,7 +72,7 @@ def test_bars_card_and_closing_lines_give_a_cost_in_the_same_units(sorts: Sorts)
     for name, told in (("surrogates", swept), ("full size", full)):
         epochs = facts[name].partition(":")[0]
         assert facts[name] == f"{epochs}: {told}"
-        assert f"{name}, {epochs}: {told}" in bars
+        assert f"{name}, {epochs}:<br>{told}" in bars
     assert f"Cost: {facts['wall time']}; " in "\n".join(closing_lines(record, "run", 27))
     assert "full trainings" not in both_units(sorts["swept"].cost, 3.0, 27)
 
