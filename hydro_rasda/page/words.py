@@ -9,6 +9,7 @@ from typing import Any
 
 from hydro_rasda.console import duration, show
 from hydro_rasda.plots.look import score_of
+from hydro_rasda.plots.spending import both_units
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import agreement_line, best_score, doubt_line, explained, kept_weights, state_of
 from hydro_rasda.run.journal import jsonable
@@ -71,19 +72,15 @@ def counts(record: RunRecord) -> str:
 
 
 def cost_facts(record: RunRecord, max_t: int | None) -> Facts:
-    """Say the cost of the run in time and in full trainings, and how much its surrogates spared."""
+    """Say the cost of the run in time and in full trainings, as its bars do, and how much its surrogates spared."""
     cost = record.cost
     facts = {
-        "wall time": duration(cost.seconds),
-        "surrogates": f"{cost.surrogate_epochs} epochs in {duration(cost.surrogate_seconds)}",
-        "full size": f"{cost.target_epochs} epochs in {duration(cost.target_seconds)}",
+        "wall time": both_units(cost, cost.seconds, max_t),
+        "surrogates": f"{cost.surrogate_epochs} epochs: {both_units(cost, cost.surrogate_seconds, max_t)}",
+        "full size": f"{cost.target_epochs} epochs: {both_units(cost, cost.target_seconds, max_t)}",
     }
-    if max_t:
-        whole = f"{cost.target_epochs / max_t:.2g} at full size"
-        if cost.target_epoch_seconds > 0:
-            spent = cost.surrogate_seconds / (cost.target_epoch_seconds * max_t)
-            whole += f", and the time of {spent:.2g} for the surrogates"
-        facts["full trainings"] = f"{whole} (one is {max_t} epochs)"
+    if max_t and math.isfinite(whole := cost.full_trainings(1.0, max_t)):
+        facts["full training"] = f"{max_t} epochs at full size: about {duration(1 / whole)}"
     if cost.spared_seconds > 0:
         facts["spared"] = f"about {duration(cost.spared_seconds)} of full-size training, by surrogates (an estimate)"
     return facts

@@ -167,7 +167,7 @@ def sections(record: RunRecord) -> Iterator[Section]:
     yield Section("Answer", words.answer(record), best, table=_table(record))
     yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[_draw(plots.cost, record)])
     yield Section("Best score over time", figures=[_draw(plots.best_over_time, record)])
-    fates = "Surrogates by the epoch at which they fell; finalists again below, at full size."
+    fates = "Surrogates by the epoch at which they fell (of more than 60, quantiles); finalists again below."
     rungs = "Dotted lines are rungs, and tell how many went on."
     yield Section("Learning curves", [f"{fates} {rungs}"], figures=[_draw(plots.learning_curves, record)])
     close = "Finalists are the best of all surrogates, and lie closer together than all do: agreement is harder."

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from hydro_rasda.console import show
 from hydro_rasda.plots.look import (
     BAD,
     BEST,
@@ -19,30 +22,37 @@ from hydro_rasda.plots.look import (
     new_figure,
     nothing,
     score_axis,
-    thinned,
 )
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import best_first
 from hydro_rasda.results.timeline import best_over_time as bests
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.events import Stage
+from hydro_rasda.run.journal import Unit
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-CURVES = 400
-"""Curves of a fate that are drawn at most."""
+MANY = 60
+"""Curves of a stage that are drawn each for itself at most; of more, there are quantiles."""
+
+BANDS = ((10, 90), (25, 75))
+"""Percentiles between which a band lies, the widest first."""
 
 _STAGES: tuple[tuple[Stage, str], ...] = (("surrogate", "surrogates"), ("target", "full size"))
 
 
 def best_over_time(result: RunRecord) -> Figure:
-    """The best score so far against the wall time of the run, on surrogates and at full size."""
+    """Draw the best score so far against the wall time of the run, on surrogates and at full size.
+
+    The line of the surrogates ends with the sweep, that of full-size models with the run.
+    """
     units = journal_of(result)
     found = bests(units, result)
     if not found:
         return nothing("no trial has a score yet")
-    go, end = graph_objects(), max(unit.at for unit in units.values())
+    go, ends = graph_objects(), {"target": max(unit.at for unit in units.values())}
+    ends["surrogate"] = max((unit.at for unit in units.values() if _trained(unit, "surrogate")), default=0.0)
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
     for stage, title in _STAGES:
         if not (steps := found.get(stage)):
@@ -51,7 +61,7 @@ def best_over_time(result: RunRecord) -> Figure:
         shown = [f"trial {step.trial}, epoch {step.epoch}" for step in steps]
         figure.add_trace(
             go.Scatter(
-                x=[figures_of(step.seconds) for step in steps] + [figures_of(end)],
+                x=[figures_of(step.seconds) for step in steps] + [figures_of(ends[stage])],
                 y=[figures_of(step.score) for step in steps] + [figures_of(steps[-1].score)],
                 text=[*shown, shown[-1]],
                 name=title,
@@ -65,6 +75,10 @@ def best_over_time(result: RunRecord) -> Figure:
     return figure.update_yaxes(score_axis(values, result.mode, result.metric))
 
 
+def _trained(unit: Unit, stage: Stage) -> bool:
+    return any(line["event"] == "metrics" and line["stage"] == stage for line in unit.lines)
+
+
 @dataclass(frozen=True)
 class _Curve:
     trial: TrialRecord
@@ -73,10 +87,12 @@ class _Curve:
 
 
 def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
-    """The metric after each epoch: of the surrogates above, by the rung where they fell; of full-size models below.
+    """Draw the metric after each epoch: of surrogates above, of full-size models below.
 
-    Dotted lines are rungs, where trials were compared, and say how many went on. Of very many curves of one fate, some
-    are drawn.
+    A stage of up to 60 curves shows each, and surrogates by the rung where they fell. A stage of more shows the median
+    and the bands of 25-75 % and 10-90 % of all trials that trained so far, with the finalists' curves on top. Of more
+    than 60 finalists, the best 8 are drawn. Dotted lines are rungs, where trials were compared, and say how many went
+    on.
 
     Args:
         metric: Another of its metrics, such as "train_loss".
@@ -95,19 +111,23 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     )
     for i, (stage, title) in enumerate(panels):
         alone = [curve for curve in curves[stage] if curve.trial.epochs]
-        traces = _fallen([curve for curve in curves[stage] if not curve.trial.epochs])
-        best = result.best_trial
+        if many := len(curves[stage]) > MANY:
+            alone = alone if len(alone) <= MANY else alone[: len(FINALISTS)]
+            traces = _bands(curves[stage], legend=all(trace.name != "median" for trace in figure.data))
+        else:
+            traces = _fallen([curve for curve in curves[stage] if not curve.trial.epochs])
+        best, drawn = result.best_trial, [value for trace in traces for value in trace["y"] if value is not None]
         traces += [_alone(each, colors[each.trial.trial], each.trial.trial == best, stage) for each in alone]
         axis = "" if i == 0 else str(i + 1)
         figure.add_traces([go.Scatter(trace, xaxis=f"x{axis}", yaxis=f"y{axis}") for trace in traces])
         height, gap = 1 / len(panels), 0.14 if len(panels) > 1 else 0.0
         top = 1 - i * height
         bottom = top - height + (gap if i < len(panels) - 1 else 0.0)
-        values = [value for curve in curves[stage] for value in curve.values]
+        values = drawn + [value for curve in alone for value in curve.values]
         epochs = max(epoch for curve in curves[stage] for epoch in curve.epochs)
         tick = {"dtick": 1} if epochs <= 12 else {}
         x = {"title": {"text": "epoch"}, "anchor": f"y{axis}", "range": [0.5, epochs + 0.5], **tick}
-        shown = 0.75 if stage == "surrogate" else 0.95
+        shown = 0.75 if stage == "surrogate" and not many else 0.95
         y = score_axis(values, result.mode, f"{metric}, {title}", shown) | {
             "domain": [bottom, top],
             "anchor": f"x{axis}",
@@ -130,6 +150,44 @@ def _curves(trials: Iterable[TrialRecord], stage: Stage, metric: str) -> list[_C
     return found
 
 
+def _bands(curves: Sequence[_Curve], legend: bool) -> list[dict[str, Any]]:
+    """Make the traces of the quantiles after each epoch, over all trials with a finite value there."""
+    after: dict[int, list[float]] = {}
+    for curve in curves:
+        for epoch, value in zip(curve.epochs, curve.values):
+            if math.isfinite(value):
+                after.setdefault(epoch, []).append(value)
+    epochs = sorted(after)
+    percents = sorted({50, *(percent for band in BANDS for percent in band)})
+    found = {p: [figures_of(float(np.percentile(after[epoch], p))) for epoch in epochs] for p in percents}
+    traces: list[dict[str, Any]] = []
+    for (low, high), strength in zip(BANDS, (0.25, 0.45)):
+        color, name = f"rgba({_BAND}, {strength})", f"{low}-{high} % of trials"
+        outline = {"x": [*epochs, *epochs[::-1]], "y": [*found[high], *found[low][::-1]], "fill": "toself"}
+        look = {"fillcolor": color, "line": {"color": color, "width": 1}, "mode": "lines", "hoverinfo": "skip"}
+        traces.append(outline | look | {"name": name, "legendgroup": name, "showlegend": legend})
+    told = [
+        "<br>".join(f"{low}-{high} %: {show(found[low][i], 4)} to {show(found[high][i], 4)}" for low, high in BANDS)
+        for i in range(len(epochs))
+    ]
+    median = {
+        "x": epochs,
+        "y": found[50],
+        "text": [f"{text}<br>{len(after[epoch])} trials" for epoch, text in zip(epochs, told)],
+        "name": "median",
+        "legendgroup": "median",
+        "showlegend": legend,
+        "mode": "lines+markers",
+        "line": {"color": f"rgb({_BAND})", "width": 2},
+        "marker": {"size": 5 if len(epochs) < 40 else 3},
+        "hovertemplate": "epoch %{x}: median %{y}<br>%{text}<extra></extra>",
+    }
+    return [*traces, median]
+
+
+_BAND = "92, 140, 196"
+
+
 def _fallen(curves: Sequence[_Curve]) -> list[dict[str, Any]]:
     """A trace for all that fell at one rung, later ones stronger."""
     bad = [curve for curve in curves if curve.trial.status in ("diverged", "failed")]
@@ -143,7 +201,7 @@ def _fallen(curves: Sequence[_Curve]) -> list[dict[str, Any]]:
         strength = 0.35 + 0.5 * math.log(1 + epoch) / math.log(1 + last)
         going_on = {curve.trial.status for curve in fallen} == {"undecided"}
         name = f"{'at' if going_on else 'fell at'} epoch {epoch} ({len(fallen)})"
-        traces.append(_together(fallen, name, f"rgba(92, 140, 196, {strength:.2f})"))
+        traces.append(_together(fallen, name, f"rgba({_BAND}, {strength:.2f})"))
     if bad:
         traces.append(_together(bad, f"diverged or failed ({len(bad)})", BAD))
     return traces
@@ -151,20 +209,18 @@ def _fallen(curves: Sequence[_Curve]) -> list[dict[str, Any]]:
 
 def _together(curves: Sequence[_Curve], name: str, color: str) -> dict[str, Any]:
     """Many curves as one trace, with gaps between them; dots where there is a single epoch."""
-    drawn = thinned(curves, CURVES)
     x: list[float | None] = []
     y: list[float | None] = []
     text: list[str | None] = []
-    for curve in drawn:
+    for curve in curves:
         x += [*curve.epochs, None]
         y += [*curve.values, None]
         text += [f"trial {curve.trial.trial}"] * len(curve.epochs) + [None]
-    shown = name if len(drawn) == len(curves) else f"{name[:-1]}, {len(drawn)} drawn)"
     return {
         "x": x,
         "y": y,
         "text": text,
-        "name": shown,
+        "name": name,
         "mode": "lines+markers",
         "line": {"color": color, "width": 1},
         "marker": {"size": 4},

@@ -119,14 +119,17 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
 
 
 def parallel_coordinates(result: RunRecord) -> Figure:
-    """Each trial as a line through all of its hyperparameters to its place: drag along an axis to choose some."""
+    """Draw each trial as a line through all of its hyperparameters to its place, coloured by its place.
+
+    Lines of one category lie apart, the best on top, so that their colours show. Drag along an axis to choose some.
+    """
     names, order = varied(result), thinned([*enumerate(begun(result), 1)])
     if len(order) < 2 or not names:
         return nothing(too_few(result))
     last = order[-1][0]
     order.reverse()  # the best are drawn last, above the others
     places, trials = [place for place, _ in order], [trial for _, trial in order]
-    dimensions = [_dimension(name, trials) for name in names]
+    dimensions = [_fanned(_dimension(name, trials)) for name in names]
     dimensions.append({"label": "place", "values": places, "range": [last, 1]})
     lines = {"color": places, "cmin": 1, "cmax": last, "colorscale": SCALE}
     figure = new_figure(height=420, margin={"l": 70, "r": 40, "t": 60, "b": 30})
@@ -160,6 +163,22 @@ def _dimension(name: str, trials: Sequence[TrialRecord]) -> dict[str, Any]:
         "ticktext": [*ticks.values()],
     }
 
+
+def _fanned(dimension: dict[str, Any]) -> dict[str, Any]:
+    """Spread lines through a category around its tick in their order; an axis of numbers stays as it is."""
+    if "ticktext" not in dimension or "range" in dimension:
+        return dimension
+    at = np.asarray(dimension["values"], dtype=float)
+    for place in np.unique(at):
+        (lines,) = np.nonzero(at == place)
+        if len(lines) > 1:
+            at[lines] += np.linspace(-_FAN, _FAN, len(lines))
+    ends = [-0.5, len(dimension["ticktext"]) - 0.5]
+    return dimension | {"values": [figures_of(value) for value in at], "range": ends}
+
+
+_FAN = 0.35
+"""Of the distance between two categories, to either side of a tick."""
 
 _DOTS, _GRID = 500, 40
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydro_rasda.console import duration
 from hydro_rasda.plots.look import BEST, FAINT, FINALISTS, figures_of, graph_objects, new_figure, nothing
-from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.records import Cost, RunRecord
 from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
+from hydro_rasda.run.spec import read_asked
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -111,35 +113,54 @@ def _rows(found: Sequence[Training]) -> Mapping[tuple[int | None, int], str]:
 
 
 def cost(result: RunRecord) -> Figure:
-    """Wall time of the sweep, of full-size training, and of the rest; below, what the sweep at full size would take."""
+    """Draw the wall time of the sweep, of full-size training, and of the rest, in seconds and in full trainings.
+
+    The bar below is the time that the sweep would take at full size, one trial after another. A run without its folder
+    has seconds alone.
+    """
     spent = result.cost
     if spent.seconds <= 0:
         return nothing("nothing has been trained yet")
+    max_t = _full_epochs(result)
     trained = spent.surrogate_seconds + spent.target_seconds
     parts = {
         f"surrogates, {spent.surrogate_epochs} epochs": (spent.surrogate_seconds, FINALISTS[0]),
         f"full size, {spent.target_epochs} epochs": (spent.target_seconds, BEST),
-        "the rest: planning, checks, files": (max(0.0, spent.seconds - trained), FAINT),
+        "planning, checks, files": (max(0.0, spent.seconds - trained), FAINT),
     }
-    figure = new_figure(height=230, barmode="stack", xaxis={"title": {"text": "seconds"}})
+    figure = new_figure(height=340, barmode="stack", xaxis={"title": {"text": "seconds"}})
     figure.update_layout(yaxis={"automargin": True, "autorange": "reversed"})
+
+    def bar(row: str, seconds: float, name: str, color: str, legend: bool = True) -> object:
+        told = f"{name}:<br>{both_units(spent, seconds, max_t)}"  # in two lines, as a phone is narrow
+        return graph_objects().Bar(
+            x=[figures_of(seconds)],
+            y=[row],
+            orientation="h",
+            name=told,
+            showlegend=legend,
+            marker={"color": color},
+            hovertemplate=f"{told}<extra></extra>",
+        )
+
     for name, (seconds, color) in parts.items():
-        figure.add_trace(_bar("this run", seconds, name, color))
+        figure.add_trace(bar("this run", seconds, name, color))
     if spent.spared_seconds > 0:
-        instead = spent.spared_seconds + spent.surrogate_seconds
-        name = "the sweep's epochs at full size, one after another (estimate)"
-        figure.add_trace(_bar("without surrogates", instead, name, "rgba(28, 126, 214, 0.3)"))
-        figure.add_trace(_bar("without surrogates", spent.target_seconds, "full size", BEST, legend=False))
+        row, instead = "without<br>surrogates", spent.spared_seconds + spent.surrogate_seconds
+        figure.add_trace(bar(row, instead, "sweep at full size (estimate)", "rgba(28, 126, 214, 0.3)"))
+        figure.add_trace(bar(row, spent.target_seconds, "full size", BEST, legend=False))
     return figure
 
 
-def _bar(row: str, seconds: float, name: str, color: str, legend: bool = True) -> object:
-    return graph_objects().Bar(
-        x=[figures_of(seconds)],
-        y=[row],
-        orientation="h",
-        name=name,
-        showlegend=legend,
-        marker={"color": color},
-        hovertemplate=f"{name}: {duration(seconds)}<extra></extra>",
-    )
+def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
+    """Say a time as such and in full trainings of `max_t` epochs, if the run has trained at full size."""
+    full = spent.full_trainings(seconds, max_t) if max_t else math.nan
+    return duration(seconds) + (f" ({full:.2g} full trainings)" if math.isfinite(full) else "")
+
+
+def _full_epochs(result: RunRecord) -> int | None:
+    """Epochs of a full training; None without the run's folder."""
+    try:
+        return int(read_asked(result.path)["max_t"])
+    except (ValueError, KeyError):
+        return None

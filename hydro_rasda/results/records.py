@@ -108,6 +108,15 @@ class Cost:
         """
         return self.surrogate_epochs * self.target_epoch_seconds - self.surrogate_seconds
 
+    def full_trainings(self, seconds: float, max_t: int) -> float:
+        """Convert a time of this run to full trainings: `max_t` epochs at the mean pace of its full-size epochs.
+
+        NaN if none was trained.
+        """
+        if not self.target_epochs or self.target_seconds <= 0:
+            return math.nan
+        return seconds * self.target_epochs / (self.target_seconds * max_t)
+
 
 @dataclass(frozen=True, repr=False)
 class RunRecord(Portable):

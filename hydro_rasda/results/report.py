@@ -221,8 +221,8 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     cost = result.cost
     swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
     trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"
-    each = cost.target_epoch_seconds * max_t
-    whole = f" ({cost.target_epochs / max_t + cost.surrogate_seconds / each:.2g} full trainings)" if each > 0 else ""
+    full = cost.full_trainings(cost.seconds, max_t)
+    whole = f" ({full:.2g} full trainings)" if math.isfinite(full) else ""
     lines.append(f"Cost: {duration(cost.seconds)}{whole}; {swept}, {trained}.")
     if bad := failed_and_diverged(result):
         lines.append(f"{bad[0].upper()}{bad[1:]}; to see why: hydro-rasda show {path}")

@@ -7,17 +7,21 @@ import math
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hydro_rasda import plots
+from hydro_rasda.page.words import cost_facts
 from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.plots.look import is_empty, score_axis, thinned
-from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import agreement_line
+from hydro_rasda.plots.spending import both_units
+from hydro_rasda.results.records import RunRecord, TrialRecord
+from hydro_rasda.results.report import agreement_line, closing_lines
 from hydro_rasda.results.timeline import Training, busy_share, journal_of, trainings
 from tests.hydro_rasda.journals import SCRIPT
 
@@ -55,6 +59,24 @@ def test_what_a_run_cost_is_drawn_above_what_it_would_have_cost(sorts: Sorts) ->
     assert figure.layout.yaxis.autorange == "reversed"  # plotly draws its first bar at the bottom
 
 
+def test_bars_card_and_closing_lines_give_a_cost_in_the_same_units(sorts: Sorts) -> None:
+    record = sorts["over"]
+    spent = record.cost
+    swept, full = [both_units(spent, each, 27) for each in (spent.surrogate_seconds, spent.target_seconds)]
+    # Three finalists of 3 epochs and one of 24 more are 33 of 27.
+    assert (spent.target_epochs, full) == (33, "12 s (1.2 full trainings)")
+    pace = spent.target_seconds / spent.target_epochs
+    assert swept.endswith(f" ({spent.surrogate_seconds / pace / 27:.2g} full trainings)")
+    facts = cost_facts(record, 27)
+    bars = {trace.name for trace in plots.cost(record).data}
+    for name, told in (("surrogates", swept), ("full size", full)):
+        epochs = facts[name].partition(":")[0]
+        assert facts[name] == f"{epochs}: {told}"
+        assert f"{name}, {epochs}:<br>{told}" in bars
+    assert f"Cost: {facts['wall time']}; " in "\n".join(closing_lines(record, "run", 27))
+    assert "full trainings" not in both_units(sorts["swept"].cost, 3.0, 27)
+
+
 def test_curves_are_the_runs(sorts: Sorts) -> None:
     record = sorts["over"]
     figure = plots.learning_curves(record)
@@ -66,6 +88,90 @@ def test_curves_are_the_runs(sorts: Sorts) -> None:
     drawn = [y for _, y in points(figure, "fell at epoch 1 (") if y is not None]
     assert sorted(drawn) == pytest.approx(sorted(trial.surrogate_metric for trial in fallen), rel=1e-4)
     assert not is_empty(plots.learning_curves(record, "train_loss"))
+
+
+def values_after(record: RunRecord, stage: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for line in (line for trial in record.trials for line in trial.history):
+        if line["stage"] == stage and line["val_loss"] is not None:
+            found.setdefault(line["epoch"], []).append(line["val_loss"])
+    return dict(sorted(found.items()))
+
+
+def check_bands(traces: dict[str, Any], after: dict[int, list[float]]) -> None:
+    epochs = [*after]
+    assert [*traces["median"].x] == epochs
+    assert [*traces["median"].y] == pytest.approx([np.quantile(each, 0.5) for each in after.values()], rel=1e-4)
+    for low, high in ((10, 90), (25, 75)):
+        band = traces[f"{low}-{high} % of trials"]
+        expected = [np.quantile(each, high / 100) for each in after.values()]
+        expected += [np.quantile(each, low / 100) for each in after.values()][::-1]
+        assert [*band.x] == epochs + epochs[::-1]
+        assert [*band.y] == pytest.approx(expected, rel=1e-4)
+        assert band.fill == "toself"
+
+
+def test_curves_of_many_trials_are_quantiles_with_the_finalists_on_top(sorts: Sorts) -> None:
+    record = sorts["large"]
+    figure = plots.learning_curves(record)
+    finalists = [trial.trial for trial in record.trials if trial.epochs]
+    swept = [trace for trace in figure.data if trace.xaxis == "x"]
+    assert [trace.name for trace in swept[:3]] == ["10-90 % of trials", "25-75 % of trials", "median"]
+    assert sorted(int(trace.name.split()[1]) for trace in swept[3:]) == finalists
+    check_bands({trace.name: trace for trace in swept}, values_after(record, "surrogate"))
+    assert swept[2].text[0].endswith(f"<br>{len(values_after(record, 'surrogate')[1])} trials")
+    assert len(figure.data) - len(swept) == len(finalists)  # few at full size have a curve each
+
+
+@pytest.mark.parametrize("count", [60, 61])
+def test_many_curves_at_full_size_are_quantiles_with_the_best_on_top(sorts: Sorts, count: int) -> None:
+    def trained(trial: TrialRecord, i: int) -> TrialRecord:
+        lines = [
+            {"stage": stage, "epoch": epoch, "val_loss": 1 + i / 10 + 1 / epoch}
+            for stage in ("surrogate", "target")
+            for epoch in (1, 2)
+        ]
+        return replace(
+            trial, history=tuple(lines), epochs=2, surrogate_epochs=2, status="finished", metric=1.5 + i / 10
+        )
+
+    record = sorts["large"]
+    trials = tuple(trained(trial, i) for i, trial in enumerate(record.trials[:count]))
+    figure = plots.learning_curves(replace(record, trials=trials, best_trial=0))
+    full = {trace.name: trace for trace in figure.data if trace.xaxis == "x2"}
+    if count == 60:
+        assert len(full) == 60
+        return
+    check_bands(full, values_after(replace(record, trials=trials), "target"))
+    assert [name for name in full if name.startswith("trial")] == [f"trial {n}{' (best)' * (n == 0)}" for n in range(8)]
+    shown = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert len(shown) == len(set(shown)) == 3 + 8  # the legend names bands once
+
+
+def test_the_surrogates_best_ends_with_the_sweep(sorts: Sorts) -> None:
+    record = sorts["over"]
+    found = trainings(journal_of(record))
+    for name, stage in (("surrogates", "surrogate"), ("full size", "target")):
+        last = points(plots.best_over_time(record), name)[-1]
+        assert last[0] == pytest.approx(max(each.ended for each in found if each.stage == stage), rel=1e-4)
+
+
+def test_lines_of_a_category_lie_apart_by_place(sorts: Sorts) -> None:
+    (drawn,) = plots.parallel_coordinates(sorts["large"]).data
+    axes = {axis.label: axis for axis in drawn.dimensions}
+    places = np.asarray(axes["place"].values)
+    assert [*drawn.line.color] == [*places]
+    axis = axes["optimizer"]
+    assert ([*axis.ticktext], [*axis.tickvals], [*axis.range]) == (["adamw", "sgd"], [0, 1], [-0.5, 1.5])
+    at = np.asarray(axis.values)
+    assert set(np.round(at)) == {0, 1}
+    for tick in (0, 1):
+        here = np.round(at) == tick
+        order = at[here][np.argsort(places[here])]
+        assert (order[0], order[-1]) == pytest.approx((tick + 0.35, tick - 0.35), abs=1e-3)
+        assert (np.diff(order) < 0).all()
+    rates = [math.log10(trial.config["lr"]) for trial in sorts["large"].trials]
+    assert sorted(axes["lr"].values) == pytest.approx(sorted(rates), rel=1e-3)  # numbers stay where they are
 
 
 def test_the_best_over_time_only_gets_better_and_ends_with_the_result(sorts: Sorts) -> None:
