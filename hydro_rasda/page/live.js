@@ -2,7 +2,7 @@
 // Takes in the page again when the server says that its run has changed; what is zoomed or open stays so.
 (function () {
   const hold = (held) => page.hold(document.getElementById(held.dataset.for), JSON.parse(held.textContent));
-  const shape = (section) => [...section.querySelectorAll(".figure, .note")].map((each) => each.id || "note").join();
+  const shape = (section) => [...section.querySelectorAll(".figure, .note, #trials")].map((each) => each.id || "note").join();
 
   function takeWords(old, now) {
     const open = [...old.querySelectorAll("details")].map((each) => each.open);

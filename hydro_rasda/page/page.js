@@ -47,7 +47,12 @@ const page = (function () {
       config.displayModeBar = false;
     }
     place.style.height = `${figure.layout.height}px`;
-    return Plotly.react(place, figure.data, layout, config);
+    const fresh = !isDrawn(place);
+    const drawn = Plotly.react(place, figure.data, layout, config);
+    if (fresh) {
+      place.on("plotly_click", ({points}) => trials.show(points[0]));
+    }
+    return drawn;
   }
 
   const isDrawn = (place) => place.classList.contains("js-plotly-plot");
@@ -62,6 +67,10 @@ const page = (function () {
   }, {rootMargin: "600px"});
 
   function hold(place, figure) {
+    if (place.id === "trials") {
+      trials.take(place, figure);
+      return;
+    }
     figures.set(place, figure);
     if (isDrawn(place)) {
       draw(place);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,7 +20,7 @@ from hydro_rasda.page.embed import packed_figures, packed_plotly, plotly, policy
 from hydro_rasda.plots.importance import importance_bars, importance_of
 from hydro_rasda.plots.look import EXTRA, graph_objects, is_empty, nothing
 from hydro_rasda.results.reading import Unreadable, or_why, stamp
-from hydro_rasda.results.records import RunRecord, row
+from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import best_first, explained, state_of, varied
 from hydro_rasda.results.timeline import journal_of
 from hydro_rasda.run.files import write_atomically
@@ -27,9 +28,6 @@ from hydro_rasda.run.spec import read_asked
 
 SLICES = 12
 """Hyperparameters that have a slice of their own on the page, the most important."""
-
-ROWS = 50
-"""Trials in the table of the page."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Section:
     figures: list[Figure] = field(default_factory=list)
     failures: list[tuple[str, str, str]] = field(default_factory=list)
     code: str = ""
-    table: tuple[list[str], list[list[str]]] | None = None
+    table: str = ""
     grid: bool = False
 
 
@@ -99,12 +97,13 @@ def _scripts(made: Sequence[Section], live: bool) -> dict[str, Any]:
     first = 'document.documentElement.className = "draws";'
     if not live:
         first = f'if ("DecompressionStream" in window) {{ {first} }}'
-    script = _own("page.js") + _own("live.js" if live else "packed.js")
+    script = _own("trials.js") + _own("page.js") + _own("live.js" if live else "packed.js")
     found = {"first": Markup(first), "script": script}
     if live:
         return found | {"policy": policy([first, script], served=True)}
     figures = {figure.name: figure.json for section in made for figure in section.figures if figure.json}
-    found |= {"figures": Markup(packed_figures(figures)), "plotly": Markup(packed_plotly())}
+    tables = [("trials", section.table) for section in made if section.table]
+    found |= {"figures": Markup(packed_figures(figures | dict(tables))), "plotly": Markup(packed_plotly())}
     return found | {"policy": policy([first, script, plotly()], served=False)}
 
 
@@ -164,7 +163,7 @@ def sections(record: RunRecord) -> Iterator[Section]:
     """Yield the sections of the page, from top to bottom."""
     asked, units = _asked(record), journal_of(record)
     best = words.configuration(record)
-    yield Section("Answer", words.answer(record), best, table=_table(record))
+    yield Section("Answer", words.answer(record), best)
     yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[_draw(plots.cost, record)])
     yield Section("Best score over time", figures=[_draw(plots.best_over_time, record)])
     fates = "Surrogates by the epoch at which they fell (of more than 60, quantiles); finalists again below."
@@ -175,6 +174,9 @@ def sections(record: RunRecord) -> Iterator[Section]:
     yield from _of_hyperparameters(record)
     beside = "Numbers are the trials of a fused group. Bars above each other trained at the same time."
     yield Section("Timeline", [beside], figures=[_draw(plots.timeline, record, wide=True)])
+    click = "Click the head of a column to sort. Click a point of a figure above to see its trial here."
+    table = _table(record)
+    yield Section("Trials", [click if table else "No trial has begun."], table=table)
     failed = words.failures(record)
     yield Section("Failures", [] if failed else ["No trial raised."], failures=failed)
     yield Section("Environment", facts=words.environment(asked, units), code=call_of(asked) if asked else "")
@@ -195,20 +197,37 @@ def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
     yield Section("Parallel coordinates", [drag], figures=[_draw(plots.parallel_coordinates, record, wide=True)])
 
 
-def _table(record: RunRecord) -> tuple[list[str], list[list[str]]] | None:
-    """The best trials: what differs between them, and their scores."""
+def _table(record: RunRecord) -> str:
+    """All trials, the best first, as `trials.js` takes them; "" where there is none.
+
+    They are columns, which compress better than rows: what differs between trials, and their scores.
+    """
     if not record.trials:
-        return None
-    names = varied(record)
-    heads = ["trial", "status", "surrogate", "epochs", "full size", "epochs", *names]
-    rows = []
-    for trial in best_first(record)[:ROWS]:
-        cells = row(trial)
-        narrow = [cells["surrogate_metric"], cells["surrogate_epochs"]] if trial.surrogate_epochs else [None, None]
-        full = [cells["metric"], cells["epochs"]] if trial.epochs else [None, None]
-        own = [trial.used.get(name) for name in names]
-        rows.append([show(value, 4) for value in (trial.trial, trial.status, *narrow, *full, *own)])
-    return heads, rows
+        return ""
+    trials, metric = best_first(record), record.metric
+    columns: dict[str, list[Any]] = {
+        "trial": [trial.trial for trial in trials],
+        "state": [trial.status for trial in trials],
+        metric: [trial.metric if trial.epochs else None for trial in trials],
+        "epochs": [trial.epochs or None for trial in trials],
+        f"surrogate {metric}": [trial.surrogate_metric if trial.surrogate_epochs else None for trial in trials],
+        "surrogate epochs": [trial.surrogate_epochs or None for trial in trials],
+    }
+    used = [trial.used for trial in trials]
+    own = {name: [values.get(name) for values in used] for name in varied(record)}
+    named = [*columns.items(), *own.items()]  # a hyperparameter may have the name of another column
+    return _safe({"heads": [name for name, _ in named], "columns": [[*map(_cell, values)] for _, values in named]})
+
+
+def _cell(value: Any) -> float | str:
+    """A number to four digits, which the page sorts by; any other value as text, "" for none."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _EXACT:
+        return value
+    return float(f"{value:.4g}") if isinstance(value, float) and math.isfinite(value) else show(value, 4)
+
+
+_EXACT = 2**53
+"""Below it, a browser's numbers hold all whole ones."""
 
 
 def _asked(record: RunRecord) -> dict[str, Any]:
@@ -229,6 +248,9 @@ def _hold(figure: Any, name: str, wide: bool = False) -> Figure:
         return Figure(name, "", 0, note=figure.layout.annotations[0].text)
     written = json.loads(figure.to_json())
     written["layout"].pop("template", None)  # the page has its own, light and dark
-    # Nothing in a script may end it, or begin a comment.
-    safe = json.dumps(written, separators=(",", ":")).replace("<", "\\u003c")
-    return Figure(name, safe, figure.layout.height, wide)
+    return Figure(name, _safe(written), figure.layout.height, wide)
+
+
+def _safe(value: Any) -> str:
+    """A value as JSON within a script: nothing in it may end the script, or begin a comment."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

@@ -107,13 +107,19 @@ def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], brows
     wait(browser, "return /^updated \\d+ s ago$/.test(document.getElementById('updated').textContent)")
     bars = "return document.getElementById('timeline').data.reduce((sum, bar) => sum + bar.x.length, 0)"
     before = browser.execute_script(bars)
-    browser.execute_script("document.querySelector('#section-1 details').open = true")
+    browser.execute_script("document.querySelector('details').open = true")
+    browser.find_element("xpath", "//th/button[.='trial']").click()
+    browser.find_element("css selector", "#trials input").send_keys("adamw")
     run.to(1)
     best = f"Trial {record.best_trial} wins: val_loss {record.best_metric:.4g}"
     wait(browser, f"return document.querySelector('.lead').textContent.startsWith('{best}')")
     wait(browser, ALL_DRAWN)
     assert browser.execute_script(bars) > before
-    assert browser.execute_script("return document.querySelector('#section-1 details').open")
+    assert browser.execute_script("return document.querySelector('details').open")
+    numbers = "return [...document.querySelectorAll('#trials tbody tr')].map((row) => Number(row.cells[0].textContent))"
+    adamw = [trial.trial for trial in record.trials if trial.config["optimizer"] == "adamw"]
+    wait(browser, f"return ({numbers.removeprefix('return ')}).join() === '{','.join(map(str, adamw))}'")
+    assert browser.execute_script("return document.querySelector('#trials input').value") == "adamw"
     assert errors(browser) == []
     ago = "return document.getElementById('updated').textContent"
     hour = time.time() - 3601

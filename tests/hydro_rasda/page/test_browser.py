@@ -60,7 +60,7 @@ def test_who_cannot_draw_the_figures_reads_what_to_do(
     try:
         open_page(browser, path.as_uri())
         wait(browser, "return document.documentElement.className === ''")
-        line = "To see the figures, allow JavaScript and open this page in "
+        line = "To see figures and trials, allow JavaScript and open this page in "
         assert browser.execute_script("return document.getElementById('undrawn').innerText").startswith(line)
         shown = "return [...document.querySelectorAll('#undrawn, .figure')].filter((each) => each.checkVisibility())"
         assert len(browser.execute_script(shown)) == 1
@@ -102,14 +102,97 @@ def test_clicks_and_colors(browser: Any, sorts: dict[str, RunRecord], tmp_path: 
     back = "return getComputedStyle(document.body).backgroundColor"
     ink = "return document.getElementById('learning-curves')._fullLayout.font.color"
     dark = browser.execute_script(back), browser.execute_script(ink)
-    browser.find_element(By.CSS_SELECTOR, "#section-1 summary").click()
-    assert browser.find_element(By.CSS_SELECTOR, "#section-1 table").is_displayed()
+    browser.find_element(By.CSS_SELECTOR, "summary").click()
+    assert browser.find_element(By.CSS_SELECTOR, "details pre").is_displayed()
     browser.find_element(By.CSS_SELECTOR, "#learning-curves .legendtoggle").click()
     wait(browser, "return document.getElementById('learning-curves').data[0].visible === 'legendonly'")
     light = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
     wait(browser, ink.replace("color", f"color !== '{dark[1]}'"))
     assert browser.execute_script(back) != dark[0]
+    assert errors(browser) == []
+
+
+def table(browser: Any) -> list[list[str]]:
+    """The cells that the table of trials shows."""
+    cells = "[...row.cells].map((cell) => cell.textContent)"
+    found: list[list[str]] = browser.execute_script(
+        f"return [...document.querySelectorAll('#trials tbody tr')].map((row) => {cells})"
+    )
+    return found
+
+
+def column(browser: Any, name: str) -> Any:
+    return browser.find_element("xpath", f"//*[@id='trials']//th/button[.='{name}']")
+
+
+TRIALS = "return document.querySelector('#trials input') !== null"
+
+
+def test_the_table_of_trials_sorts_and_filters(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    record = sorts["over"]
+    open_page(browser, write_page(record, tmp_path / "page.html").as_uri())
+    wait(browser, TRIALS)
+    assert int(table(browser)[0][0]) == record.best_trial
+    column(browser, "lr").click()
+    rates = [trial.config["lr"] for trial in record.trials]
+    assert [float(row[6]) for row in table(browser)] == pytest.approx(sorted(rates), rel=1e-3)
+    column(browser, "lr").send_keys(Keys.ENTER)
+    assert [float(row[6]) for row in table(browser)] == pytest.approx(sorted(rates, reverse=True), rel=1e-3)
+    sorted_by = "return [...document.querySelectorAll('[aria-sort]')].map((head) => [head.textContent, head.ariaSort])"
+    assert browser.execute_script(sorted_by) == [["lr", "descending"]]
+    column(browser, "val_loss").click()  # whoever has none comes last, in either direction
+    assert [row[2] != "" for row in table(browser)] == [True] * 3 + [False] * 24
+    field = browser.find_element("css selector", "#trials input")
+    field.send_keys("ADAMW sgd")
+    assert table(browser) == []
+    field.clear()
+    field.send_keys("optimizer=adamw </script>")  # a choice is text, and no part of the page
+    found = [t for t in record.trials if t.config["optimizer"] == "adamw" and "script" in t.config["activation"]]
+    assert {int(row[0]) for row in table(browser)} == {trial.trial for trial in found}
+    told = browser.execute_script("return document.querySelector('#trials [role=status]').textContent")
+    assert told == f"{len(found)} of 27 trials"
+    assert errors(browser) == []
+
+
+@pytest.mark.parametrize("figure", ["learning-curves", "narrow-vs-full", "slice-0", "best-over-time"])
+def test_a_click_on_a_point_shows_its_trial(
+    browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, figure: str
+) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    record = sorts["over"]
+    open_page(browser, write_page(record, tmp_path / "page.html").as_uri())
+    wait(browser, ALL_DRAWN)
+    field = browser.find_element("css selector", "#trials input")
+    field.send_keys("no such trial")
+    points = browser.find_elements("css selector", f"#{figure} .scatterlayer .point")
+    ActionChains(browser).move_to_element(points[-1]).pause(0.2).click().perform()
+    wait(browser, "return document.querySelector('#trials [aria-current]') === document.activeElement")
+    assert field.get_property("value") == ""
+    chosen = browser.execute_script("return document.activeElement.cells[0].textContent")
+    over = browser.execute_script(f"return document.querySelector('#{figure} .hoverlayer').textContent")
+    assert f"trial {chosen}" in over
+    assert errors(browser) == []
+
+
+def test_a_large_table_shows_a_hundred_rows_at_once(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
+    open_page(browser, write_page(sorts["large"], tmp_path / "page.html").as_uri(), width=400, height=900)
+    wait(browser, TRIALS)
+    browser.execute_script("arguments[0].click()", column(browser, "trial"))
+    assert [int(row[0]) for row in table(browser)] == [*range(100)]
+    browser.execute_script("arguments[0].click()", browser.find_element("xpath", "//button[.='Next']"))
+    assert [int(row[0]) for row in table(browser)] == [*range(100, 200)]
+    status = "return document.querySelector('#trials [role=status]').textContent"
+    assert browser.execute_script(status) == "101 to 200 of 2000 trials"
+    browser.execute_script("trials.show({text: 'trial 1234', data: {}})")
+    assert browser.execute_script("return document.activeElement.cells[0].textContent") == "1234"
+    assert len(table(browser)) == 100
+    wide = "const box = document.querySelector('#trials .scroll'); return box.scrollWidth > box.clientWidth"
+    assert browser.execute_script(wide)
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 400
     assert errors(browser) == []
 
 

@@ -109,12 +109,12 @@ def test_it_says_what_the_run_found(sorts: Sorts) -> None:
 def test_figures_cannot_end_their_script(sorts: Sorts) -> None:
     served = page(sorts["over"], live=True)
     held = re.findall(r'<script type="application/json" data-for="([^"]+)">(.*?)</script>', served, re.S)
-    assert {"learning-curves", "importances", "timeline", "slice-0", "parallel-coordinates"} <= {
+    assert {"trials", "learning-curves", "importances", "timeline", "slice-0", "parallel-coordinates"} <= {
         name for name, _ in held
     }
-    for _, text in held:
+    for name, text in held:
         assert "<" not in text
-        assert {"data", "layout"} <= json.loads(text).keys()
+        assert ({"heads", "columns"} if name == "trials" else {"data", "layout"}) <= json.loads(text).keys()
 
 
 def test_a_file_holds_the_same_figures_compressed(sorts: Sorts) -> None:
