@@ -29,6 +29,7 @@ _AUTO = {
     "Adamax": "sqrt",
     "Adagrad": "sqrt",
     "RMSprop": "sqrt",
+    **dict.fromkeys(("Muon", "MuonWithAdamW"), "sqrt"),
 }
 
 _BY_OPTIMIZER = {"auto": _AUTO, "paper": {name: "linear" if name in ("SGD", "ASGD") else "sqrt" for name in _AUTO}}

@@ -159,6 +159,7 @@ def test_description_is_equal_for_equal_spaces_only() -> None:
         assert all(one != other for other in described[:i]), one
 
 
+@pytest.mark.slow
 def test_description_is_the_same_in_every_process() -> None:
     code = "from tests.hydro_rasda.test_space import *; print([describe(s) for s in spaces()])"
     hashed = [

@@ -69,7 +69,7 @@ def in_order(outputs: Tensor, targets: Tensor) -> dict[str, float]:
     return {"auc": float((targets * place).sum()), "f1": float((outputs.argmax(-1) * place).sum())}
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_see_all_examples_in_their_order(scored: Problem, world: int) -> None:
     """160 examples in batches of 44: the last has 28."""
     ordered = replace(scored, metrics=in_order)

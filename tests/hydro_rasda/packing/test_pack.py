@@ -217,7 +217,7 @@ def many(folder: str) -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_no_job_is_lost_or_runs_twice_where_the_call_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path)]
     for far in (2, 5, 8):

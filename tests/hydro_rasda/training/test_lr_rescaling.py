@@ -7,12 +7,21 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fusion import lr_factor as schedule_factor
+from fusion.optim import Hyperparameters
+from fusion.optim.muon import MuonWithAdamW
 from hydro_rasda import RaceConfig
 from hydro_rasda.training.lr_rescaling import RescaledLR, lr_factor
 
 
 def parameter() -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(1))]
+
+
+def matrix() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(2, 2))]
+
+
+MUON = Hyperparameters("muon", lr=0.1)
 
 
 def lrs_of_steps(optimizer: Optimizer, steps: int, between: Callable[[], None] = lambda: None) -> list[float]:
@@ -30,6 +39,9 @@ def test_linear_where_that_was_measured_and_root_for_other_adaptive_ones() -> No
     assert lr_factor(4, "auto", SGD(parameter(), lr=0.1)) == 4
     assert lr_factor(4, "auto", Adam(parameter())) == lr_factor(4, "auto", AdamW(parameter())) == 4
     assert lr_factor(2, "auto", torch.optim.RMSprop(parameter())) == math.sqrt(2)
+    muon = MuonWithAdamW([{"params": matrix(), "lr": 0.1, "use_muon": True}], MUON)
+    assert lr_factor(2, "auto", muon) == math.sqrt(2)
+    assert lr_factor(2, "paper", torch.optim.Muon(matrix())) == math.sqrt(2)
     assert lr_factor(9, "none", SGD(parameter(), lr=0.1)) == 1
     assert lr_factor(9, "sqrt", SGD(parameter(), lr=0.1)) == 3
     assert lr_factor(9, lambda growth: growth + 1, Adam(parameter())) == 10

@@ -30,7 +30,8 @@ from tests.hydro_rasda.backends.ray.test_ddp import (
 from tests.hydro_rasda.ranks import on_ranks
 
 NAMES = ("sgd", "adamw", "clipped")
-CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}}
+MUON = {"optimizer": "muon", "lr": 0.02, "batch_size": 8}
+CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON}
 
 
 class Layers(nn.Module):
@@ -84,6 +85,18 @@ def test_ranks_that_split_a_model_train_as_one_process(world: int, name: str) ->
     assert others == [([], [])] * (world - 1)
 
 
+def test_muon_on_ranks_that_split_a_model_is_that_of_one_process() -> None:
+    """To the rounding of its bfloat16: sharded products add up in another order."""
+    (reports, (saved,)), _ = on_ranks(2, trained, MAX_T, "muon", None, 2)
+    history, weights = one_process(split_problem(), MUON, [(Span(0, MAX_T), 1)])
+    assert reports[-1]["val_loss"] == pytest.approx(history[-1]["val_loss"], rel=1e-2)
+    before = dict(split_problem().target(Trial(5, MUON)).named_parameters())
+    for parameter, first in before.items():
+        moved = (weights[parameter] - first).abs().max().item()
+        torch.testing.assert_close(saved["state"]["model"][parameter], weights[parameter], rtol=0, atol=0.05 * moved)
+
+
+@pytest.mark.slow
 def test_a_split_model_is_resized_at_a_checkpoint_and_by_either_strategy(tmp_path: Path) -> None:
     """From two ranks to four with twice the batch; its checkpoint is that of a model that is not split."""
     first, saved = on_ranks(2, trained, 1, "adamw", None, 2)[0]

@@ -21,6 +21,7 @@ LONG = 1e6
 """A wait that no test lives to see the end of."""
 
 
+@pytest.mark.slow
 def test_eight_that_begin_together_are_halved_exactly(ray8: None, tmp_path: Path) -> None:
     watch = Opens(tmp_path / "go", "start", 8)
     trials = [{"x": i / 8, "seconds": 0.2, "until": str(tmp_path / "go")} for i in reversed(range(8))]

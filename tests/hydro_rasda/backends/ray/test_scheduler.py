@@ -91,6 +91,7 @@ def asha_on(reports: list[tuple[str, int, float]], scheduler: RASDAScheduler) ->
     return decisions
 
 
+@pytest.mark.slow
 def test_twenty_trials_on_eight_slots(ray8: None, tmp_path: Path) -> None:
     watch, scheduler = Watch(), RASDAScheduler(max_t=8)
     space = {"x": tune.grid_search([(7 * i % 20) / 20 for i in range(20)]), "seconds": 0.2}

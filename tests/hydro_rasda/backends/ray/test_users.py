@@ -46,6 +46,7 @@ def test_resources_are_asked_for_under_their_own_names() -> None:
 
 
 @pytest.mark.usefixtures("ray8")
+@pytest.mark.slow
 def test_a_scheduler_object_serves_one_experiment_after_another(tmp_path: Path) -> None:
     """The second knows nothing of the first, in which all were better."""
     scheduler = RASDAScheduler(max_t=4, grace_period=2)
