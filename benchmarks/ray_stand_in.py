@@ -67,7 +67,7 @@ class StandInController:
 
 
 def stand_in_trial(number: int, folder: str) -> Any:
-    """What a scheduler sees of one of Ray Tune's trials."""
+    """The part of one of Ray Tune's trials that a scheduler sees."""
     from pyarrow.fs import LocalFileSystem
     from ray.tune.trainable import FunctionTrainable
 
@@ -85,7 +85,7 @@ def stand_in_trial(number: int, folder: str) -> Any:
 
 @cache
 def _one_cpu() -> Any:
-    """What Ray makes for each trial, in a time of its own."""
+    """Stands for the objects that Ray makes for each trial, in a time of its own."""
     from ray.tune import PlacementGroupFactory
 
     return PlacementGroupFactory([{"CPU": 1.0}])

@@ -184,7 +184,7 @@ class FusedOptimizer(OptimizerState):
                 own = slice(run.start, run.stop)
                 stored = [[t[own] for t in self._tensors(run, name, stacked)[:3]] for name in names]
                 rates, decays = ([t[own, self._index[n]] for n in names] for t in (lr_KP, decay_KP))
-                muon.update(stored, run.members, rates, decays, None if takes is None else takes[own])
+                muon.update(stored, run, rates, decays, None if takes is None else takes[own])
 
     def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """Return a parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fusion.checks import require
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.runs import Run
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
@@ -62,7 +63,7 @@ def hidden_matrices(module: nn.Module, marks: Mapping[str, Mapping[str, Any]] | 
 
 def update(
     stored: Sequence[Sequence[Tensor]],
-    members: Sequence[Hyperparameters],
+    run: Run,
     rates: Sequence[Tensor],
     decays: Sequence[Tensor],
     takes_R: Tensor | None = None,
@@ -71,21 +72,17 @@ def update(
 
     Args:
         stored: For each parameter, its values, its gradients and its momenta, [R, m, n] each.
-        members: The R hyperparameters.
+        run: The R members.
         rates: For each parameter, the learning rates [R], multipliers and the schedule's factor included.
         decays: Likewise, the weight decays.
         takes_R: The members that take the step; all if None. Of the others nothing changes.
     """
-    device = stored[0][0].device
-    momentum_R, nesterov_R = (
-        torch.tensor(values, dtype=torch.float64, device=device)
-        for values in ([hp.momentum for hp in members], [float(hp.nesterov) for hp in members])
-    )
+    momentum_R, nesterov_R = (run.vectors[name][:, 0] for name in ("momentum", "nesterov"))
     alike: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
     for i, (values, _, _) in enumerate(stored):
         alike.setdefault((values.shape[1:], values.dtype), []).append(i)
     for (shape, _), places in alike.items():
-        scale_R = torch.tensor([_scale(hp, shape) for hp in members], dtype=torch.float64, device=device)
+        scale_R = momentum_R.new_tensor([_scale(hp, shape) for hp in run.members])
         directions = [_direction(stored[i][1], stored[i][2], momentum_R, nesterov_R, takes_R) for i in places]
         steps = orthogonalized(torch.stack(directions))
         for i, step in zip(places, steps):

@@ -114,6 +114,14 @@ def _rule(hp: Hyperparameters) -> str:
     return {"adam": "adaptive", "adamw": "adaptive"}.get(hp.kind, hp.kind) if hp.is_vectorized else ""
 
 
+_READ = {
+    "sgd": ("momentum", "dampening", "nesterov"),
+    "adaptive": ("beta1", "beta2", "eps"),
+    "muon": ("beta1", "beta2", "eps", "momentum", "nesterov"),
+}
+"""Hyperparameters that a rule reads from vectors."""
+
+
 def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
     """Split members into the longest runs with one rule; those that torch updates are left out.
 
@@ -127,8 +135,7 @@ def runs_of(members: Sequence[Hyperparameters]) -> Iterator[Run]:
         if not rule:
             start += len(run)
             continue
-        names = ("momentum", "dampening", "nesterov") if run[0].kind == "sgd" else ("beta1", "beta2", "eps")
-        columns = {name: [float(getattr(hp, name)) for hp in run] for name in names}
+        columns = {name: [float(getattr(hp, name)) for hp in run] for name in _READ[rule]}
         for kind in ("adam", "adamw"):
             columns[kind] = [float(_adam_of(hp) == kind) for hp in run]
         columns["independent"] = [float(hp.independent_weight_decay) for hp in run]

@@ -52,6 +52,7 @@ class OptimizerState:
         self._index = {name: i for i, name in enumerate(self.names)}
         self._moments: dict[str, Rows] = {}
         self._apart: dict[int, Apart] = {}
+        self._matrices = matrices_of(fused, self.members)
         self.changes = 0
         self._schedule_SK: Tensor | None = None
         self._next = torch.zeros(1, dtype=torch.int64)
@@ -227,7 +228,6 @@ class OptimizerState:
         """Return multipliers as [K, P]; each member's are those of its optimizer."""
         known = {**self.fused.stacked, **self.fused.shared}
         check_multipliers(name, multipliers, known)
-        self._matrices = matrices_of(self.fused, self.members)
         columns = {rule: (multipliers or {}).get(rule, {}) for rule in RULES}
         rows = [[columns[hp.rule(name in self._matrices)].get(name, 1.0) for name in self.names] for hp in self.members]
         return torch.tensor(rows, dtype=torch.float64)

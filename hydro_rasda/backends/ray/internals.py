@@ -124,7 +124,7 @@ def is_settled(row: Mapping[str, Any]) -> bool:
 
 logger = logging.getLogger(__name__)
 
-# What Ray's controller reads as "stage no trial by yourself"; 0 would mean "as many as you like".
+# With it, Ray's controller stages no trial by itself; with 0, it would stage as many as it likes.
 _STAGE_NONE = -1
 
 
