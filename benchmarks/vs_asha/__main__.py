@@ -35,7 +35,7 @@ def study(
     out: Path,
     *,
     again: bool = False,
-    reduced: bool = False,
+    flags: Sequence[str] = (),
 ) -> None:
     """Run what is missing of the cells; the methods of a seed run one after another."""
     for task in tasks:
@@ -50,13 +50,13 @@ def study(
             path = out / f"{task}-{method}-{seed}.json"
             if again or not path.exists():
                 began = time.perf_counter()
-                _run(task, method, seed, data, path, reduced)
+                _run(task, method, seed, data, path, flags)
                 print(f"{task} {method} {seed}: {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def _run(task: str, method: str, seed: int, data: Path, path: Path, reduced: bool) -> None:
+def _run(task: str, method: str, seed: int, data: Path, path: Path, flags: Sequence[str]) -> None:
     command = [sys.executable, "-m", "benchmarks.vs_asha.cell", task, method, str(seed), "--data", str(data)]
-    subprocess.run([*command, "--out", str(path), *(["--reduced"] if reduced else [])], check=True)
+    subprocess.run([*command, "--out", str(path), *flags], check=True)
 
 
 def main() -> None:
@@ -70,13 +70,15 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--again", action="store_true", help="run cells that are there, too")
     parser.add_argument("--quick", action="store_true", help="reduced tasks, into results/quick/")
+    parser.add_argument("--untimed", action="store_true", help="other work shares the machine: times do not count")
     parser.add_argument("--render", action="store_true", help="run nothing")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
     parser.add_argument("--out", type=Path, help="folder of the cells; the page and the figure go beside it")
     given = parser.parse_args()
     out = given.out or (RESULTS / "quick" if given.quick else RESULTS) / "vs_asha"
     if not given.render:
-        study(given.tasks, given.methods, given.seeds, given.data, out, again=given.again, reduced=given.quick)
+        flags = ["--reduced"] * given.quick + ["--untimed"] * given.untimed
+        study(given.tasks, given.methods, given.seeds, given.data, out, again=given.again, flags=flags)
     write(out)
     print(f"wrote {out}.md")
 

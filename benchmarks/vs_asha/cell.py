@@ -37,10 +37,16 @@ AGAIN = 3
 """Trainings again of a winner's configuration."""
 
 
-def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
+def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[str, Any]:
     """Run a search, then train its winner again, plainly and from other weights.
 
     That is the floor of what a search costs, how far seeds lie apart, and what its configuration is worth elsewhere.
+
+    Args:
+        task: What is tuned.
+        method: One of `METHODS`.
+        seed: Of the search.
+        timed: False if other work shares the machine, so that the page says nothing of this cell's times.
     """
     environment = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -50,6 +56,7 @@ def measure(task: Task, method: str, seed: int) -> dict[str, Any]:
         **({"gpu": torch.cuda.get_device_name()} if task.device == "cuda" else {}),
         "load at start": round(os.getloadavg()[0], 2),
         "busy before": busy(),
+        "timed": timed,
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "ray", "numpy")},
     }
@@ -153,11 +160,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("method", choices=list(METHODS))
     parser.add_argument("seed", type=int)
     parser.add_argument("--reduced", action="store_true")
+    parser.add_argument("--untimed", action="store_true", help="other work shares the machine: times do not count")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     task = load_task(given.task, given.data, reduced=given.reduced).of_seed(given.seed)
-    write(measure(task, given.method, given.seed), given.out)
+    write(measure(task, given.method, given.seed, timed=not given.untimed), given.out)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from benchmarks.vs_asha.statistics import (
     Cell,
     Overall,
     Row,
+    is_timed,
     overall,
     row,
     seed_spread,
@@ -96,8 +97,8 @@ def write(folder: Path) -> None:
     """Write the page and the figure beside the folder of cells."""
     cells = read(folder)
     folder.with_suffix(".md").write_text(markdown(cells, figure=f"{folder.name}.png"))
-    if cells:
-        plot(cells, METHOD_NAMES, folder.with_suffix(".png"))
+    if timed := {task: methods for task, methods in cells.items() if _all_timed(methods)}:
+        plot(timed, METHOD_NAMES, folder.with_suffix(".png"))
 
 
 def markdown(cells: Cells, figure: str) -> str:
@@ -251,10 +252,9 @@ def _line(name: str, row: Row, between_seeds: float) -> str:
 def verdict(cells: Cells, task: str) -> str:
     """Whether `tune` reaches what it is to reach, and whether its model is as good."""
     rows, target = rows_of(cells, task), TARGETS[task]
-    if "tune" not in rows or rows["tune"].speedup is None:
-        return "No pair of `tune` and Ray's ASHA on one kind of machine yet."
-    own = rows["tune"]
-    assert own.speedup is not None
+    own = rows.get("tune")
+    if own is None or own.speedup is None or own.floors is None:
+        return "No times of `tune` and Ray's ASHA on one kind of machine without other work yet."
     between_seeds = seed_spread([cell for of_method in cells[task].values() for cell in of_method])
     quality = (
         "Its test score is worse by more than the seed spread: no win"
@@ -294,13 +294,17 @@ def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, Row]) -> st
     for what, holds in OLDER.items():
         if older := [METHOD_NAMES[m] for m in own if any(holds(cell["settings"]) for cell in methods[m])]:
             told.append(f"Measured with older defaults, {what}: {'; '.join(older)}.")
+    if not _all_timed(methods):
+        return " ".join([*told, "Other work shared the machine, so that times say nothing and are left out."])
     if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], methods[BASELINE])]:
         told.append(f"Run on other days than Ray's ASHA here: {'; '.join(other)}.")
         told.append("The machine may have been faster or slower then, so that times do not compare.")
     for method, of_method in rows.items():
         if of_method.timed < of_method.compared:
             share = f"{of_method.timed} of {of_method.compared} runs"
-            told.append(f"Of {METHOD_NAMES[method]}, {share} were on the same kind of machine as Ray's ASHA.")
+            told.append(
+                f"Of {METHOD_NAMES[method]}, {share} were on the same kind of machine as Ray's ASHA, and alone."
+            )
     return " ".join(told)
 
 
@@ -315,6 +319,10 @@ def of_today(cells: Cells) -> Cells:
     }
 
 
+def _all_timed(methods: Mapping[str, Sequence[Cell]]) -> bool:
+    return all(is_timed(cell) for cells in methods.values() for cell in cells)
+
+
 def _on_another_day(cells: Sequence[Cell], baselines: Sequence[Cell]) -> bool:
     days = {cell["seed"]: cell["environment"]["date"][:10] for cell in baselines}
     return any(cell["environment"]["date"][:10] != days.get(cell["seed"]) for cell in cells)
@@ -323,11 +331,11 @@ def _on_another_day(cells: Sequence[Cell], baselines: Sequence[Cell]) -> bool:
 def _apart(methods: Mapping[str, Sequence[Cell]]) -> str:
     """Parts of the wall time that are worth knowing."""
     parts = []
-    if BASELINE in methods:
-        start = spread([start_up(cell) for cell in methods[BASELINE]])
+    timed = {method: [cell for cell in of_method if is_timed(cell)] for method, of_method in methods.items()}
+    if cells := timed.get(BASELINE):
+        start = spread([start_up(cell) for cell in cells])
         parts.append(f"Ray's start-up, until the first trial began: {show(start)} s.")
-    if "tune" in methods:
-        names = list(methods["tune"][0]["apart"])
-        seconds = {name: spread([cell["apart"][name] for cell in methods["tune"]]) for name in names}
+    if cells := timed.get("tune"):
+        seconds = {name: spread([cell["apart"][name] for cell in cells]) for name in cells[0]["apart"]}
         parts.append("Within `tune`: " + ", ".join(f"{name} {show(value)} s" for name, value in seconds.items()) + ".")
     return " ".join(parts)

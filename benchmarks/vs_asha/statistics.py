@@ -80,6 +80,11 @@ def as_good(cell: Cell, base: Cell) -> bool:
     return math.isfinite(reached(cell, ended(base)))
 
 
+def is_timed(cell: Cell) -> bool:
+    """Whether its times count: nothing else was at work on the machine."""
+    return bool(cell["environment"].get("timed", True))
+
+
 class Point(NamedTuple):
     """A moment of a search.
 
@@ -150,11 +155,12 @@ class Row(NamedTuple):
 
     Attributes:
         cells: How many, one for each seed.
-        wall: Seconds.
+        wall: Seconds; None where other work shared the machine.
         timed: How many ran on the same kind of machine as their baseline; only their times are compared.
         speedup: The baseline's wall over this method's, seed by seed; None where no times compare.
         speedup_without_start: The same without Ray's start-up, until the first trial began.
-        to_target: Seconds until the baseline's final validation score was reached, by a full-size model.
+        to_target: Seconds until the baseline's final validation score was reached, by a full-size model; None where
+            other work shared the machine.
         target_speedup: The baseline's time to its own final score over this method's.
         reached: In how many of the cells that have a baseline.
         compared: How many have one.
@@ -163,11 +169,11 @@ class Row(NamedTuple):
         trials: Tried.
         surrogate_epochs: Trained.
         full_epochs: Trained.
-        floors: Wall over one full-size training of the winner.
+        floors: Wall over one full-size training of the winner; None where other work shared the machine.
     """
 
     cells: int
-    wall: Spread
+    wall: Spread | None
     timed: int
     speedup: Spread | None
     speedup_without_start: Spread | None
@@ -180,7 +186,7 @@ class Row(NamedTuple):
     trials: int
     surrogate_epochs: Spread
     full_epochs: Spread
-    floors: Spread
+    floors: Spread | None
 
 
 def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
@@ -195,30 +201,31 @@ def row(cells: Sequence[Cell], baselines: Sequence[Cell]) -> Row:
     timed = [
         (cell, base, time)
         for (cell, base), time in zip(pairs, times)
-        if cell["environment"]["cpu"] == base["environment"]["cpu"]
+        if is_timed(cell) and is_timed(base) and cell["environment"]["cpu"] == base["environment"]["cpu"]
     ]
+    quiet = [cell for cell in cells if is_timed(cell)]
     sign = 1 if maximizes(cells[0]) else -1
     both = [epochs(cell) for cell in cells]
 
-    def of_pairs(values: Sequence[float]) -> Spread | None:
+    def of(values: Sequence[float]) -> Spread | None:
         return spread(values) if values else None
 
     return Row(
         cells=len(cells),
-        wall=spread([cell["wall"] for cell in cells]),
+        wall=of([cell["wall"] for cell in quiet]),
         timed=len(timed),
-        speedup=of_pairs([base["wall"] / cell["wall"] for cell, base, _ in timed]),
-        speedup_without_start=of_pairs([(base["wall"] - start_up(base)) / cell["wall"] for cell, base, _ in timed]),
-        to_target=of_pairs(times),
-        target_speedup=of_pairs([reached(base, ended(base)) / time for _, base, time in timed]),
+        speedup=of([base["wall"] / cell["wall"] for cell, base, _ in timed]),
+        speedup_without_start=of([(base["wall"] - start_up(base)) / cell["wall"] for cell, base, _ in timed]),
+        to_target=of([time for (cell, _), time in zip(pairs, times) if is_timed(cell)]),
+        target_speedup=of([reached(base, ended(base)) / time for _, base, time in timed]),
         reached=sum(math.isfinite(time) for time in times),
         compared=len(pairs),
         test=spread([cell["winner"]["test"] for cell in cells]),
-        gain=of_pairs([sign * (cell["winner"]["test"] - base["winner"]["test"]) for cell, base in pairs]),
+        gain=of([sign * (cell["winner"]["test"] - base["winner"]["test"]) for cell, base in pairs]),
         trials=len({event[1] for event in cells[0]["events"]}),
         surrogate_epochs=spread([surrogates for surrogates, _ in both]),
         full_epochs=spread([full for _, full in both]),
-        floors=spread([cell["wall"] / cell["floor"]["seconds"] for cell in cells]),
+        floors=of([cell["wall"] / cell["floor"]["seconds"] for cell in quiet]),
     )
 
 
@@ -232,7 +239,8 @@ class Overall(NamedTuple):
         again: Runs whose winner was trained again, as the baseline's was.
         again_not_worse: Those of them whose configuration then tests worse by no more than the seed spread.
         lost: Tasks on which the test score is worse by more than that in the mean.
-        sweeps: By task, the sweep's wall time over one full-size training of the winner, in the median.
+        sweeps: By task, the sweep's wall time over one full-size training of the winner, in the median; of tasks
+            whose times count.
     """
 
     runs: int
@@ -262,8 +270,9 @@ def overall(tasks: Mapping[str, Mapping[str, Sequence[Cell]]], method: str) -> O
         again_not_worse=sum(gain >= -1 for gain in again),
         lost=[task for task, (gains, _) in found.items() if sum(gains) < -len(gains)],
         sweeps={
-            task: spread([cell["apart"]["sweep"] / cell["floor"]["seconds"] for cell in methods[method]]).median
+            task: spread([cell["apart"]["sweep"] / cell["floor"]["seconds"] for cell in quiet]).median
             for task, methods in tasks.items()
+            if (quiet := [cell for cell in methods[method] if is_timed(cell)])
         },
     )
 

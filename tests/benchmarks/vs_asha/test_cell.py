@@ -212,4 +212,5 @@ def test_the_page_says_what_the_cells_say(test: float, verdict: str, tmp_path: P
     reached = 2 if verdict == "not worse" else 0
     assert often.measured == f"{reached} of 2 runs; with all finalists trained to the end, 2 of 2 at 4.00x"
     assert cost.met
+    assert rows["tune"].floors is not None
     assert math.isclose(rows["tune"].floors.median, 2.0)

@@ -85,6 +85,7 @@ def test_a_row_compares_seed_by_seed() -> None:
     assert found.to_target.median == math.inf
     assert found.gain is not None
     assert found.gain.median == pytest.approx(0.1)
+    assert found.floors is not None
     assert found.floors.median == 5.0
     assert (found.trials, found.surrogate_epochs.median, found.full_epochs.median) == (1, 1, 1)
     assert epochs(own[0]) == (1, 1)
@@ -102,6 +103,16 @@ def test_times_on_other_machines_are_not_compared() -> None:
     elsewhere = row([cell(events, 1)], base)
     assert (elsewhere.speedup, elsewhere.target_speedup) == (None, None)
     assert elsewhere.gain is not None
+
+
+def test_times_beside_other_work_do_not_count() -> None:
+    """Scores do."""
+    events: list[list[float | None]] = [[4.0, 0, 1, 1, 0.9, 0.8]]
+    beside = {"cpu": "a processor", "timed": False}
+    found = row([cell(events, environment=beside)], [cell(events, wall=20.0)])
+    assert (found.compared, found.timed, found.reached) == (1, 0, 1)
+    assert (found.wall, found.to_target, found.speedup, found.floors) == (None, None, None, None)
+    assert found.gain == (0, 0, 0)
 
 
 def test_the_baseline_takes_as_long_to_its_own_score_as_itself() -> None:

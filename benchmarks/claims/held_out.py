@@ -1,0 +1,141 @@
+"""`tune` against ASHA on tasks that chose none of its rules: recorded trainings, and real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.claims.claim import Claim
+from benchmarks.replay.calibration import races
+from benchmarks.replay.table import Table, recorded
+from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, Rows, halves, mean, rows
+from benchmarks.vs_asha.report import Cells, of_today, read
+from benchmarks.vs_asha.statistics import BASELINE, overall
+from benchmarks.vs_asha.words import machine
+from benchmarks.vs_asha.yardsticks import by_chance
+
+AHEAD = 0.10
+"""By how much more often than ASHA with another sample `tune` is to be no worse than ASHA."""
+COST = 3.5
+"""Full trainings that a search is to cost at most."""
+SURE = 0.8
+"""Stated probabilities from which on calibration is judged."""
+ABLATIONS = (
+    TODAY,
+    "averaged weights rank the sweep",
+    "cooldowns of 25 % in the sweep",
+    "cooldowns of 25 % in the race",
+    "surrogates of 1/4 of the width",
+    "the sweep at full width",
+    "best epochs decide",
+    "first look after a third",
+    f'{TODAY}, `keep="last"`',
+)
+
+
+def held_out(folder: Path, resamples: int = RESAMPLES) -> list[Claim]:
+    """Return the claims on the second half of the tasks: replayed, then really run."""
+    return [*_replayed(folder, resamples), *_live(folder)]
+
+
+def _replayed(folder: Path, resamples: int) -> list[Claim]:
+    tables = halves(recorded(folder / "replay"))[1]
+    if not tables:
+        return []
+    found = rows(tables, {name: rule for name, rule in RULES.items() if name in ABLATIONS}, resamples)
+    today, again = mean(found[TODAY].values()), mean(found[AGAIN].values())
+    where, source = f"recorded trainings of {len(tables)} tasks; {_searches(tables, resamples)} searches", "replay.md"
+
+    def claim(what: str, measured: str, target: str = "", met: bool | None = None) -> Claim:
+        return Claim(what, measured, target, met, where, source)
+
+    claims = []
+    for what, share in (
+        ("The model handed back tests no worse than ASHA's by more than a seed's spread (replayed)", "handed"),
+        ("... its configuration, trained again plainly from other seeds", "retrained"),
+    ):
+        ours, theirs = getattr(today, share), getattr(again, share)
+        measured = f"{ours:.0%} of searches; ASHA with another sample {theirs:.0%}"
+        claims.append(claim(what, measured, f"{AHEAD:.0%} more often", ours >= theirs + AHEAD))
+        behind = [name for name in tables if getattr(found[TODAY][name], share) < getattr(found[AGAIN][name], share)]
+        claims.append(claim("... tasks on which it is less often so than ASHA with another sample", *_tasks(behind)))
+    costs = [row.cost for row in found[TODAY].values()]
+    measured = f"{today.cost:.1f}, by task {min(costs):.1f} to {max(costs):.1f}; ASHA {again.cost:.1f}"
+    claims.append(claim("... cost in full trainings", measured, f"at most {COST}", max(costs) <= COST))
+    claims.append(_calibration(tables, resamples, where))
+    claims += [
+        claim(f"... with one thing changed: {name.removeprefix(TODAY + ', ')}", _ablation(found, name))
+        for name in ABLATIONS[1:]
+        if name in found
+    ]
+    return claims
+
+
+def _calibration(tables: Mapping[str, Table], resamples: int, where: str) -> Claim:
+    sure = [race for table in tables.values() for race in races(table, resamples) if race.probability >= SURE]
+    stated, best = (sum(values) / len(sure) for values in ([r.probability for r in sure], [r.best for r in sure]))
+    return Claim(
+        f"... stated probabilities of at least {SURE:g} that the winner is the best of its finalists",
+        f"{stated:.2f} in the mean; it was the best in {best:.0%}",
+        "within 5 points",
+        abs(stated - best) <= 0.05,
+        where,
+        "replay.md",
+    )
+
+
+def _ablation(found: Rows, name: str) -> str:
+    """Compare a rule with today's on the tasks on which it can be replayed."""
+    row, today = mean(found[name].values()), mean(found[TODAY][task] for task in found[name])
+    return f"{_shares(row)}, cost {row.cost:.1f}; today's rule {_shares(today)}, cost {today.cost:.1f}"
+
+
+def _shares(row: Row) -> str:
+    return f"{row.handed:.0%} and {row.retrained:.0%}"
+
+
+def _tasks(behind: Sequence[str]) -> tuple[str, str, bool]:
+    return ", ".join(behind) or "none", "none", not behind
+
+
+def _searches(tables: Mapping[str, Table], resamples: int) -> int:
+    return sum(resamples * len(table.about.seeds) for table in tables.values())
+
+
+def _live(folder: Path) -> list[Claim]:
+    tables = halves(recorded(folder / "replay"))[1]
+    tasks = {task: methods for task, methods in of_today(read(folder / "vs_asha")).items() if task in tables}
+    if not tasks:
+        return []
+    found, chance = overall(tasks, "tune"), by_chance(tasks, "tune")
+    where = machine([cell for methods in tasks.values() for name in (BASELINE, "tune") for cell in methods[name]])
+
+    def claim(what: str, measured: str, target: str = "", met: bool | None = None) -> Claim:
+        return Claim(what, measured, target, met, where, "vs_asha.md")
+
+    claims = []
+    for what, count, runs, by_itself in (
+        (
+            "The model handed back tests no worse than Ray Tune's ASHA's by more than a seed's spread (really run)",
+            found.not_worse,
+            found.runs,
+            chance.not_worse / chance.runs,
+        ),
+        (
+            "... its configuration, trained again plainly from other seeds",
+            found.again_not_worse,
+            found.again,
+            chance.again_not_worse / chance.again,
+        ),
+    ):
+        measured = f"{count} of {runs} runs; ASHA with another seed {by_itself:.0%}"
+        claims.append(claim(what, measured, f"{AHEAD:.0%} more often", count / runs >= by_itself + AHEAD))
+    claims.append(claim("... tasks on which the model handed back is worse by more in the mean", *_tasks(found.lost)))
+    claims.append(claim("... by task: handed back; trained again", ", ".join(_by_task(tasks))))
+    return claims
+
+
+def _by_task(tasks: Cells) -> Iterator[str]:
+    for task, methods in tasks.items():
+        one = overall({task: methods}, "tune")
+        yield f"{task} {one.not_worse} of {one.runs}; {one.again_not_worse} of {one.again}"

@@ -1,0 +1,28 @@
+"""What the page says of tasks that chose no rule, on tables that were made for it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.claims.held_out import held_out
+from benchmarks.replay.table import save
+from tests.benchmarks.replay.tables import parallel, table_of
+
+
+def test_tasks_that_chose_no_rule_are_judged_against_asha_and_against_chance(tmp_path: Path) -> None:
+    """On the first task all configurations are equal; on the second, the surrogates rank the other way round."""
+    easy, hard = table_of(np.ones((16, 9))), table_of(parallel(16))
+    hard.scores[0] = hard.scores[0][:, ::-1]
+    for name, table in (("easy", easy), ("hard", hard), ("digits", easy)):
+        save(replace(table, about=replace(table.about, task=name)), tmp_path / "replay")
+    found = {claim.what: claim for claim in held_out(tmp_path, resamples=4)}
+    handed = next(claim for what, claim in found.items() if what.startswith("The model handed back"))
+    assert handed.measured.startswith("50% of searches")
+    assert not handed.met
+    assert [claim.measured for what, claim in found.items() if "less often" in what] == ["hard"]
+    assert not any("digits" in claim.measured for claim in found.values())  # which chose a rule
+
+
+def test_nothing_is_said_without_tables(tmp_path: Path) -> None:
+    assert held_out(tmp_path) == []
