@@ -10,7 +10,7 @@ from fusion.lora import pad_lora, trim_lora
 from fusion.loss_scale import LossScale
 from fusion.model import FusedModel
 from fusion.optim import FusedOptimizer, fused_optimizer
-from fusion.outcome import FusionMismatch
+from fusion.rounding import FusionMismatch
 from fusion.schedules import lr_factor
 from fusion.structure import fusion_key
 from fusion.width import plan_fusion

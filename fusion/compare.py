@@ -14,7 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from fusion.assemble import fuse
 from fusion.attributes import plain_attributes, put_back, snapshot
 from fusion.model import FusedModel, Objective
-from fusion.outcome import JUMPS, FusionMismatch, Outcome, differences, explained
+from fusion.rounding import JUMPS, FusionMismatch, Outcome, differences, explained
 from fusion.streams import preserved_generators, seed_generators
 from fusion.tensors import copied, count_samples
 

@@ -18,7 +18,7 @@ from fusion.backoff import is_out_of_memory
 from fusion.checks import check_flag, check_function
 from fusion.compare import check_members, restored
 from fusion.model import FusedModel, Objective, check_fused
-from fusion.outcome import overlap_written
+from fusion.rounding import overlap_written
 from fusion.streams import global_states, preserved_generators, seed_generators
 from fusion.tensors import copied, named_tensors
 from fusion.warn import warn

@@ -18,7 +18,7 @@ from fusion.checks import check_each, check_function, is_int, require
 from fusion.evaluate import alone, at_once, in_turn
 from fusion.hooks import run_hooks
 from fusion.members import member_indices, member_pairs, member_rows
-from fusion.outcome import overlap_written
+from fusion.rounding import overlap_written
 from fusion.settings import Settings
 from fusion.stacked import Shell, StackedTensors
 from fusion.streams import Streams

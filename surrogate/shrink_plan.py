@@ -13,11 +13,11 @@ from torch.nn.parameter import UninitializedParameter
 from surrogate.attention import head_sizes
 from surrogate.build import parametrize
 from surrogate.checks import PlanMismatch, check_width_ratio, require
-from surrogate.configs import narrow_by_config
 from surrogate.operators import run_for_operators
 from surrogate.output_sizes import record_calls, run_for_shapes
 from surrogate.resize import NarrowSizes, resize, size_of
 from surrogate.slices import fill_from_target
+from surrogate.transformers_config import narrow_by_config
 from surrogate.widths import ParamWidth, Shape, compare_shapes, refuse_single_units, shapes_of
 
 

@@ -12,9 +12,9 @@ from hydro_rasda.checks import require
 from hydro_rasda.cli.output import print_json, print_table, say, size
 from hydro_rasda.console import duration
 from hydro_rasda.schedulers import Mode
-from hydro_rasda.simulator import Forecast, PastRun, Recommendation, Study, forecast, read_past_run, recommend, why
+from hydro_rasda.simulator import Forecast, PastRun, Recommendation, Scenario, forecast, read_past_run, recommend, why
 from hydro_rasda.simulator.forecast import TOLERANCE, TUNE
-from hydro_rasda.simulator.study import HOUR, cost_model
+from hydro_rasda.simulator.scenario import HOUR, cost_model
 
 _UNITS = {"s": 1 / HOUR, "m": 1 / 60, "min": 1 / 60, "h": 1.0, "d": 24.0}
 
@@ -26,7 +26,7 @@ def print_forecasts(
 
     Args:
         path: A past run, see `read_past_run`.
-        options: The study's options on the command line, None for those not given; also "gpu_hours".
+        options: The scenario's options on the command line, None for those not given; also "gpu_hours".
         metric: See `read_past_run`.
         mode: See `read_past_run`.
         within: The deadline, a number and its unit.
@@ -36,20 +36,20 @@ def print_forecasts(
         FileNotFoundError: if there is no such run.
     """
     deadline, budget = _hours(within), options["gpu_hours"]
-    study = Study(**{field.name: options[field.name] for field in fields(Study) if field.name in options})
+    scenario = Scenario(**{field.name: options[field.name] for field in fields(Scenario) if field.name in options})
     try:
         run = read_past_run(path, metric, mode)
-        forecasts = forecast(run, study)
+        forecasts = forecast(run, scenario)
         limited = deadline is not None or budget is not None
-        advice = recommend(run, study, deadline, budget) if limited else None
+        advice = recommend(run, scenario, deadline, budget) if limited else None
     except ValueError as error:
         raise ValueError(_as_given(error, {*options, "rules", "metric", "mode"})) from error
     if as_json:
         print_json(_plain(forecasts, advice))
     else:
-        _print_table(run, study, forecasts)
+        _print_table(run, scenario, forecasts)
         if advice:
-            say("\n" + "\n".join(_advice(advice, study, _limits(within, budget))))
+            say("\n" + "\n".join(_advice(advice, scenario, _limits(within, budget))))
     return advice is None or advice.rule is not None or advice.tune is not None
 
 
@@ -88,9 +88,9 @@ def _plain(forecasts: Sequence[Forecast], advice: Recommendation | None) -> dict
     return {"forecasts": [_row(each) for each in forecasts], "recommended": chosen}
 
 
-def _print_table(run: PastRun, study: Study, forecasts: Sequence[Forecast]) -> None:
+def _print_table(run: PastRun, scenario: Scenario, forecasts: Sequence[Forecast]) -> None:
     """Print the forecasts for people, their basis, and why the slower ones are slower."""
-    say("\n".join([*_basis(run, study), ""]))
+    say("\n".join([*_basis(run, scenario), ""]))
     rows = []
     for f in forecasts:
         spread = " to ".join(duration(hours * HOUR) for hours in f.hours_range)
@@ -109,16 +109,16 @@ def _counts(f: Forecast) -> tuple[int, int]:
     return round(f.epochs), round(f.finished)
 
 
-def _basis(run: PastRun, study: Study) -> list[str]:
-    cost = cost_model(study, run)
-    trials = run.workload.trials if study.trials is None else study.trials
+def _basis(run: PastRun, scenario: Scenario) -> list[str]:
+    cost = cost_model(scenario, run)
+    trials = run.workload.trials if scenario.trials is None else scenario.trials
     epoch = cost.steps * cost.step_seconds + cost.serial_seconds
     gradients = f"{size(int(cost.gradient_bytes))} of gradients" if cost.gradient_bytes else "gradients without cost"
-    measured = study.restart_seconds is None and run.restart_seconds is not None
+    measured = scenario.restart_seconds is None and run.restart_seconds is not None
     told = f" (as in the run's {run.resizes} resizes)" if measured else ""
     return [
-        f"{trials} trials on {study.gpus:,} GPUs, {study.workers} for a new trial, {study.seeds} seeds",
-        f"an epoch on one GPU {duration(epoch)} ({study.serial:.0%} of it serial), {gradients}, "
+        f"{trials} trials on {scenario.gpus:,} GPUs, {scenario.workers} for a new trial, {scenario.seeds} seeds",
+        f"an epoch on one GPU {duration(epoch)} ({scenario.serial:.0%} of it serial), {gradients}, "
         f"a restart {duration(cost.restart_seconds)}{told}",
     ]
 
@@ -145,12 +145,12 @@ def _reasons(forecasts: Sequence[Forecast]) -> list[str]:
     ]
 
 
-def _advice(advice: Recommendation, study: Study, limits: str) -> list[str]:
+def _advice(advice: Recommendation, scenario: Scenario, limits: str) -> list[str]:
     lines = []
     if advice.rule:
         lines.append(f"{limits[0].upper()}{limits[1:]}: {_chosen(advice.rule)}")
     else:
-        lines.append(f"Nothing {limits} on at most {study.gpus:,} GPUs; nearest: {_chosen(advice.nearest)}")
+        lines.append(f"Nothing {limits} on at most {scenario.gpus:,} GPUs; nearest: {_chosen(advice.nearest)}")
     if advice.tune:
         lines.append(f"With surrogates first: {_chosen(advice.tune)}")
     lines.append(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hydro_rasda.checks import require
 from hydro_rasda.data.batches import Batch, Share
-from hydro_rasda.data.shards import ALONE, Shard
+from hydro_rasda.data.rank_shards import ALONE, Shard
 from hydro_rasda.seeds import derive_seed
 
 Rows = Tensor | range

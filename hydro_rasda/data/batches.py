@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset
 
-from hydro_rasda.data.shards import Shard
+from hydro_rasda.data.rank_shards import Shard
 
 Batch = Any
 """A tensor, or any nesting of tuples, lists and dicts of tensors; for supervised learning `(inputs, target)`."""

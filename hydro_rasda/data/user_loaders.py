@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from fusion.streams import Stream
 from hydro_rasda.data.batch_splits import least
 from hydro_rasda.data.batches import Batch, Batches, Share, batch_length, move
-from hydro_rasda.data.shards import Shard
+from hydro_rasda.data.rank_shards import Shard
 from hydro_rasda.seeds import derive_seed
 
 

@@ -5,7 +5,7 @@ Real runs and the simulator decide by the same code.
 
 from hydro_rasda.schedulers.agreement import Agreement, agreement
 from hydro_rasda.schedulers.asha import AshaState, AsyncSuccessiveHalving, Decision
-from hydro_rasda.schedulers.bracket import Bracket
+from hydro_rasda.schedulers.asynchronous_halving import Bracket
 from hydro_rasda.schedulers.growth import Growth, Resize, efficient, parallel_efficiency
 from hydro_rasda.schedulers.halving import SuccessiveHalving
 from hydro_rasda.schedulers.hyperband import Hyperband

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from hydro_rasda.schedulers.bracket import Bracket
+from hydro_rasda.schedulers.asynchronous_halving import Bracket
 from hydro_rasda.schedulers.halving import SuccessiveHalving
 from hydro_rasda.schedulers.sweep_rule import Move, SweepRule, SweepState
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from hydro_rasda.schedulers.bracket import Bracket
+from hydro_rasda.schedulers.asynchronous_halving import Bracket
 from hydro_rasda.schedulers.halving import SuccessiveHalving
 from hydro_rasda.schedulers.hyperband import Hyperband
 from hydro_rasda.schedulers.median_stopping import MedianStopping

@@ -3,8 +3,8 @@
 The code that decides which trials go on, and on how many workers, is that of `hydro_rasda.schedulers`, which decides in
 real runs, too. Only learning curves, the costs of training and the nodes are models.
 
-`forecast(read_past_run("runs/digits"), Study(gpus=64))` compares rules, as `hydro-rasda simulate` does; `simulate` runs
-one plan on one workload.
+`forecast(read_past_run("runs/digits"), Scenario(gpus=64))` compares rules, as `hydro-rasda simulate` does. `simulate`
+runs one plan on one workload.
 """
 
 from hydro_rasda.schedulers import Growth, Resize
@@ -22,9 +22,9 @@ from hydro_rasda.simulator.rules import (
     random_search,
     synchronous_halving,
 )
+from hydro_rasda.simulator.scenario import RULES, Scenario
 from hydro_rasda.simulator.search import simulate
 from hydro_rasda.simulator.spending import Spending, spending, why
-from hydro_rasda.simulator.study import RULES, Study
 from hydro_rasda.simulator.workload import Workload, power_law
 
 __all__ = [
@@ -43,10 +43,10 @@ __all__ = [
     "Recommendation",
     "Resize",
     "Rule",
+    "Scenario",
     "Segment",
     "Spending",
     "Spread",
-    "Study",
     "Sweep",
     "TrialOutcome",
     "Workload",

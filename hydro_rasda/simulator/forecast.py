@@ -1,4 +1,4 @@
-"""How long a study would take under each rule, in GPU hours, what it would find, and which size and rule to choose."""
+"""How long a scenario takes under each rule, in GPU hours, what it would find, and which size and rule to choose."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hydro_rasda.schedulers import RASDA
 from hydro_rasda.simulator.outcome import Outcome
 from hydro_rasda.simulator.past_run import PastRun
 from hydro_rasda.simulator.rules import AnyPlan, Plan
+from hydro_rasda.simulator.scenario import HOUR, RULES, Scenario, check, cluster, cost_model, epoch_seconds, plans
 from hydro_rasda.simulator.search import simulate
 from hydro_rasda.simulator.spending import Spending, spending
-from hydro_rasda.simulator.study import HOUR, RULES, Study, check, cluster, cost_model, epoch_seconds, plans
 from hydro_rasda.simulator.workload import Workload
 
 TUNE = "tune"
@@ -67,36 +67,36 @@ class Forecast:
     sweep_hours: float = 0.0
 
 
-def forecast(run: PastRun, study: Study) -> list[Forecast]:
+def forecast(run: PastRun, scenario: Scenario) -> list[Forecast]:
     """Simulates each rule for each seed, and `tune()` where the past run had surrogates; the fastest rule first.
 
     Raises:
-        ValueError: if an argument of the study is out of range or does not fit the past run, or nodes fail so often
+        ValueError: if an argument of the scenario is out of range or does not fit the past run, or nodes fail so often
             that a trial never gets on.
     """
-    check(study, run)
-    found = [_forecast(name, plan, run, study) for name, plan in plans(study, run).items()]
+    check(scenario, run)
+    found = [_forecast(name, plan, run, scenario) for name, plan in plans(scenario, run).items()]
     found.sort(key=lambda each: each.hours)
-    return [*found, *forecast_tune(run, study)]
+    return [*found, *forecast_tune(run, scenario)]
 
 
-def _forecast(rule: str, plan: AnyPlan, run: PastRun, study: Study) -> Forecast:
-    trials = run.workload.trials if study.trials is None else study.trials
-    workloads = [run.workload.resampled(trials, seed) for seed in range(study.seeds)]
-    outcomes = _simulated(plan, workloads, run, study)
+def _forecast(rule: str, plan: AnyPlan, run: PastRun, scenario: Scenario) -> Forecast:
+    trials = run.workload.trials if scenario.trials is None else scenario.trials
+    workloads = [run.workload.resampled(trials, seed) for seed in range(scenario.seeds)]
+    outcomes = _simulated(plan, workloads, run, scenario)
     regrets, spreads = zip(*(_regret(o, w) for o, w in zip(outcomes, workloads)))
-    found = _summary(rule, RULES[rule], outcomes, run, study)
+    found = _summary(rule, RULES[rule], outcomes, run, scenario)
     spread = mean(spreads)
     relative = mean(regrets) / spread if spread else 0.0
     return replace(found, regret=mean(regrets), relative_regret=relative)
 
 
-def _simulated(plan: AnyPlan, workloads: Iterable[Workload], run: PastRun, study: Study) -> list[Outcome]:
-    machine, cost = cluster(study), cost_model(study, run)
+def _simulated(plan: AnyPlan, workloads: Iterable[Workload], run: PastRun, scenario: Scenario) -> list[Outcome]:
+    machine, cost = cluster(scenario), cost_model(scenario, run)
     try:
         return [simulate(plan, workload, machine, cost, seed) for seed, workload in enumerate(workloads)]
     except RuntimeError as error:
-        raise ValueError(f"`mtbf_hours` is {study.mtbf_hours}, but must be longer: {error}") from error
+        raise ValueError(f"`mtbf_hours` is {scenario.mtbf_hours}, but must be longer: {error}") from error
 
 
 def _regret(outcome: Outcome, workload: Workload) -> tuple[float, float]:
@@ -108,20 +108,20 @@ def _regret(outcome: Outcome, workload: Workload) -> tuple[float, float]:
     return abs(outcome.best_score - best), abs(median(last) - best)
 
 
-def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, study: Study) -> Forecast:
+def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, scenario: Scenario) -> Forecast:
     """Medians over outcomes."""
     hours = [o.seconds / HOUR for o in outcomes]
-    cost = cost_model(study, run)
-    spent = [spending(o, cost, study.workers, study.gpus_per_node) for o in outcomes]
+    cost = cost_model(scenario, run)
+    spent = [spending(o, cost, scenario.workers, scenario.gpus_per_node) for o in outcomes]
     return Forecast(
         rule=rule,
         name=name,
-        gpus=study.gpus,
-        workers=study.workers,
+        gpus=scenario.gpus,
+        workers=scenario.workers,
         hours=median(hours),
         hours_range=(min(hours), max(hours)),
         gpu_hours=median(o.gpu_seconds for o in outcomes) / HOUR,
-        reserved_gpu_hours=median(hours) * study.gpus,
+        reserved_gpu_hours=median(hours) * scenario.gpus,
         utilization=median(o.utilization for o in outcomes),
         epochs=median(o.epochs for o in outcomes),
         finished=median(len(o.finished) for o in outcomes),
@@ -131,7 +131,7 @@ def _summary(rule: str, name: str, outcomes: Sequence[Outcome], run: PastRun, st
     )
 
 
-def forecast_tune(run: PastRun, study: Study) -> list[Forecast]:
+def forecast_tune(run: PastRun, scenario: Scenario) -> list[Forecast]:
     """Forecast `tune(backend="ray")`: the sweep on surrogates, then the finalists under the run's own RASDA.
 
     Groups of surrogates take as long as they did, and go to whichever GPU is free. At each milestone, finalists wait
@@ -142,38 +142,38 @@ def forecast_tune(run: PastRun, study: Study) -> list[Forecast]:
     """
     if run.sweep is None or run.finalists is None or run.epoch_seconds is None:
         return []
-    sweep, faster = run.sweep, run.epoch_seconds / epoch_seconds(study, run)
-    trials = sweep.trials if study.trials is None else study.trials
+    sweep, faster = run.sweep, run.epoch_seconds / epoch_seconds(scenario, run)
+    trials = sweep.trials if scenario.trials is None else scenario.trials
     device_hours = sweep.device_seconds * trials / sweep.trials / faster / HOUR
-    hours = max(device_hours / study.gpus, sweep.longest / faster / HOUR)
-    finalists = [run.finalists.resampled(int(run.settings["top_k"]), seed) for seed in range(study.seeds)]
-    full = _summary(TUNE, "tune()", _simulated(_full_size(run, study), finalists, run, study), run, study)
+    hours = max(device_hours / scenario.gpus, sweep.longest / faster / HOUR)
+    finalists = [run.finalists.resampled(int(run.settings["top_k"]), seed) for seed in range(scenario.seeds)]
+    full = _summary(TUNE, "tune()", _simulated(_full_size(run, scenario), finalists, run, scenario), run, scenario)
     return [
         replace(
             full,
             hours=hours + full.hours,
             hours_range=(hours + full.hours_range[0], hours + full.hours_range[1]),
             gpu_hours=device_hours + full.gpu_hours,
-            reserved_gpu_hours=(hours + full.hours) * study.gpus,
-            utilization=(device_hours + full.gpu_hours) / ((hours + full.hours) * study.gpus),
+            reserved_gpu_hours=(hours + full.hours) * scenario.gpus,
+            utilization=(device_hours + full.gpu_hours) / ((hours + full.hours) * scenario.gpus),
             sweep_hours=hours,
         )
     ]
 
 
-def _full_size(run: PastRun, study: Study) -> AnyPlan:
-    """RASDA as `tune(backend="ray")` has it after a sweep: the run's own settings, where the study does not differ."""
+def _full_size(run: PastRun, scenario: Scenario) -> AnyPlan:
+    """RASDA as `tune(backend="ray")` has it after a sweep: the run's own settings, unless the scenario differs."""
     before = run.settings["rasda"]
-    max_t = study.max_t or int(run.settings["max_t"])
-    grace = study.grace_period or before.get("grace_period") or max(1, max_t // 9)
+    max_t = scenario.max_t or int(run.settings["max_t"])
+    grace = scenario.grace_period or before.get("grace_period") or max(1, max_t // 9)
     return Plan(
         RASDA(
             max_t,
             min(grace, max_t),
-            study.reduction_factor or before["reduction_factor"],
-            study.scaling_factor or before["scaling_factor"],
-            study.workers,
-            study.max_workers,
+            scenario.reduction_factor or before["reduction_factor"],
+            scenario.scaling_factor or before["scaling_factor"],
+            scenario.workers,
+            scenario.max_workers,
             run.workload.mode,
             math.inf,
             before.get("grow", "due"),
@@ -199,14 +199,14 @@ class Recommendation:
 
 
 def recommend(
-    run: PastRun, study: Study, within_hours: float | None = None, gpu_hours: float | None = None
+    run: PastRun, scenario: Scenario, within_hours: float | None = None, gpu_hours: float | None = None
 ) -> Recommendation:
-    """Looks for GPUs, up to the study's, workers of a new trial and a rule, under one limit or both.
+    """Looks for GPUs, up to the scenario's, workers of a new trial and a rule, under one limit or both.
 
-    Tried are 1, 2, 4, ... GPUs and all of them; workers from the study's on, doubled up to a node's.
+    Tried are 1, 2, 4, ... GPUs and all of them; workers from the scenario's on, doubled up to a node's.
 
     Args:
-        study: Its `gpus` are the most, its `workers` the fewest of a new trial.
+        scenario: Its `gpus` are the most, its `workers` the fewest of a new trial.
         within_hours: Deadline.
         gpu_hours: Budget of GPU hours reserved: all GPUs from start to end.
 
@@ -218,12 +218,12 @@ def recommend(
     for name, limit in (("within_hours", within_hours), ("gpu_hours", gpu_hours)):
         if limit is not None:
             check_number(name, limit, above=0.0)
-    check(study, run)
+    check(scenario, run)
     tried: list[Forecast] = []
-    for gpus in _doubled(study.workers, study.gpus):
-        most = min(gpus, max(study.workers, study.gpus_per_node), study.max_workers or gpus)
-        for workers in _doubled(study.workers, most):
-            tried += forecast(run, replace(study, gpus=gpus, workers=workers, seeds=min(study.seeds, MOST_TRIED)))
+    for gpus in _doubled(scenario.workers, scenario.gpus):
+        most = min(gpus, max(scenario.workers, scenario.gpus_per_node), scenario.max_workers or gpus)
+        for workers in _doubled(scenario.workers, most):
+            tried += forecast(run, replace(scenario, gpus=gpus, workers=workers, seeds=min(scenario.seeds, MOST_TRIED)))
 
     def over(each: Forecast) -> float:
         """How far the longest of a forecast's searches is beyond the limits; at most 1 where it keeps them."""

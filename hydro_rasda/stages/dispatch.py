@@ -14,7 +14,7 @@ from fusion.hyperparameters import KINDS, optimizer_name
 from hydro_rasda.contracts import Devices, Group, GroupTask, Span, Widths, group_key
 from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.state import Run
-from hydro_rasda.stages.grouping import Waiting, next_groups
+from hydro_rasda.stages.next_groups import Waiting, next_groups
 
 _Place = tuple[int, int]
 

@@ -19,7 +19,7 @@ from hydro_rasda.backends.local import LocalDevice
 from hydro_rasda.contracts import Devices, Finished, FullSizeOutcome, GroupTask, Widths
 from hydro_rasda.run.state import Run
 from hydro_rasda.testing import Check, backend_checks, backends
-from hydro_rasda.testing.runs import train_two_rungs
+from hydro_rasda.testing.tiny_runs import train_two_rungs
 
 each_check = pytest.mark.parametrize("check", backend_checks(), ids=lambda check: check.__name__)
 

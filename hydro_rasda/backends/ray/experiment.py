@@ -14,8 +14,8 @@ from ray.tune.utils import flatten_dict
 from hydro_rasda.backends.ray.internals import store_results
 from hydro_rasda.backends.ray.nodes import NodeRequests
 from hydro_rasda.backends.ray.report_journal import JournalEntry, RungHistory
-from hydro_rasda.backends.ray.sizes import Sizes
 from hydro_rasda.backends.ray.waiting import Cohort, Grants, WaitingQueue
+from hydro_rasda.backends.ray.worker_counts import Sizes
 from hydro_rasda.schedulers import RASDA, Decision, Held, Placement, Queue, Waiting, place
 
 

@@ -15,7 +15,7 @@ import torch
 from hydro_rasda.bubbles import bubbles
 from hydro_rasda.bubbles.guest_process import GuestProcess
 from hydro_rasda.bubbles.host import Guest
-from hydro_rasda.testing.runs import is_running
+from hydro_rasda.testing.tiny_runs import is_running
 
 CPU = torch.device("cpu")
 

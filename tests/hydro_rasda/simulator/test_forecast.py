@@ -11,8 +11,8 @@ from hydro_rasda.simulator import (
     Cluster,
     CostModel,
     PastRun,
+    Scenario,
     Spending,
-    Study,
     Sweep,
     Workload,
     forecast,
@@ -22,10 +22,10 @@ from hydro_rasda.simulator import (
     spending,
     why,
 )
-from hydro_rasda.simulator.study import cost_model, plans
+from hydro_rasda.simulator.scenario import cost_model, plans
 
 HOURLY = PastRun(power_law(trials=8, epochs=8, seed=0), epoch_seconds=3600.0)
-EXACT = Study(gpus=8, serial=0.0, jitter=0.0, restart_seconds=0.0, seeds=2)
+EXACT = Scenario(gpus=8, serial=0.0, jitter=0.0, restart_seconds=0.0, seeds=2)
 
 
 def test_rules_differ_as_their_names_say() -> None:
@@ -115,27 +115,27 @@ def test_a_restart_takes_what_the_study_says_or_else_the_run() -> None:
 
 def test_recommends_the_cheapest_in_time_or_the_fastest_within_a_budget() -> None:
     """Eight trials of eight hours: 64 GPU hours on 1, 2, 4 or 8 GPUs."""
-    study = replace(EXACT, gpus=16, max_workers=1, rules=("random",))
-    found = recommend(HOURLY, study, within_hours=17)
+    scenario = replace(EXACT, gpus=16, max_workers=1, rules=("random",))
+    found = recommend(HOURLY, scenario, within_hours=17)
     assert found.rule is not None
     assert found.rule.gpus == 4
     assert found.rule.hours == pytest.approx(16.0)
-    found = recommend(HOURLY, study, gpu_hours=64.5)
+    found = recommend(HOURLY, scenario, gpu_hours=64.5)
     assert found.rule is not None
     assert found.rule.gpus == 8
     assert found.rule.hours == pytest.approx(8.0)
-    found = recommend(HOURLY, study, within_hours=1)
+    found = recommend(HOURLY, scenario, within_hours=1)
     assert (found.rule, found.nearest.gpus) == (None, 8)
 
 
 def test_a_limit_is_kept_for_each_seed() -> None:
     """With noise, eight hours are a little more for one seed, and a little less for another."""
-    study = replace(EXACT, max_workers=1, rules=("random",), jitter=0.1, seeds=3)
-    eight = next(each for each in forecast(HOURLY, study) if each.gpus == 8)
+    scenario = replace(EXACT, max_workers=1, rules=("random",), jitter=0.1, seeds=3)
+    eight = next(each for each in forecast(HOURLY, scenario) if each.gpus == 8)
     assert eight.hours < eight.hours_range[1]
     between = (eight.hours + eight.hours_range[1]) / 2
-    assert recommend(HOURLY, study, within_hours=between).rule is None
-    assert recommend(HOURLY, study, gpu_hours=eight.hours_range[1] * 8 * 1.001).rule is not None
+    assert recommend(HOURLY, scenario, within_hours=between).rule is None
+    assert recommend(HOURLY, scenario, gpu_hours=eight.hours_range[1] * 8 * 1.001).rule is not None
 
 
 def test_bad_input() -> None:

@@ -15,7 +15,7 @@ from ray.tune.trainable.function_trainable import wrap_function
 
 from benchmarks.ray_stand_in import StandInController, stand_in_trial
 from hydro_rasda import RASDAScheduler, elastic
-from hydro_rasda.backends.ray.sizes import reads_checkpoint
+from hydro_rasda.backends.ray.worker_counts import reads_checkpoint
 from tests.hydro_rasda.backends.ray import curves, trainables
 
 

@@ -1,4 +1,4 @@
-"""A study that is asked about: what is to be tried, by which rules, on which machine; what is not said is as before."""
+"""The scenario of a forecast: trials, rules and machine; a value that is not given is the past run's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES: Mapping[str, str] = {
 """Rules that can be compared, and what people call them. "waiting" has `wait`, "efficient" `grow="efficient"`."""
 
 RESTART_SECONDS = 30.0
-"""The default, if neither the study nor the past run tells."""
+"""The default, if neither the scenario nor the past run tells."""
 
 MOST_SECONDS = 1e9
 """Of an epoch or a restart: 32 years. More is a mistake, and its sums are no numbers any more."""
@@ -59,7 +59,7 @@ _NOT_BELOW_ZERO = ("restart_seconds", "launch_seconds", "wait")
 
 
 @dataclass(frozen=True)
-class Study:
+class Scenario:
     """A question to the simulator; parts that it leaves out are as in the past run.
 
     Attributes:
@@ -112,13 +112,13 @@ class Study:
     mtbf_hours: float | None = None
 
 
-def check(study: Study, run: PastRun) -> None:
+def check(scenario: Scenario, run: PastRun) -> None:
     """Refuses what is out of range, or does not fit the past run.
 
     Raises:
         ValueError: if an argument is or does not.
     """
-    given = {field.name: value for field in fields(study) if (value := getattr(study, field.name)) is not None}
+    given = {field.name: value for field in fields(scenario) if (value := getattr(scenario, field.name)) is not None}
     for argument, least in _LEAST.items():
         if argument in given:
             check_int(argument, given[argument], least)
@@ -127,103 +127,107 @@ def check(study: Study, run: PastRun) -> None:
             check_number(argument, given[argument], above=0.0 if argument in _ABOVE_ZERO else None)
     for argument, most in _MOST.items():
         require(given.get(argument, 0) <= most, argument, given.get(argument), f"<= {most:g}")
-    require(bool(study.rules), "rules", study.rules, f"one or more of {[*RULES]}")
-    for rule in study.rules:
+    require(bool(scenario.rules), "rules", scenario.rules, f"one or more of {[*RULES]}")
+    for rule in scenario.rules:
         require(rule in RULES, "rules", rule, f"one of {[*RULES]}")
-    require(0 <= study.serial < 1, "serial", study.serial, ">= 0 and < 1")
-    require(0 <= study.jitter <= 1, "jitter", study.jitter, ">= 0 and <= 1")
-    gpus = f"<= `gpus` ({study.gpus})"
-    require(study.workers <= study.gpus, "workers", study.workers, gpus)
-    most_workers = given.get("max_workers", study.workers)
-    at_least = f">= `workers` ({study.workers})"
-    require(most_workers >= study.workers, "max_workers", most_workers, at_least)
-    max_t, grace, _, _ = _halving(study, run)
+    require(0 <= scenario.serial < 1, "serial", scenario.serial, ">= 0 and < 1")
+    require(0 <= scenario.jitter <= 1, "jitter", scenario.jitter, ">= 0 and <= 1")
+    gpus = f"<= `gpus` ({scenario.gpus})"
+    require(scenario.workers <= scenario.gpus, "workers", scenario.workers, gpus)
+    most_workers = given.get("max_workers", scenario.workers)
+    at_least = f">= `workers` ({scenario.workers})"
+    require(most_workers >= scenario.workers, "max_workers", most_workers, at_least)
+    max_t, grace, _, _ = _halving(scenario, run)
     epochs = run.workload.epochs
     require(max_t <= epochs, "max_t", max_t, f"<= the past run's {epochs} epochs")
     require(grace <= max_t, "grace_period", grace, f"<= `max_t` ({max_t})")
-    _check_costs(study, run)
+    _check_costs(scenario, run)
 
 
-def _check_costs(study: Study, run: PastRun) -> None:
+def _check_costs(scenario: Scenario, run: PastRun) -> None:
     if run.epoch_seconds is None:
         why = "given: the run has timed no full-size epoch"
-        require(study.epoch_seconds is not None, "epoch_seconds", study.epoch_seconds, why)
-    if _steps(study, run) is None:
+        require(scenario.epoch_seconds is not None, "epoch_seconds", scenario.epoch_seconds, why)
+    if _steps(scenario, run) is None:
         raise ValueError("`steps` is None, but must be given: the run does not tell how much data it had")
-    seconds = epoch_seconds(study, run)
-    require(seconds <= MOST_SECONDS, "speed", study.speed, f"such that an epoch takes <= {MOST_SECONDS:g} s")
+    seconds = epoch_seconds(scenario, run)
+    require(seconds <= MOST_SECONDS, "speed", scenario.speed, f"such that an epoch takes <= {MOST_SECONDS:g} s")
     for argument in ("intra_bandwidth", "inter_bandwidth"):
-        slow = cost_model(study, run).gradient_bytes / (getattr(study, argument) * GIGA) * (_steps(study, run) or 1.0)
+        slow = (
+            cost_model(scenario, run).gradient_bytes
+            / (getattr(scenario, argument) * GIGA)
+            * (_steps(scenario, run) or 1.0)
+        )
         rule = f"such that an epoch's gradients take <= {MOST_SECONDS:g} s"
-        require(slow <= MOST_SECONDS, argument, getattr(study, argument), rule)
+        require(slow <= MOST_SECONDS, argument, getattr(scenario, argument), rule)
 
 
-def plans(study: Study, run: PastRun) -> dict[str, AnyPlan]:
-    """The rules to compare, by name; what the study leaves open is as in the past run."""
-    max_t, grace, rf, sf = _halving(study, run)
-    workers, mode = study.workers, run.workload.mode
-    rasda = RASDA(max_t, grace, rf, sf, workers, study.max_workers, mode)
+def plans(scenario: Scenario, run: PastRun) -> dict[str, AnyPlan]:
+    """The rules to compare, by name; what the scenario leaves open is as in the past run."""
+    max_t, grace, rf, sf = _halving(scenario, run)
+    workers, mode = scenario.workers, run.workload.mode
+    rasda = RASDA(max_t, grace, rf, sf, workers, scenario.max_workers, mode)
     every: dict[str, Callable[[], AnyPlan]] = {
         "random": lambda: Plan(random_search(max_t, workers, mode)),
         "synchronous": lambda: Plan(synchronous_halving(max_t, grace, rf, workers, mode)),
         "asha": lambda: Plan(FixedWorkers(AsyncSuccessiveHalving(max_t, grace, rf, mode), workers)),
         "rasda": lambda: Plan(rasda),
-        "waiting": lambda: Plan(replace(rasda, wait=study.wait)),
+        "waiting": lambda: Plan(replace(rasda, wait=scenario.wait)),
         "efficient": lambda: Plan(replace(rasda, grow="efficient")),
-        "both": lambda: Plan(replace(rasda, wait=study.wait, grow="efficient")),
+        "both": lambda: Plan(replace(rasda, wait=scenario.wait, grow="efficient")),
     }
-    return {name: make() for name, make in every.items() if name in study.rules}
+    return {name: make() for name, make in every.items() if name in scenario.rules}
 
 
-def _halving(study: Study, run: PastRun) -> tuple[int, int, int, int]:
+def _halving(scenario: Scenario, run: PastRun) -> tuple[int, int, int, int]:
     """Epochs, first milestone, rf and sf."""
     before = run.settings.get("rasda", {})
-    max_t = _given(study.max_t, run.settings.get("max_t"), run.workload.epochs)
-    grace = _given(study.grace_period, before.get("grace_period"), max(1, max_t // 4))
-    rf = _given(study.reduction_factor, before.get("reduction_factor"), 2)
-    return max_t, grace, rf, _given(study.scaling_factor, before.get("scaling_factor"), 2)
+    max_t = _given(scenario.max_t, run.settings.get("max_t"), run.workload.epochs)
+    grace = _given(scenario.grace_period, before.get("grace_period"), max(1, max_t // 4))
+    rf = _given(scenario.reduction_factor, before.get("reduction_factor"), 2)
+    return max_t, grace, rf, _given(scenario.scaling_factor, before.get("scaling_factor"), 2)
 
 
 def _given(option: int | None, before: int | None, otherwise: int) -> int:
     return option if option is not None else before if before is not None else otherwise
 
 
-def epoch_seconds(study: Study, run: PastRun) -> float:
+def epoch_seconds(scenario: Scenario, run: PastRun) -> float:
     """Seconds of a full-size epoch on one GPU."""
-    if study.epoch_seconds is not None:
-        return study.epoch_seconds
-    return (run.epoch_seconds or 0.0) / study.speed
+    if scenario.epoch_seconds is not None:
+        return scenario.epoch_seconds
+    return (run.epoch_seconds or 0.0) / scenario.speed
 
 
-def restart_seconds(study: Study, run: PastRun) -> float:
-    """Seconds of a restart: as the study says, or the run's own resizes."""
-    return next((s for s in (study.restart_seconds, run.restart_seconds) if s is not None), RESTART_SECONDS)
+def restart_seconds(scenario: Scenario, run: PastRun) -> float:
+    """Seconds of a restart: as the scenario says, or the run's own resizes."""
+    return next((s for s in (scenario.restart_seconds, run.restart_seconds) if s is not None), RESTART_SECONDS)
 
 
-def _steps(study: Study, run: PastRun) -> float | None:
+def _steps(scenario: Scenario, run: PastRun) -> float | None:
     """Without gradients to average, it does not matter how many steps there are."""
-    sizeless = study.parameters is None and not run.gradient_bytes
-    return next((s for s in (study.steps, run.steps, 1.0 if sizeless else None) if s is not None), None)
+    sizeless = scenario.parameters is None and not run.gradient_bytes
+    return next((s for s in (scenario.steps, run.steps, 1.0 if sizeless else None) if s is not None), None)
 
 
-def cost_model(study: Study, run: PastRun) -> CostModel:
-    """The past run's own epoch time and model size, on the links that the study names."""
-    seconds, steps = epoch_seconds(study, run), _steps(study, run) or 1.0
+def cost_model(scenario: Scenario, run: PastRun) -> CostModel:
+    """The past run's own epoch time and model size, on the links that the scenario names."""
+    seconds, steps = epoch_seconds(scenario, run), _steps(scenario, run) or 1.0
     return CostModel(
-        step_seconds=seconds * (1 - study.serial) / steps,
+        step_seconds=seconds * (1 - scenario.serial) / steps,
         steps=steps,
-        serial_seconds=seconds * study.serial,
-        gradient_bytes=run.gradient_bytes if study.parameters is None else 4.0 * study.parameters,
-        intra=Link(study.intra_bandwidth * GIGA, 5e-6),
-        inter=Link(study.inter_bandwidth * GIGA, 5e-6),
-        jitter=study.jitter,
-        epoch_noise=study.jitter,
-        restart_seconds=restart_seconds(study, run),
+        serial_seconds=seconds * scenario.serial,
+        gradient_bytes=run.gradient_bytes if scenario.parameters is None else 4.0 * scenario.parameters,
+        intra=Link(scenario.intra_bandwidth * GIGA, 5e-6),
+        inter=Link(scenario.inter_bandwidth * GIGA, 5e-6),
+        jitter=scenario.jitter,
+        epoch_noise=scenario.jitter,
+        restart_seconds=restart_seconds(scenario, run),
     )
 
 
-def cluster(study: Study) -> Cluster:
+def cluster(scenario: Scenario) -> Cluster:
     """The machine."""
-    mtbf = math.inf if study.mtbf_hours is None else study.mtbf_hours * HOUR
-    whole = Cluster.uniform(study.gpus, study.gpus_per_node)
-    return replace(whole, mtbf=mtbf, launch_seconds=study.launch_seconds)
+    mtbf = math.inf if scenario.mtbf_hours is None else scenario.mtbf_hours * HOUR
+    whole = Cluster.uniform(scenario.gpus, scenario.gpus_per_node)
+    return replace(whole, mtbf=mtbf, launch_seconds=scenario.launch_seconds)

@@ -9,9 +9,9 @@ import transformers
 from torch import Tensor, nn
 
 from surrogate import make_surrogate, shrink
-from surrogate.configs import narrow_config
 from surrogate.multipliers import width_plan
 from surrogate.output_sizes import output_shapes
+from surrogate.transformers_config import narrow_config
 from surrogate.widths import shapes_of
 
 TOKENS = torch.randint(100, (2, 8))
