@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from fusion.backoff import is_out_of_memory
 from fusion.checks import check_flag, check_function
 from fusion.compare import check_members, restored
+from fusion.evaluate import own_rows
 from fusion.model import FusedModel, Objective, check_fused
 from fusion.rounding import overlap_written
 from fusion.streams import global_states, preserved_generators, seed_generators
@@ -61,6 +62,7 @@ def dry_run(
     *,
     compare: bool = True,
     written: Iterable[str] | None = None,
+    own_data: bool = False,
 ) -> Obstacle | None:
     """Try the forward and backward pass of one batch, and leave the model as it was.
 
@@ -75,6 +77,7 @@ def dry_run(
             are losses, other values that the objective returns, gradients and buffers.
         written: The parameters that the objective writes to, which an earlier dry run of the same objective left in
             `fused.written`. If None, one more forward of one member finds them.
+        own_data: As of `fused.map`; members are then compared on the first member's batch.
 
     Returns:
         The obstacle, or None if the members can be evaluated at once.
@@ -89,12 +92,16 @@ def dry_run(
     check_fused(fused)
     check_function("objective", objective, 2)
     check_flag("compare", compare)
+    first = batch
+    if own_data:
+        rows_K, batch_of = own_rows(batch, fused.K)
+        first = batch_of([row[0] for row in rows_K])
     if fused.K > 1 or not fused.one_by_one:
-        fused.written |= _written(fused, objective, batch) if written is None else frozenset(written)
+        fused.written |= _written(fused, objective, first) if written is None else frozenset(written)
         fused.part_parameters(fused.written)
-    obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch)
+    obstacle = None if fused.one_by_one else _find_obstacle(fused, objective, batch, own_data)
     if compare and fused.K > 1:
-        check_members(fused, objective, batch)
+        check_members(fused, objective, first)
     if obstacle is not None:
         warn(f"{fused.K} members train one after another, {obstacle}", FusionWarning)
     return obstacle
@@ -128,28 +135,28 @@ def _written(fused: FusedModel, objective: Objective, batch: Any) -> frozenset[s
     return written
 
 
-def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any) -> Obstacle | None:
-    failure = _attempt(fused, objective, batch)
+def _find_obstacle(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Obstacle | None:
+    failure = _attempt(fused, objective, batch, own_data)
     if failure and fused.common.bufs():
         # A module may be writing into a buffer that was held once because it was equal in all members.
         fused.part_buffers()
-        failure = _attempt(fused, objective, batch)
+        failure = _attempt(fused, objective, batch, own_data)
     if failure is None:
         return None
     fused.one_by_one = True
-    error = _attempt(fused, objective, batch)
+    error = _attempt(fused, objective, batch, own_data)
     if error:
         fused.one_by_one = False
         raise _explained(error)
     return _locate(failure, fused.template)
 
 
-def _attempt(fused: FusedModel, objective: Objective, batch: Any) -> Exception | None:
+def _attempt(fused: FusedModel, objective: Objective, batch: Any, own_data: bool) -> Exception | None:
     """Return the error of a forward and backward pass, if any; leave no trace of the pass in the model."""
     with restored(fused):
         try:
             before = global_states()
-            result = fused.map(objective, copied(batch))
+            result = fused.map(objective, copied(batch), own_data)
             if global_states() != before:
                 return SharedDraws("it draws from a generator that all share, such as Python's or NumPy's")
             losses = [t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]

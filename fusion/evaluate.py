@@ -1,50 +1,83 @@
 """Ways to evaluate one function for K members: all at once under vmap, in turn, or directly if there is only one.
 
-They take `one(tensors, settings) -> (result, rebound)`. Its arguments are one member's tensors by name and its own
-floats by path. It returns a result and the buffers that it replaced. The ways return the same with a leading K.
+They take `one(tensors, settings, rows) -> (result, rebound)`. Its arguments are one member's tensors by name, its own
+floats by path, and its rows of data that members have of their own. It returns a result and the buffers that it
+replaced. The ways return the same with a leading K.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from fusion.checks import require
 from fusion.rules import folded
 from fusion.settings import PlainFloats, Settings
 from fusion.streams import Streams
 
-One = Callable[[Mapping[str, Tensor], Mapping[str, Any]], tuple[Any, Mapping[str, Tensor]]]
+One = Callable[[Mapping[str, Tensor], Mapping[str, Any], Sequence[Tensor]], tuple[Any, Mapping[str, Tensor]]]
+
+
+def own_rows(batch: Any, K: int) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """Return the tensors of a batch with a leading K, and a function that puts one member's rows in their places.
+
+    Raises:
+        ValueError: if a tensor has no leading K.
+    """
+    leaves, spec = tree_flatten(batch)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    for i in places:
+        told = f"tensors with {K} rows first, one for each member, with `own_data=True`"
+        require(leaves[i].ndim > 0 and len(leaves[i]) == K, "batch", tuple(leaves[i].shape), told)
+
+    def batch_of(rows: Sequence[Tensor]) -> Any:
+        own = dict(zip(places, rows, strict=True))
+        return tree_unflatten([own.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
+
+    return [leaves[i] for i in places], batch_of
 
 
 def at_once(
-    one: One, tensors: Mapping[str, Tensor], settings: Settings, streams: Streams, K: int
+    one: One,
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
+    streams: Streams,
+    K: int,
+    rows_K: Sequence[Tensor] = (),
 ) -> tuple[Any, Mapping[str, Tensor]]:
-    """Evaluate by one vmapped call. Writes of `one` into buffers go to `tensors`, [K, ...] each."""
+    """Evaluate by one vmapped call; of a single member, by a plain one.
+
+    Writes of `one` into buffers go to `tensors`, [K, ...] each.
+    """
+    if K == 1:
+        return _alone(one, tensors, streams, rows_K)
     scalars_K = settings.like(tensors.values())
     values = [value.tolist() for value in settings.values_K.values()]
     # vmap needs something to run over, and a module without tensors has nothing.
     index_K = torch.arange(K)
 
-    def each(tensors: Mapping[str, Tensor], scalars: Mapping[str, Tensor], _: Tensor) -> Any:
+    def each(tensors: Mapping[str, Tensor], scalars: Mapping[str, Tensor], _: Tensor, rows: list[Tensor]) -> Any:
         with PlainFloats(scalars.values(), values, streams) if scalars else nullcontext():
-            result, rebound = one(tensors, scalars)
+            result, rebound = one(tensors, scalars, rows)
         return tree_map(_as_tensor, result), rebound
 
     with folded(streams):
-        result, rebound = torch.func.vmap(each, randomness="error")(dict(tensors), scalars_K, index_K)
+        result, rebound = torch.func.vmap(each, randomness="error")(dict(tensors), scalars_K, index_K, [*rows_K])
     return result, rebound
 
 
-def alone(one: One, tensors: Mapping[str, Tensor], streams: Streams) -> tuple[Any, Mapping[str, Tensor]]:
+def _alone(
+    one: One, tensors: Mapping[str, Tensor], streams: Streams, rows_K: Sequence[Tensor]
+) -> tuple[Any, Mapping[str, Tensor]]:
     """Evaluate by one plain call on views, for K = 1. Writes of `one` into buffers go to `tensors`, [1, ...] each."""
     with streams.drawn_from(0):
         own = {name: tensor.squeeze(0) for name, tensor in tensors.items()}
-        result, rebound = one(own, {})
+        result, rebound = one(own, {}, [row.squeeze(0) for row in rows_K])
         _take_data(tensors, own, 0, hooks=0)
     return tree_map(_lift, result), tree_map(_lift, rebound)
 
@@ -57,6 +90,7 @@ def in_turn(
     streams: Streams,
     K: int,
     on_gradient: Callable[[str, int], None],
+    rows_K: Sequence[Tensor] = (),
 ) -> tuple[Any, Mapping[str, Tensor]]:
     """Evaluate by K calls, one after another.
 
@@ -67,6 +101,7 @@ def in_turn(
         streams: Generators from which each member draws its random numbers.
         on_gradient: Called in the backward pass with the name of a parameter and the member in which it gets a
             gradient.
+        rows_K: Tensors of the batch with a row for each member.
     """
     parts = {name: _Rows.apply(parameter) for name, parameter in parameters.items()}  # type: ignore[no-untyped-call]
     results, written = [], []
@@ -77,7 +112,7 @@ def in_turn(
         copies = {name: buffer[k].clone() for name, buffer in buffers.items()}
         scalars = {path: value.tolist()[k] for path, value in settings.values_K.items()}
         with streams.drawn_from(k):
-            result, rebound = one({**own, **copies}, scalars)
+            result, rebound = one({**own, **copies}, scalars, [row[k] for row in rows_K])
         _take_data(parameters, own, k, hooks=1)
         results.append(tree_map(_as_tensor, result))
         written.append({name: rebound.get(name, copy).detach() for name, copy in copies.items()})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, follow, put_back, snapshot
 from fusion.checks import check_each, check_function, is_int, require
-from fusion.evaluate import alone, at_once, in_turn
+from fusion.evaluate import One, at_once, in_turn, own_rows
 from fusion.hooks import run_hooks
 from fusion.members import member_indices, member_pairs, member_rows
 from fusion.rounding import overlap_written
@@ -96,13 +96,14 @@ class FusedModel(StackedTensors):
         """Run the members' forward on the same arguments: every tensor of the result gains a leading K."""
         return self.map(lambda model, _: model(*args, **kwargs), None)
 
-    def map(self, objective: Objective, batch: Any) -> Any:
-        """Evaluate a function of one module for every member, on one batch.
+    def map(self, objective: Objective, batch: Any, own_data: bool = False) -> Any:
+        """Evaluate a function of one module for every member, on one batch, or each on a batch of its own.
 
         Args:
             objective: Called as `objective(model, batch)` with a real module, attributes and methods included, whose
                 tensors are one member's. It returns a tensor or number, or a dict, list or tuple of them.
             batch: Passed on as it is, and shared by all members.
+            own_data: True if tensors in `batch` have a leading K: member k gets the batch of their rows k.
 
         Returns:
             The result of `objective`, each tensor with a leading K: losses are [K]. Buffers that the modules update
@@ -110,10 +111,11 @@ class FusedModel(StackedTensors):
             Random numbers (dropout) are drawn from each member's own stream, see `seed`.
 
         Raises:
-            ValueError: if `objective` returns something else.
+            ValueError: if `objective` returns something else, or a tensor of members' own data has no leading K.
             FusionMismatch: if `objective` writes to one of `overlapping`.
         """
         check_function("objective", objective)
+        rows_K, batch_of = own_rows(batch, self.K) if own_data else ((), lambda rows: batch)
         if self.own_values.of_members:
             self.changes += 1
         together = not (self.one_by_one and self.K > 1) and self.own_values.join(self.template)
@@ -122,42 +124,40 @@ class FusedModel(StackedTensors):
         shared = self.shared
         run_hooks(self)
 
-        def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], batch: Any = batch) -> Any:
+        def one(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], rows: Sequence[Tensor]) -> Any:
+            # In turn, the next member must not see what this one writes into its batch.
+            own = batch_of(rows) if together else copied(batch_of(rows))
             with bound(self._slots, {**shared, **tensors}) as rebound, self._settings.bound(settings):
-                return objective(self.template, batch), rebound
+                return objective(self.template, own), rebound
 
         if not together:
-            result, rebound = self._in_turn(one, batch)
+            result, rebound = self._in_turn(one, rows_K)
         else:
             tensors_K = {**self.stacked, **self.stacked_buffers}
             with unwritten(self._overlapping({**tensors_K, **shared}), overlap_written):
-                if self.K == 1:
-                    result, rebound = alone(one, tensors_K, self.streams)
-                else:
-                    result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K)
+                result, rebound = at_once(one, tensors_K, self._settings, self.streams, self.K, rows_K)
         for name, value in rebound.items():
             self._rebind(name, value.detach())
         return result
 
-    def _in_turn(self, one: Callable[..., Any], batch: Any) -> tuple[Any, Mapping[str, Tensor]]:
+    def _in_turn(self, one: One, rows_K: Sequence[Tensor]) -> tuple[Any, Mapping[str, Tensor]]:
         """Evaluate members one after another; each finds the state that it left itself."""
         self._part_values()
         before, after = snapshot(self.template), list[Snapshot]()
         shared = self.shared
 
-        def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
+        def one_of_many(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], rows: Sequence[Tensor]) -> Any:
             if after and after[-1]:
                 put_back(self.template, before)
             self.own_values.put(self.template, len(after))
             with unwritten(shared, _held_once), unwritten(self._overlapping({**tensors, **shared}), overlap_written):
-                # The next member must not see what this one writes into its batch.
-                found = one(tensors, settings, copied(batch))
+                found = one(tensors, settings, rows)
             after.append(changed(self.template, before))
             return found
 
-        parameters, buffers = self.stacked, self.stacked_buffers
+        of_K = self.stacked, self.stacked_buffers, self._settings, self.streams, self.K
         try:
-            found = in_turn(one_of_many, parameters, buffers, self._settings, self.streams, self.K, self._note_reached)
+            found = in_turn(one_of_many, *of_K, self._note_reached, rows_K)
         except BaseException:
             put_back(self.template, before)
             raise

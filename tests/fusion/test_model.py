@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusion import FusedModel, fuse
+from fusion import FusedModel, dry_run, fuse
 
 
 class Net(nn.Module):
@@ -156,6 +156,31 @@ def test_map_sees_a_real_module_and_returns_pytrees(one_by_one: bool) -> None:
     assert out["hidden"].shape == (2, 6, 5)
     assert [t.shape for t in out["pair"]] == [(2,), (2,)]
     assert out["samples"].tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("K", [1, 3])
+def test_members_with_data_of_their_own_compute_what_each_computes_alone(one_by_one: bool, K: int) -> None:
+    models = [model.double() for model in nets(K)]
+    fused = fuse(models)
+    fused.one_by_one = one_by_one
+    batch_K = {"x": torch.stack([X.roll(k) for k in range(K)]), "name": "own"}
+
+    def objective(model: Net, batch: Any) -> Any:
+        assert batch["name"] == "own"
+        return loss(model, batch["x"])
+
+    assert dry_run(fused, objective, batch_K, own_data=True) is None
+    found = fused.map(objective, batch_K, own_data=True)
+    found.sum().backward()
+    for k, model in enumerate(models):
+        expected = loss(model, X.roll(k))
+        expected.backward()
+        torch.testing.assert_close(found[k], expected)
+        torch.testing.assert_close(fused.stacked["embed.weight"].grad[k], model.embed.weight.grad)  # type: ignore[index]
+        torch.testing.assert_close(fused.unfuse(k).state_dict(), model.state_dict())
+    with pytest.raises(ValueError, match=f"`batch` is \\(6,\\).*{K} rows first, one for each member"):
+        fused.map(loss, X, own_data=True)
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])

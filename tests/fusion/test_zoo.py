@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fusion import FusedModel, fuse, fused_optimizer
 from fusion.optim import optimizer
@@ -49,20 +50,26 @@ def test_a_single_member_equals_the_module(case: Case) -> None:
     check(case, build(case)[2:], one_by_one=False)
 
 
-def check(case: Case, models: list[nn.Module], one_by_one: bool) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_members_with_batches_of_their_own_equal_separate_runs(case: Case) -> None:
+    check(case, build(case), one_by_one=False, own_data=True)
+
+
+def check(case: Case, models: list[nn.Module], one_by_one: bool, own_data: bool = False) -> None:
     fused = fuse(models, one_by_one=one_by_one)
     configs = CONFIGS[-len(models) :]
     opt = fused_optimizer(fused, configs)
     alone = [optimizer(model, config) for model, config in zip(models, configs, strict=True)]
     for step in range(3):
-        batch = batch_of(case, step)
+        batches = [batch_of(case, step + 10 * k * own_data) for k in range(fused.K)]
+        batch = tree_map(lambda *rows: torch.stack(rows), *batches) if own_data else batches[0]
         opt.zero_grad()
-        loss_K = fused.map(case.objective, batch)
+        loss_K = fused.map(case.objective, batch, own_data)
         loss_K.sum().backward()
         opt.step()
         for k, (model, own) in enumerate(zip(models, alone, strict=True)):
             own.zero_grad()
-            loss = case.objective(model, batch)
+            loss = case.objective(model, batches[k])
             loss.backward()
             own.step()
             close(loss_K[k], loss)
