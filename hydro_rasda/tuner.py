@@ -30,6 +30,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.secret_masking import hide, secrets_of
+from hydro_rasda.settings_record import determining
 from hydro_rasda.signatures import readable
 from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
@@ -267,7 +268,7 @@ def _shown() -> Progress:
 def _announce(run: Run, ready: Ready) -> None:
     """Tell that a run begins, and what of it is there already."""
     settings, store = ready.settings, run.store
-    run.notify(RunBegan, path=store.path, metric=settings.metric, mode=settings.mode, settings=settings.determining())
+    run.notify(RunBegan, path=store.path, metric=settings.metric, mode=settings.mode, settings=determining(settings))
     run.notify_recalled()
     for message in ready.messages:
         run.say(message)

@@ -18,7 +18,7 @@ FLOORS = (
         *("trial", "warning_lines"),
     },
     {"schedulers"},
-    {"config", "seeds"},
+    {"config", "seeds", "settings_record"},
     {
         *(
             "batch_checks",

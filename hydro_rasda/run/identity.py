@@ -19,6 +19,7 @@ from hydro_rasda.run.data_fingerprint import data_digest
 from hydro_rasda.run.fingerprint import Content, content, digest, unchanged
 from hydro_rasda.schedulers.named_rules import HALVING
 from hydro_rasda.secret_masking import hide, secrets_of
+from hydro_rasda.settings_record import determining
 from hydro_rasda.space import describe
 
 
@@ -73,7 +74,7 @@ class Identity:
         stayed = {name: unchanged(self._before[name], content(function)) for name, function in self._functions.items()}
         digests = {name: digest(found) for name, found in (self._made | stayed).items()}
         return {
-            **settings.determining(),
+            **determining(settings),
             **self._named,
             "train_data": problem.train_data.describe(),
             "val_data": problem.val_data.describe(),

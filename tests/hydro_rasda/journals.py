@@ -15,6 +15,7 @@ from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.journal import JOURNAL, JournalLine
 from hydro_rasda.run.state import FINALISTS, decision_key, failure_line, metric_lines
+from hydro_rasda.settings_record import determining
 from hydro_rasda.space import describe
 
 SCRIPT = "<script>document.title='taken over'</script>"
@@ -44,7 +45,7 @@ class Writer:
         self.folder, self.settings, self.at = folder, settings, 0.0
         folder.mkdir(parents=True)
         asked = {
-            **settings.determining(),
+            **determining(settings),
             "space": describe(SPACE),
             **dict.fromkeys(("searcher", "sweep_rule")),
             "scheduler": "rasda",

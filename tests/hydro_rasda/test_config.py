@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import pytest
 
 from hydro_rasda import RaceConfig, SweepConfig
-from hydro_rasda.config import TuneConfig, recorded
+from hydro_rasda.config import TuneConfig
 
 Part = type[TuneConfig] | type[SweepConfig] | type[RaceConfig]
 PREFIX: dict[Part, str] = {TuneConfig: "", SweepConfig: r"sweep\.", RaceConfig: r"race\."}
@@ -107,34 +106,6 @@ def test_full_size_stage_compares_first_at_half() -> None:
     assert TuneConfig(max_t=27).first_look == 14
     assert TuneConfig(max_t=3).first_look == 2
     assert TuneConfig(max_t=27, race=RaceConfig(grace_period=9)).first_look == 9
-
-
-def test_limits_on_cost_do_not_make_another_run() -> None:
-    asked = TuneConfig().determining()
-    race = RaceConfig(checkpoint_every=2, train=print)
-    assert TuneConfig(time_budget_s=5.0, race=race, loader_workers=1, stop_at=0.5, graph=False).determining() == asked
-    assert TuneConfig(race=RaceConfig(scaling_factor=3)).determining() != asked
-    assert json.loads(json.dumps(asked)) == asked
-
-
-def test_settings_have_the_names_of_earlier_runs() -> None:
-    """So that these go on: `run.json` is compared name by name."""
-    assert TuneConfig().determining() == {
-        **{"metric": "val_loss", "mode": "min", "num_samples": 64, "max_t": 27, "grace_period": 1},
-        **{"reduction_factor": 3, "top_k": 4, "full_trainings": 3.0, "surrogate": 0.125, "fusion": "auto"},
-        **{"check_transfer": False, "keep": "best", "patience": None, "ema": 0.03, "precision": "fp32", "seed": 0},
-        "rasda": {
-            **{"grace_period": None, "reduction_factor": 2, "scaling_factor": 2, "workers": 1, "max_workers": None},
-            **{"lr_rule": "auto", "grow": "due", "least_efficiency": 0.5, "batch_over_noise": 1.0, "strategy": "ddp"},
-        },
-    }
-
-
-def test_settings_are_read_from_what_was_kept() -> None:
-    race = RaceConfig(top_k=2, keep="last", grace_period=3, workers=2)
-    asked = TuneConfig(num_samples=5, sweep=SweepConfig(surrogate=0.5, fusion=2), race=race)
-    own, sweep, race_kept = recorded({**asked.determining(), "space": {}, "wait": 0.5})
-    assert TuneConfig(**own, sweep=SweepConfig(**sweep), race=RaceConfig(**race_kept)) == asked
 
 
 def test_workers_are_sent_none_of_the_users_objects() -> None:

@@ -28,6 +28,7 @@ from hydro_rasda.run.full_size_stage import end_targets, record_epochs, record_f
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, Stage, metric_lines
 from hydro_rasda.run.store import Store
+from hydro_rasda.settings_record import determining
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import counted, mlp, stumbles_in_some
 from tests.hydro_rasda.stages.test_sweep_rules import Population
@@ -46,7 +47,7 @@ def told(result: Any) -> dict[str, str]:
 
 def run_folder(path: Path, problem: Problem) -> Store:
     """A run's folder in which nothing has happened."""
-    return Store.open(path, problem.settings.determining(), "auto")
+    return Store.open(path, determining(problem.settings), "auto")
 
 
 def configured(number: int) -> Unit:

@@ -1,0 +1,40 @@
+"""The settings of a run, as its `run.json` keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from hydro_rasda.config import RaceConfig, TuneConfig
+
+_OWN = ("metric", "mode", "num_samples", "max_t", "full_trainings", "precision", "seed")
+_OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer")
+_OF_RACE = ("top_k", "keep", "patience", "ema")
+_OF_RASDA = tuple(
+    field.name for field in fields(RaceConfig) if field.name not in (*_OF_RACE, "checkpoint_every", "train")
+)
+"""Settings on which a run's decisions depend: `run.json` has the last as a dict, "rasda", and all others by name."""
+
+
+def determining(settings: TuneConfig) -> dict[str, Any]:
+    """The settings on which a run's decisions depend, as `run.json` has them.
+
+    Not among them: what a run may cost, or must find, how often it is saved, and how its steps are run.
+    """
+    return {
+        **{name: getattr(settings, name) for name in _OWN},
+        **{name: getattr(settings.sweep, name) for name in _OF_SWEEP},
+        **{name: getattr(settings.race, name) for name in _OF_RACE},
+        "rasda": {name: getattr(settings.race, name) for name in _OF_RASDA},
+    }
+
+
+def recorded(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Fields of `TuneConfig`, `SweepConfig` and `RaceConfig` from a `run.json`; earlier versions kept others, too."""
+    race = _among(_OF_RACE, asked) | _among(_OF_RASDA, asked.get("rasda", {}))
+    return _among(_OWN, asked), _among(_OF_SWEEP, asked), race
+
+
+def _among(names: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
