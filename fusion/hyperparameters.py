@@ -24,10 +24,10 @@ from fusion.value_rules import (
 ONE_PASS = ("sgd", "adam", "adamw")
 """Optimizers for which torch has kernels that pass over memory once."""
 
-VECTORIZED = (*ONE_PASS, "muon")
+VECTORIZED = (*ONE_PASS, "adamax", "muon", "nadam", "radam", "rmsprop")
 """Optimizers whose members are updated together."""
 
-OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop")
+OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "asgd")
 """All optimizers with a name here: with those not in `VECTORIZED`, torch updates each member by itself."""
 
 OWN = "own"

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from fusion.bounded_cache import kept
+from fusion.hyperparameters import ONE_PASS
 from fusion.members import member_indices
 from fusion.optim import muon, native
 from fusion.optim.optimizer_config import Hyperparameters
+from fusion.optim.rules import RULE_OF, RULES, momentum_product
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import torch_optimizer
@@ -34,8 +36,8 @@ class FusedOptimizer(OptimizerState):
     Neighbouring members with the same rule are updated together, all parameters of one type at once. If the members of
     one optimizer stand side by side, K members of any depth take as few operators as one member of one layer. For that,
     parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster. Muon's
-    matrices are updated together with all others of their shape. Members with other optimizers than sgd, adam, adamw
-    and muon are updated by torch's own, one after another.
+    matrices are updated together with all others of their shape. Members with adadelta, adagrad, asgd or a function's
+    optimizer are updated by torch's own, one after another.
 
     Args:
         fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
@@ -54,8 +56,8 @@ class FusedOptimizer(OptimizerState):
 
     @property
     def can_be_recorded(self) -> bool:
-        """Return whether `step` never waits for the host; it waits if torch updates a member."""
-        return all(hp.is_vectorized and hp.kind != "muon" for hp in self.members)
+        """Return whether `step` never waits for the host, as Muon, NAdam and members that torch updates do."""
+        return all(hp.is_vectorized and hp.kind not in ("muon", "nadam") for hp in self.members)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -83,7 +85,8 @@ class FusedOptimizer(OptimizerState):
         with self._left_alone(stacked, takes):
             self._step_apart(stacked, present, takes)
             self._step_matrices(stacked, present, takes)
-            if self._runs and native.can_update(self.fused, [stacked[name] for name in self.names]):
+            have_kernels = all(run.members[0].kind in (*ONE_PASS, "muon") for run in self._runs)
+            if have_kernels and native.can_update(self.fused, [stacked[name] for name in self.names]):
                 self._step_members(stacked, present, takes)
             elif self._runs:
                 self._step_rows(stacked, present, takes)
@@ -232,6 +235,11 @@ class FusedOptimizer(OptimizerState):
 def _torch_state(rule: str, hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if rule.startswith("muon"):
         return {"momentum_buffer": moments["first"]}
+    named = {torch_name: moments[name] for name, torch_name in RULES[RULE_OF[rule]].moments.items() if name in moments}
+    if "momentum_buffer" in named and not hp.momentum:
+        del named["momentum_buffer"]
     if rule == "sgd":
-        return {"momentum_buffer": moments["first"]} if hp.momentum else {}
-    return {"step": torch.tensor(step), "exp_avg": moments["first"], "exp_avg_sq": moments["second"]}
+        return named
+    if rule == "nadam":
+        named["mu_product"] = momentum_product(torch.tensor(hp.beta1), torch.tensor(step)).float()
+    return {"step": torch.tensor(step), **named}

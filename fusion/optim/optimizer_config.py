@@ -33,13 +33,14 @@ class Hyperparameters:
     Attributes:
         kind: Name of the optimizer. For one that `make` makes, the name of its class or base class here, or "own".
         lr: Learning rate.
-        momentum: Momentum of SGD and Muon.
+        momentum: Momentum of SGD, Muon and RMSprop.
         dampening: Dampening of SGD: the gradient enters the momentum times `1 - dampening`.
         nesterov: Nesterov momentum of SGD and Muon; that of SGD needs momentum > 0 and dampening 0.
-        weight_decay: Added to the gradient by sgd and adam (coupled), taken off the weights by adamw and muon.
+        weight_decay: Taken off the weights by adamw and muon (decoupled), added to the gradient by the others.
             None stands for the optimizer's default.
-        beta1: Decay rate of the first moment of Adam, and of the AdamW beside Muon.
-        beta2: Decay rate of the second moment of Adam, and of the AdamW beside Muon.
+        beta1: Decay rate of the first moment of Adam and its kin, and of the AdamW beside Muon.
+        beta2: Decay rate of the second moment, likewise.
+        alpha: Decay rate of RMSprop's second moment.
         eps: Added to the root of the second moment.
         independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, instead of
             times the learning rate. So the two can be tuned apart (Wortsman et al. 2023, arXiv:2309.14322).
@@ -58,6 +59,7 @@ class Hyperparameters:
     weight_decay: float | None = None
     beta1: float = KEYS["beta1"].defaults["adamw"]
     beta2: float = KEYS["beta2"].defaults["adamw"]
+    alpha: float = KEYS["alpha"].defaults["rmsprop"]
     eps: float = KEYS["eps"].defaults["adamw"]
     independent_weight_decay: bool = KEYS["independent_weight_decay"].defaults["adamw"]
     adjust_lr_fn: str = KEYS["adjust_lr_fn"].defaults["muon"]
@@ -82,6 +84,11 @@ class Hyperparameters:
         """Return whether rules of this package update such members together; else torch updates each by itself."""
         return self.make is None and self.kind in VECTORIZED
 
+    @property
+    def decouples(self) -> bool:
+        """Return whether the weight decay is taken off the weights, instead of being added to the gradient."""
+        return self.kind in ("adamw", "muon")
+
     def rule(self, matrix: bool) -> str:
         """Return the name of the rule that updates a parameter; multipliers are looked up by it.
 
@@ -98,6 +105,15 @@ class Hyperparameters:
     def decay(self) -> float:
         """Return the weight decay, by default torch's; 0 for members that torch updates, because torch has theirs."""
         return self.weight_decay or 0.0
+
+    def as_torch(self, groups: list[dict[str, Any]], **more: Any) -> torch.optim.Optimizer:
+        """Make torch's optimizer of a member that is vectorized; Muon has one of its own."""
+        names = {"momentum", "dampening", "nesterov", "alpha", "eps"}
+        read_ = {name: getattr(self, name) for name in names if self.kind in KEYS[name].defaults}
+        if self.kind in KEYS["beta1"].defaults:
+            read_["betas"] = (self.beta1, self.beta2)
+        optimizer: torch.optim.Optimizer = _TORCH[self.kind](groups, lr=self.lr, **read_, **more)
+        return optimizer
 
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Make the optimizer of a member that is not vectorized.

@@ -170,12 +170,10 @@ def _group(hp: Hyperparameters, lr: float, decay: float, params: list[nn.Paramet
 
 
 def _torch_optimizer(hp: Hyperparameters, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    if hp.kind == "sgd":
-        return torch.optim.SGD(groups, hp.lr, hp.momentum, hp.dampening, nesterov=hp.nesterov)
+    if hp.kind not in ("adam", "adamw"):
+        return hp.as_torch(groups)
     # One pass over memory instead of one for each operation; by default torch takes the slower way on CPUs.
-    fused = _in_one_pass(p for group in groups for p in group["params"])
-    cls = torch.optim.Adam if hp.kind == "adam" else torch.optim.AdamW
-    return cls(groups, hp.lr, (hp.beta1, hp.beta2), hp.eps, fused=fused)
+    return hp.as_torch(groups, fused=_in_one_pass(p for group in groups for p in group["params"]))
 
 
 def _in_one_pass(params: Iterable[nn.Parameter]) -> bool:

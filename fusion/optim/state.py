@@ -219,7 +219,7 @@ class OptimizerState:
         self._apart = {}
         saved = state_dict.get("apart", [None] * K)
         for position, k in enumerate(chosen):
-            if saved[k] is not None and not self.members[position].is_vectorized:
+            if saved[k] is not None:
                 was, now = (dict(hp.options) for hp in (before[position], self.members[position]))
                 changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
                 self._apart_of(position).load_state_dict(saved[k], but=changed)

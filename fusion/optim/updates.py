@@ -7,6 +7,7 @@ torch.optim's single-tensor code, with constants folded to save passes over memo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -18,9 +19,14 @@ _NEUTRAL = {
     "gain": 0.0,
     "step_size": 0.0,
     "eps": 1.0,
+    "one_minus_alpha": 0.0,
     "one_minus_beta1": 0.0,
     "one_minus_beta2": 0.0,
     "shrink": 1.0,
+    "keep": 1.0,
+    "least": -math.inf,
+    "of_gradient": 0.0,
+    "of_moment": 0.0,
 }
 """Coefficients with which parameters and moments stay as they are, if the gradient is finite."""
 
@@ -91,3 +97,99 @@ def adam(
     v.lerp_(scratch, one_minus_beta2)
     denominator = torch.sqrt(v, out=scratch).add_(eps)
     p.addcmul_(torch.div(m, denominator, out=scratch), step_size, value=-1)
+
+
+def adamax(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    u: Tensor,
+    *,
+    step_size: Tensor,
+    one_minus_beta1: Tensor,
+    keep: Tensor,
+    least: Tensor,
+    weight_decay: Tensor | None,
+) -> None:
+    """Adamax (Kingma & Ba 2015, Algorithm 2): `u = max(beta2 u, |g| + eps)`, then `p -= step_size m / u`.
+
+    `keep` is beta2, `least` epsilon, and `step_size` lr / (1 - beta1^t).
+    """
+    if weight_decay is not None:
+        g = g.addcmul(p, weight_decay)
+    m.lerp_(g, one_minus_beta1)
+    torch.maximum(u.mul_(keep), g.abs().add_(least), out=u)
+    p.addcmul_(m / u, step_size, value=-1)
+
+
+def nadam(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    *,
+    of_gradient: Tensor,
+    of_moment: Tensor,
+    eps: Tensor,
+    one_minus_beta1: Tensor,
+    one_minus_beta2: Tensor,
+    weight_decay: Tensor | None,
+) -> None:
+    """NAdam (Dozat 2016): `p -= (of_gradient g + of_moment m) / (sqrt(v) + eps)`, with both moments as Adam's.
+
+    As in `adam`, the root of v's bias correction is in the coefficients and in `eps`.
+    """
+    if weight_decay is not None:
+        g = g.addcmul(p, weight_decay)
+    m.lerp_(g, one_minus_beta1)
+    v.lerp_(g.square(), one_minus_beta2)
+    p.sub_((g * of_gradient).addcmul_(m, of_moment).div_(v.sqrt().add_(eps)))
+
+
+def radam(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    *,
+    step_size: Tensor,
+    rectified: Tensor,
+    plain: Tensor,
+    eps: Tensor,
+    one_minus_beta1: Tensor,
+    one_minus_beta2: Tensor,
+    weight_decay: Tensor | None,
+) -> None:
+    """RAdam (Liu et al. 2020, Algorithm 2): `p -= step_size m (rectified / (sqrt(v) + eps) + plain)`.
+
+    `rectified` has the rectification and the root of v's bias correction; it is 0, and `plain` 1, in first steps.
+    """
+    if weight_decay is not None:
+        g = g.addcmul(p, weight_decay)
+    m.lerp_(g, one_minus_beta1)
+    v.lerp_(g.square(), one_minus_beta2)
+    scale = (rectified / v.sqrt().add_(eps)).add_(plain)
+    p.addcmul_(scale.mul_(m), step_size, value=-1)
+
+
+def rmsprop(
+    p: Tensor,
+    g: Tensor,
+    v: Tensor,
+    m: Tensor | None = None,
+    *,
+    lr: Tensor,
+    one_minus_alpha: Tensor,
+    eps: Tensor,
+    momentum: Tensor,
+    gain: Tensor,
+    weight_decay: Tensor | None,
+) -> None:
+    """RMSprop as torch has it: `m = momentum m + g / (sqrt(v) + eps)`, then `p -= lr m`; without m, it is g's term."""
+    if weight_decay is not None:
+        g = g.addcmul(p, weight_decay)
+    v.lerp_(g.square(), one_minus_alpha)
+    scaled = g / v.sqrt().add_(eps)
+    if m is not None:
+        scaled = m.mul_(momentum).addcmul_(scaled, gain)
+    p.addcmul_(scaled, lr, value=-1)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fusion.optim import updates
-from fusion.optim.runs import Coefficients, Run
+from fusion.optim.rules import Coefficients
+from fusion.optim.runs import Run
 from fusion.optim.segments import Segment, block
 
 
@@ -33,7 +34,7 @@ class Tile:
         groups = [[i for i, _ in group] for _, group in groupby(enumerate(alike), key=lambda pair: pair[1])]
         first = [group[0] for group in groups]
         self._lr_RG, decay_RG = lr_RP[:, first].to(device), decay_RP[:, first].to(device)
-        self._decoupled_RG = decay_RG * run.vectors["adamw"]
+        self._decoupled_RG = decay_RG * run.vectors["decouples"]
         self._widths = [self._reals * sum(segment.sizes[i] for i in group) for group in groups]
         self._group_n: Tensor | None = None
         if len(groups) > 1 and device.type != "cpu":
@@ -88,10 +89,7 @@ class Tile:
     def _apply(self, stored: Sequence[Tensor], coefficients: Coefficients) -> None:
         """Apply the rule to some members, [B, n] each, in the precision of its coefficients."""
         tensors = [t if t.dtype == self._math else t.to(self._math) for t in stored]
-        if self.run.adaptive:
-            updates.adam(*tensors, **coefficients)  # type: ignore[arg-type]
-        else:
-            updates.sgd(*tensors, **coefficients)  # type: ignore[arg-type]
+        self.run.rule.update(*tensors, **coefficients)
         if stored[0].dtype != self._math:
             for target, value in zip([stored[0], *stored[2:]], [tensors[0], *tensors[2:]], strict=True):
                 target.copy_(value)

@@ -10,13 +10,16 @@ from fusion.optim import Hyperparameters
 
 
 def test_defaults_are_those_of_torch() -> None:
-    for kind, cls in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"):
+        kind, cls = name.lower(), getattr(torch.optim, name)
         hp = Hyperparameters.from_config({"optimizer": kind, "lr": 0.1})
-        defaults = {name: p.default for name, p in inspect.signature(cls).parameters.items()}
+        defaults = {key: p.default for key, p in inspect.signature(cls).parameters.items()}
         assert hp.decay == defaults["weight_decay"]
         if kind == "sgd":
             assert (hp.momentum, hp.dampening, hp.nesterov) == (0, 0, False)
             assert (defaults["momentum"], defaults["dampening"], defaults["nesterov"]) == (0, 0, False)
+        elif kind == "rmsprop":
+            assert (hp.alpha, hp.momentum, hp.eps) == (defaults["alpha"], defaults["momentum"], defaults["eps"])
         else:
             assert (hp.beta1, hp.beta2) == defaults["betas"]
             assert hp.eps == defaults["eps"]

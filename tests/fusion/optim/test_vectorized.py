@@ -23,7 +23,13 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     ],
     "adam": [{"optimizer": "adam", "lr": 0.01 * (k + 1), "weight_decay": 0.1 * k} for k in range(K)],
     "sgd": [{"optimizer": "sgd", "lr": 0.1, "momentum": 0.3 * k, "dampening": 0.1 * k} for k in range(K)],
+    "rmsprop": [{"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.3 * k, "alpha": 0.9 + 0.02 * k} for k in range(K)],
+    "adamax": [{"optimizer": "adamax", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
+    "radam": [{"optimizer": "radam", "lr": 0.01, "beta2": 0.6 + 0.1 * k, "weight_decay": 0.1 * k} for k in range(K)],
+    "nadam": [{"optimizer": "nadam", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
 }
+MOST = {"radam": 80, "nadam": 80}
+"""Operators of a step, 40 with other rules: most of theirs work on one number of each member."""
 # Adam divides by gradients, some of which are next to nothing.
 ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-12}
 LIMITS = [0.5, 1e9, float("inf"), 2.0]
@@ -70,7 +76,7 @@ def gradients(module: nn.Module, seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", list(CONFIGS))
 @pytest.mark.parametrize("make", [mlp, resnet18])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_forty_operators_move_every_member_as_torch_would(
+def test_few_operators_move_every_member_as_torch_would(
     make: Callable[[], nn.Module], kind: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -90,7 +96,7 @@ def test_forty_operators_move_every_member_as_torch_would(
             clip_grad_norm_(fused, LIMITS)
             opt.step()
         counts.append(len(operators.names))
-    assert max(counts[1:]) <= 40
+    assert max(counts[1:]) <= MOST.get(kind, 40)
     for k, (module, config) in enumerate(zip(modules, CONFIGS[kind], strict=True)):
         alone = optimizer(module, config, **factors)
         rates = [group["lr"] for group in alone.param_groups]
@@ -102,7 +108,9 @@ def test_forty_operators_move_every_member_as_torch_would(
             nn.utils.clip_grad_norm_(module.parameters(), LIMITS[k])
             alone.step()
         for name, p in module.named_parameters():
-            torch.testing.assert_close(fused.stacked[name][k], p, atol=ROUNDING[dtype], rtol=0)
+            # torch keeps the product of NAdam's momenta in float32.
+            atol = 1e-8 if kind == "nadam" and dtype == torch.float64 else ROUNDING[dtype]
+            torch.testing.assert_close(fused.stacked[name][k], p, atol=atol, rtol=0)
 
 
 def test_no_step_waits_for_the_host() -> None:

@@ -1,0 +1,207 @@
+"""Update rules that take rows of members at once: the vectors that each reads, its moments and its coefficients.
+
+Shape suffixes: R members of a run, G groups of parameters that differ in their multipliers. All coefficients are
+computed in float64, as Python's floats are in torch.optim, and rounded once, to the parameter's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fusion.optim import updates
+from fusion.optim.optimizer_config import Hyperparameters
+
+Coefficients = dict[str, Tensor | None]
+Vectors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Now:
+    """The state of the coming step, on which coefficients depend besides the members' settings.
+
+    Attributes:
+        lr_RG: Learning rates, the schedule's factor included.
+        decay_RG: Weight decays that are decoupled, 0 for other members.
+        steps_R1: Steps so far, the coming one included.
+        factor_R1: The schedule's factor.
+    """
+
+    lr_RG: Tensor  # noqa: N815
+    decay_RG: Tensor  # noqa: N815
+    steps_R1: Tensor  # noqa: N815
+    factor_R1: Tensor  # noqa: N815
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One update rule.
+
+    Attributes:
+        kinds: The optimizers whose members it updates together.
+        reads: Settings that it reads from vectors.
+        moments: torch's name of the state of each moment that it may keep, in the order of `update`'s arguments.
+        constants: Returns the coefficients that never change, [R, 1] or [R, G] each, None if unused. It takes the
+            members, their vectors, and their coupled weight decays (None if no member has one).
+        coefficients: Returns the others, in the same shapes.
+        update: The rule; see `updates`.
+    """
+
+    kinds: tuple[str, ...]
+    reads: tuple[str, ...]
+    moments: Mapping[str, str]
+    constants: Callable[[Sequence[Hyperparameters], Vectors, Tensor | None], Coefficients]
+    coefficients: Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients]
+    update: Callable[..., None]
+
+
+def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+    return {
+        "weight_decay": decay_RG,
+        "momentum": v["momentum"],
+        "direct": v["nesterov"] if any(hp.nesterov for hp in members) else None,
+        "buffered": torch.where(v["nesterov"] > 0, v["momentum"], 1.0),
+    }
+
+
+def _sgd_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    # A member without momentum takes the gradient as it is; its dampening has no effect.
+    undamped = (now.steps_R1 == 1) | (v["momentum"] == 0)
+    return {"lr": now.lr_RG, "gain": torch.where(undamped, 1.0, 1.0 - v["dampening"])}
+
+
+def _adam_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+    return {"one_minus_beta1": 1 - v["beta1"], "one_minus_beta2": 1 - v["beta2"], "weight_decay": decay_RG}
+
+
+def _adam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    root = (1 - v["beta2"] ** now.steps_R1).sqrt()
+    shrink = None
+    if any(hp.decay and hp.decouples for hp in members):
+        independent = any(hp.independent_weight_decay for hp in members)
+        rate = torch.where(v["independent"] > 0, now.factor_R1, now.lr_RG) if independent else now.lr_RG
+        shrink = 1 - rate * now.decay_RG
+    return {
+        "step_size": now.lr_RG * root / (1 - v["beta1"] ** now.steps_R1),
+        "eps": v["eps"] * root,
+        "shrink": shrink,
+    }
+
+
+def _adamax_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+    return {"one_minus_beta1": 1 - v["beta1"], "keep": v["beta2"], "least": v["eps"], "weight_decay": decay_RG}
+
+
+def _adamax_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    return {"step_size": now.lr_RG / (1 - v["beta1"] ** now.steps_R1)}
+
+
+def _nadam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    root = (1 - v["beta2"] ** now.steps_R1).sqrt()
+    mu, following = (v["beta1"] * _warming(now.steps_R1 + later) for later in (0, 1))
+    product = momentum_product(v["beta1"], now.steps_R1)
+    return {
+        "of_gradient": now.lr_RG * root * (1 - mu) / (1 - product),
+        "of_moment": now.lr_RG * root * following / (1 - product * following),
+        "eps": v["eps"] * root,
+    }
+
+
+def _radam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    """Liu et al. 2020, Algorithm 2: until the second moment's variance is known, steps are those of momentum."""
+    powers = v["beta2"] ** now.steps_R1
+    most = 2 / (1 - v["beta2"]) - 1
+    rho = most - 2 * now.steps_R1 * powers / (1 - powers)
+    rectified = ((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho)).clamp(min=0).sqrt()
+    adapts = rho > 5
+    return {
+        "step_size": now.lr_RG / (1 - v["beta1"] ** now.steps_R1),
+        "rectified": torch.where(adapts, rectified * (1 - powers).sqrt(), 0.0),
+        "plain": torch.where(adapts, 0.0, 1.0),
+        "eps": v["eps"],
+    }
+
+
+def _rmsprop_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+    return {
+        "one_minus_alpha": 1 - v["alpha"],
+        "eps": v["eps"],
+        "momentum": v["momentum"],
+        "gain": torch.ones_like(v["momentum"]),
+        "weight_decay": decay_RG,
+    }
+
+
+def _rmsprop_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    return {"lr": now.lr_RG}
+
+
+_BETAS = ("beta1", "beta2", "eps")
+_ADAM = {"first": "exp_avg", "second": "exp_avg_sq"}
+
+RULES = {
+    "sgd": Rule(
+        ("sgd",),
+        ("momentum", "dampening", "nesterov"),
+        {"first": "momentum_buffer"},
+        _sgd_constants,
+        _sgd_coefficients,
+        updates.sgd,
+    ),
+    "adam": Rule(("adam", "adamw"), _BETAS, _ADAM, _adam_constants, _adam_coefficients, updates.adam),
+    # Its rows are those that AdamW updates.
+    "muon": Rule(
+        ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, updates.adam
+    ),
+    "adamax": Rule(
+        ("adamax",),
+        _BETAS,
+        {"first": "exp_avg", "second": "exp_inf"},
+        _adamax_constants,
+        _adamax_coefficients,
+        updates.adamax,
+    ),
+    "nadam": Rule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, updates.nadam),
+    "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, updates.radam),
+    "rmsprop": Rule(
+        ("rmsprop",),
+        ("alpha", "eps", "momentum"),
+        {"second": "square_avg", "first": "momentum_buffer"},
+        _rmsprop_constants,
+        _rmsprop_coefficients,
+        updates.rmsprop,
+    ),
+}
+"""All rules by name. Muon's matrices have a rule of their own, `fusion.optim.muon`."""
+
+RULE_OF = {kind: name for name, rule in RULES.items() for kind in rule.kinds}
+
+_MOMENTUM_DECAY = 4e-3
+"""Of `torch.optim.NAdam`."""
+
+
+def _warming(steps: Tensor) -> Tensor:
+    """Return the share of beta1 that NAdam's momentum has at a step (Dozat 2016, section 3)."""
+    return 1 - 0.5 * 0.96 ** (steps * _MOMENTUM_DECAY)
+
+
+def momentum_product(beta1: Tensor, steps: Tensor) -> Tensor:
+    """Return the product of NAdam's momenta of all steps so far; at step 0 it is 1.
+
+    >>> product = momentum_product(torch.tensor(0.5), torch.tensor(2.0))
+    >>> torch.allclose(product, 0.25 * _warming(torch.tensor([1.0, 2.0], dtype=torch.float64)).prod())
+    True
+    """
+    sums = _log_products(2 ** int(steps.max()).bit_length()).to(steps.device)
+    return beta1**steps * sums[steps.long()].exp()
+
+
+@lru_cache
+def _log_products(size: int) -> Tensor:
+    """Return the logarithms of the products of the first 0, 1, ..., `size` shares."""
+    every = _warming(torch.arange(1, size + 1, dtype=torch.float64)).log().cumsum(0)
+    return torch.cat([torch.zeros(1, dtype=torch.float64), every])
