@@ -7,13 +7,13 @@ shared by all members.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, follow, put_back, snapshot
+from fusion.attributes import OwnValues, Snapshot, changed, check_same_state, put_back, snapshot
 from fusion.checks import check_each, check_function, is_int, require
 from fusion.evaluate import One, at_once, in_turn, own_rows
 from fusion.hooks import run_hooks
@@ -229,10 +229,7 @@ class FusedModel(StackedTensors):
         self.streams.overwrite(targets, copied)
         for name, reached in self._reached.items():
             self._reached[name] = (reached - {*targets}) | {k for k, of in zip(targets, copied) if of in reached}
-        if self.settings:  # a recorded step has read them
-            self.changes += 1
         self._copy_shells(targets, copied, self.settings)
-        self._settings = Settings([member.floats for member in self._members])
 
     def concat(self, other: FusedModel) -> None:
         """Append the members of `other`, in place; `other` keeps them, too.
@@ -313,18 +310,6 @@ class FusedModel(StackedTensors):
 
     def _note_reached(self, name: str, k: int) -> None:
         self._reached.setdefault(name, set()).add(k)
-
-    def _catch_up(self, indices: Iterable[int]) -> None:
-        """Give members the changes of the template in the meantime, such as its mode or its hooks."""
-        self._part_values()
-        own = self._settings.places()
-        for k in indices:
-            follow(self.template, self._members[k].skeleton, own, self._caught_up)
-
-    def _part_values(self) -> None:
-        """Take from the template the tensors that forward left there, and give each member its own."""
-        if self.own_values.part(self.template):
-            self.changes += 1
 
     def __getstate__(self) -> dict[str, Any]:
         """Make copies and pickles possible, which tensors with a hidden axis do not allow."""

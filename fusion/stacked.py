@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusion.attributes import OwnValues, Snapshot, changed, follow, snapshot
 from fusion.checks import check_mapping
 from fusion.members import copy_rows, member_indices, member_rows
 from fusion.rows import FlatParameters
-from fusion.structure import FloatSlot
+from fusion.settings import Settings
+from fusion.structure import FloatSlot, describe
 from fusion.tensors import TensorTree, like
 
 
@@ -43,6 +45,9 @@ class StackedTensors(nn.Module):
     """
 
     _members: list[Shell]
+    _settings: Settings
+    _caught_up: Snapshot
+    own_values: OwnValues
 
     def __init__(self, own: TensorTree, common: TensorTree) -> None:
         super().__init__()
@@ -139,6 +144,31 @@ class StackedTensors(nn.Module):
                 finite_K &= torch.isfinite(tensor.detach()).reshape(self.K, -1).all(1).cpu()
         return [k for k, finite in enumerate(finite_K.tolist()) if not finite]
 
+    @property
+    def attributes_changed(self) -> bool:
+        """Return whether modules have changed attributes while they ran, other than parameters and buffers."""
+        return bool(self.own_values.of_members) or bool(changed(self.template, self._caught_up))
+
+    def set_floats(self, modules: Mapping[int, nn.Module]) -> None:
+        """Give members the floats (dropout probability, label smoothing) that modules of their structure have.
+
+        Args:
+            modules: A module for each of the members that change; its tensors are not read.
+        """
+        self._catch_up(range(self.K))
+        for k, module in modules.items():
+            theirs = describe(module).floats
+            for path, slot in self._members[k].floats.items():
+                slot.set(theirs[path].get())
+        self._collect_floats()
+
+    def _collect_floats(self) -> None:
+        """Take the floats of all members as vectors; a recorded step has read the earlier ones."""
+        self._caught_up = snapshot(self.template)
+        before, self._settings = self._settings.values_K, Settings([member.floats for member in self._members])
+        if before or self._settings.values_K:
+            self.changes += 1
+
     def part_buffers(self) -> None:
         """Give each member its own copy of the buffers that all share, so that one may write into its own."""
         for name in self.common.bufs():
@@ -160,6 +190,7 @@ class StackedTensors(nn.Module):
 
     def _copy_shells(self, targets: Sequence[int], sources: Sequence[int], paths: Iterable[str]) -> None:
         """Give members the floats at these paths, and the attributes of tensors, that others have."""
+        self._catch_up(range(self.K))
         found = [
             ({path: self._members[k].floats[path].get() for path in paths}, self._members[k].marks) for k in sources
         ]
@@ -167,6 +198,19 @@ class StackedTensors(nn.Module):
             self._members[k] = replace(self._members[k], marks=marks)
             for path, value in floats.items():
                 self._members[k].floats[path].set(value)
+        self._collect_floats()
+
+    def _catch_up(self, indices: Iterable[int]) -> None:
+        """Give members the changes of the template in the meantime, such as its mode or its hooks."""
+        self._part_values()
+        own = self._settings.places()
+        for k in indices:
+            follow(self.template, self._members[k].skeleton, own, self._caught_up)
+
+    def _part_values(self) -> None:
+        """Take from the template the tensors that forward left there, and give each member its own."""
+        if self.own_values.part(self.template):
+            self.changes += 1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StackedTensors:
         self.changes += 1

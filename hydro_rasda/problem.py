@@ -162,6 +162,12 @@ class Problem:
             model = make_surrogate(self._build, config, width, example_input=example)
         return model.to(self.device)
 
+    def builds_alike(self, config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Return whether two configurations are known to build surrogates that differ in nothing but their tensors."""
+        known, theirs = (self.plans.known_for(self.settings.sweep.surrogate, of) for of in (config, other))
+        read = reads_config(as_given(self.objective)) and steering(config) != steering(other)
+        return known is not None and known == theirs and not read
+
     def _planned(self, config: Mapping[str, Any]) -> SurrogatePlan | None:
         """Return the plan for configurations that agree in the keys that `model_fn` reads; None if there is none."""
         width = self.settings.sweep.surrogate

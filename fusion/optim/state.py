@@ -138,6 +138,25 @@ class OptimizerState:
                 self._apart[k] = copy.deepcopy(apart[source])
         self._tabulate()
 
+    def take_hyperparameters(self, other: OptimizerState) -> None:
+        """Go on with the hyperparameters and learning rate multipliers of another optimizer of the same parameters.
+
+        Args:
+            other: Made for the same model; members have the same optimizers, and its own state is not read.
+
+        Raises:
+            ValueError: if the two optimize different parameters, or a member has another optimizer.
+        """
+        kinds = [[hp.kind for hp in each.members] for each in (self, other)]
+        require(self.names == other.names and kinds[0] == kinds[1], "other", kinds[1], f"an optimizer of {kinds[0]}")
+        before, self.members = self.members, list(other.members)
+        self._lr_multipliers_KP = other._lr_multipliers_KP.to(self._lr_multipliers_KP.device)
+        for k, apart in list(self._apart.items()):
+            if before[k] != self.members[k]:
+                del self._apart[k]
+                self._apart_of(k).load_state_dict(apart.state_dict(), but=_changed(before[k], self.members[k]))
+        self._tabulate()
+
     def concat(self, other: OptimizerState) -> None:
         """Append the members of `other`, with their state, as `FusedModel.concat` does.
 
@@ -219,9 +238,8 @@ class OptimizerState:
         self._apart = {}
         saved = state_dict.get("apart", [None] * K)
         for position, k in enumerate(chosen):
-            if saved[k] is not None:
-                was, now = (dict(hp.options) for hp in (before[position], self.members[position]))
-                changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+            if saved[k] is not None and not self.members[position].is_vectorized:
+                changed = _changed(before[position], self.members[position])
                 self._apart_of(position).load_state_dict(saved[k], but=changed)
 
     def _per_parameter(self, name: str, multipliers: Multipliers | None) -> Tensor:
@@ -297,6 +315,12 @@ def matrices_of(fused: FusedModel, members: Sequence[Hyperparameters]) -> frozen
     if all(hp.kind != "muon" for hp in members):
         return frozenset()
     return hidden_matrices(fused.template, fused.marks)
+
+
+def _changed(before: Hyperparameters, after: Hyperparameters) -> list[str]:
+    """Return the options that have another value."""
+    was, now = dict(before.options), dict(after.options)
+    return [name for name in {**was, **now} if was.get(name) != now.get(name)]
 
 
 def _hyperparameters(saved: Mapping[str, Any], make: Any) -> Hyperparameters:

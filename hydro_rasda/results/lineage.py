@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-from hydro_rasda.checks import require
-from hydro_rasda.run.store import Store
+from hydro_rasda.run.journal import Unit
 from hydro_rasda.schedulers.sweep_rule import Continue, move_of
 
 SWEEP_DECISION = re.compile(r"surrogate/(?:begin|to-(?P<epoch>\d+)/kept)/of-.*")
 """Pattern of the journal's names of the sweep's decisions."""
+
+SCHEDULES = "surrogate/schedules"
+"""Beginning of the journal's name of the unit that has, by finalist, the trial whose schedule it trains by."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +36,25 @@ class Ancestor:
     config: Mapping[str, Any]
 
 
-def lineages(path: Path, epochs: Mapping[int, int]) -> dict[int, list[Ancestor]]:
+def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, list[Ancestor]]:
     """Follow each trial's weights back to their initial values.
 
     Args:
-        path: The run's folder.
+        units: The journal.
         epochs: By trial, the number of epochs that the sweep trained.
 
     Returns:
-        By trial, its ancestors, the first one first and the trial itself last.
-
-    Raises:
-        ValueError: if the folder is gone.
+        By trial, its ancestors, the first one first and the trial itself last. A finalist that trains by the schedule
+        of another trial has that one's.
     """
-    require(path.is_dir(), "path", str(path), "a run's folder: it is gone")
     found: dict[int, list[Ancestor]] = {}
-    for key, unit in Store.read(path).units().items():
+    sources: dict[int, int] = {}
+    for key, unit in units.items():
         for line in unit.lines:
             if line["event"] == "trial":
                 found[line["trial"]] = [Ancestor(line["trial"], 0, 0, line["config"])]
+        if key.startswith(SCHEDULES):
+            sources |= {number: source for number, source, _ in unit.value}
         if (decision := SWEEP_DECISION.fullmatch(key)) is not None:
             before, at = dict(found), int(decision["epoch"] or 0)
             for number, *plain in unit.value:
@@ -59,7 +62,8 @@ def lineages(path: Path, epochs: Mapping[int, int]) -> dict[int, list[Ancestor]]
                 if isinstance(move, Continue) and move.copy_of is not None:
                     config = {**before[move.copy_of][-1].config, **move.changes}
                     found[number] = [*_ended(before[move.copy_of], at), Ancestor(number, at, at, config)]
-    return {number: _ended(of, epochs.get(number, 0)) for number, of in found.items()}
+    ended = {number: _ended(of, epochs.get(number, 0)) for number, of in found.items()}
+    return {number: ended[sources.get(number, number)] for number in ended}
 
 
 def _ended(ancestors: Sequence[Ancestor], at: int) -> list[Ancestor]:
@@ -79,3 +83,59 @@ def schedule_of(ancestors: Sequence[Ancestor]) -> dict[str, list[tuple[float, An
     end, last = max(1, ancestors[-1].stop), ancestors[-1].config
     keys = [key for key in last if any(ancestor.config.get(key) != last[key] for ancestor in ancestors)]
     return {key: [(a.start / end, a.config.get(key)) for a in ancestors] for key in keys}
+
+
+_STARTS = [step / 20 for step in range(20)]
+_FLOORS = [10 ** (-step / 10) for step in range(21)]
+_POINTS = 200
+
+
+def smoothed(ancestors: Sequence[Ancestor]) -> dict[str, Any]:
+    """Smooth the changes of a lineage to a few values, by which a training of any length can go on from its start.
+
+    A population is greedy, so single steps of its schedules are noise. A learning rate of a constant `schedule` becomes
+    a plateau and a linear decay, by least squares of its logarithm: `lr`, `decay_start` and `floor`. Learning rates of
+    parts keep their mean ratio to it. Each other key gets its geometric mean over the epochs, or its arithmetic mean
+    where it can be 0 or less.
+
+    Returns:
+        The keys of the configuration that change, with their values; empty if nothing changed.
+
+    >>> smoothed([Ancestor(2, 0, 6, {"lr": 0.1, "p": 0.1}), Ancestor(0, 6, 9, {"lr": 0.1, "p": 0.4})])
+    {'p': 0.159...}
+    """
+    raw = schedule_of(ancestors)
+    values = {key: _at_points(steps) for key, steps in raw.items()}
+    changes: dict[str, Any] = {key: _mean(of) for key, of in values.items()}
+    if "lr" in values and ancestors[-1].config.get("schedule", "constant") == "constant":
+        changes["lr"], start, floor = _trapezoid(values["lr"])
+        if floor < 1:
+            changes |= {"schedule": "linear", "decay_start": start, "floor": floor}
+    for key in changes.keys() & {key for key in values if key.startswith("lr.")} if "lr" in values else ():
+        changes[key] = changes["lr"] * _mean([part / whole for part, whole in zip(values[key], values["lr"])])
+    return changes
+
+
+def _at_points(steps: Sequence[tuple[float, float]]) -> list[float]:
+    """The values of a schedule at points that are spread evenly over the training."""
+    shares = [(at + 0.5) / _POINTS for at in range(_POINTS)]
+    return [next(value for start, value in reversed(steps) if start <= share) for share in shares]
+
+
+def _mean(values: Sequence[float]) -> float:
+    if min(values) <= 0:
+        return math.fsum(values) / len(values)
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _trapezoid(rates: Sequence[float]) -> tuple[float, float, float]:
+    """Fit a plateau and a linear decay; returns the plateau, the share at which it ends, and the end's share of it."""
+    logs = [math.log(rate) for rate in rates]
+    found = []
+    for start, floor in product(_STARTS, _FLOORS):
+        shares = (max(0.0, ((at + 0.5) / _POINTS - start) / (1 - start)) for at in range(_POINTS))
+        left = [of - math.log(1 - (1 - floor) * share) for of, share in zip(logs, shares)]
+        mean = math.fsum(left) / len(left)
+        found.append((math.fsum((of - mean) ** 2 for of in left), -floor, start, mean))
+    _, floor, start, mean = min(found)
+    return math.exp(mean), start, -floor

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hydro_rasda.checks import require
 from hydro_rasda.config import Keep, Mode
-from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of
+from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.run.messages import Message, read_messages
 from hydro_rasda.run.portable import Portable
+from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import Agreement
 from hydro_rasda.secret_masking import Place, hide
 
@@ -166,12 +167,15 @@ class RunRecord(Portable):
 
         Returns:
             The trials that trained the weights, with their epochs and configurations: the first one first, the trial
-            itself last. Without copies, that is the trial alone.
+            itself last. Without copies, that is the trial alone. A finalist that trains by another trial's schedule has
+        that trial's lineage.
 
         Raises:
             ValueError: if the run has no such trial, or its folder is gone.
         """
-        found = lineages(self.path, {record.trial: record.surrogate_epochs for record in self.trials})
+        require(self.path.is_dir(), "path", str(self.path), "a run's folder: it is gone")
+        epochs = {record.trial: record.surrogate_epochs for record in self.trials}
+        found = lineages(Store.read(self.path).units(), epochs)
         require(trial in found, "trial", trial, f"a trial of the run: one of {[*found]}")
         return found[trial]
 
@@ -180,9 +184,17 @@ class RunRecord(Portable):
         """The changes of hyperparameters in the best trial's lineage, in the sweep.
 
         By key that changed, pairs: the share of the sweep's epochs at which a value began to hold, and the value.
-        Finalists train at full size with the last values. Empty if the sweep copied no trial of the lineage.
+        Empty if the sweep copied no trial of the lineage. Finalists train at full size by `smoothed_schedule`.
         """
         return schedule_of(self.lineage(self.best_trial))
+
+    @property
+    def smoothed_schedule(self) -> dict[str, Any]:
+        """The same as a few values of the configuration, which hold for a training of any length.
+
+        Learning rates become `lr`, `decay_start` and `floor` of a linear decay; each other key gets its mean.
+        """
+        return smoothed(self.lineage(self.best_trial))
 
     def dataframe(self) -> pd.DataFrame:
         """Return one row a trial: number, status, scores, epochs, and a column `config/<name>` a hyperparameter."""

@@ -63,7 +63,8 @@ def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
     Returns:
         None if the surrogates are the models, or no trial has a score at full size.
     """
-    began = [n for n in finalists if run.epochs("target", n) and n not in run.failures]
+    swept = [n for n in finalists if run.epochs("surrogate", n)]  # others train by a schedule that the sweep found
+    began = [n for n in swept if run.epochs("target", n) and n not in run.failures]
     epoch = min((run.epochs("target", n) for n in _scored(run, began)), default=0)
     if run.settings.sweep.surrogate == 1 or not epoch:
         return None

@@ -11,6 +11,7 @@ from hydro_rasda.run.state import FINALISTS, Run
 from hydro_rasda.schedulers import SweepRule, SweepState, rank
 from hydro_rasda.schedulers.sweep_rule import checked_finalists
 from hydro_rasda.search import Search
+from hydro_rasda.stages.found_schedules import by_found_schedules
 
 
 def finalists_of_rule(
@@ -34,8 +35,11 @@ def finalists_of_rule(
         raise _all_failed(run, len(state.scores.get(last, state.trials)), last)
     if not chosen:
         raise ValueError(f"`sweep.rule` {type(rule).__name__} names no finalists, but must name at least one")
+    chosen, told = by_found_schedules(run, chosen)
     recalled = run.decided(FINALISTS, run.trials)
     tell(last, recalled)
+    for line in told:
+        run.say(line)
     for number in sorted(n for n, standing in state.trials.items() if not standing.dropped):
         search.close(number, run.epochs("surrogate", number), state.trials[number].score)
     finalists = run.decide(FINALISTS, run.trials, lambda: chosen)

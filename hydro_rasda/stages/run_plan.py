@@ -11,7 +11,7 @@ from hydro_rasda.contracts import Devices
 from hydro_rasda.run.full_size_stage import race_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
-from hydro_rasda.schedulers import Bracket, SweepRule, SweepState
+from hydro_rasda.schedulers import Bracket, PopulationBasedTraining, SweepRule, SweepState
 from hydro_rasda.schedulers.sweep_rule import checked_epochs
 from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.transfer_check import CHECKED
@@ -27,6 +27,7 @@ class RunPlan:
 
     def __init__(self, run: Run, devices: Devices, dispatcher: Dispatcher, rule: SweepRule, state: SweepState) -> None:
         self._run, self._dispatcher = run, dispatcher
+        self._finds_schedules = isinstance(rule, PopulationBasedTraining) and run.settings.sweep.surrogate < 1
         # Before the first are admitted: later, a sweep cannot tell whether there will be more.
         self._rungs: list[tuple[float, float]] = [(state.left, checked_epochs(rule, rule.epochs(state)) / state.left)]
         if isinstance(rule, Bracket):
@@ -86,6 +87,8 @@ class RunPlan:
         left = self._run.time_left.foreseen()
         about = f" The run takes about {duration(float(f'{left:.2g}'))}." if left is not None else ""
         yield f"Then {best} at full size, for at most {raced:.0f} epochs in all.{about}"
+        if self._finds_schedules:
+            yield "They train by the schedules that the population found, smoothed, and beside them by a linear decay."
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:

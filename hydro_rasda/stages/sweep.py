@@ -59,7 +59,6 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
     under_way = _Sweep(run, search, devices, rule or _named(run))
     with run.store.sweeping():
         finalists = under_way.finalists()
-    under_way.tell_of_last_values()
     run.end_stage()
     return finalists
 
@@ -85,7 +84,6 @@ class _Sweep:
         self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
         self._candidates: deque[Trial] = deque()
         self._unread: Unread = {}
-        self._changed: dict[str, None] = {}
         self._read: set[str] = set()
         self._children = usable_children(run.problem)
         self._done = 0
@@ -94,12 +92,6 @@ class _Sweep:
         # Groups of an earlier process, and of this one, that have not come in yet; in the order of their ends.
         self._recorded = deque(key for key in run.store.units() if "/group-" in key)
         self._finished: deque[str] = deque()
-
-    def tell_of_last_values(self) -> None:
-        """Tell the user, after population based training, that full size does not follow its schedule."""
-        if self._changed:
-            told = f"finalists go on with their last values of {', '.join(self._changed)}"
-            self._run.say(f"{told}: `best_schedule` has the earlier ones")
 
     def finalists(self) -> list[int]:
         self._show()
@@ -214,7 +206,6 @@ class _Sweep:
             state.drop(number)
         going_on = {number: move for number, move in moves.items() if isinstance(move, Continue)}
         copies = {number: move for number, move in going_on.items() if move.copy_of is not None}
-        self._changed |= {key: None for move in copies.values() for key in move.changes}
         make_copies(run, state, self._search, self._dispatcher, copies, recalled)
         run.forget(dropped)
         for number, move in going_on.items():

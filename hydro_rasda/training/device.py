@@ -28,7 +28,7 @@ from hydro_rasda.run.crash_log import CrashLog
 from hydro_rasda.run.events import Stage
 from hydro_rasda.schedulers.packing_policy import Job, Room, beside
 from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.training.fused import Load, joined, train_group
+from hydro_rasda.training.fused import LiveGroup, Load, joined, train_group
 from hydro_rasda.training.group_widths import machine, planned_widths
 from hydro_rasda.trial import Trial
 
@@ -84,6 +84,7 @@ class Device:
 
     def __init__(self, problem: Problem, may_die: bool = False, share: Share = WHOLE) -> None:
         self._problem, self._share = problem, share
+        self._live = LiveGroup()
         self._peaks: dict[Stage, Peaks] = {stage: Peaks(problem, stage) for stage in ("surrogate", "target")}
         self.children = usable_children(problem)
         self.cores = max(1, self.children)
@@ -104,6 +105,7 @@ class Device:
 
     def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         """Choose the width of each core's groups of a kind; see `planned_widths`."""
+        self.forget_group()
         threads, peaks = torch.get_num_threads(), self._peaks["surrogate"]
         if self.cores > 1:
             torch.set_num_threads(1)
@@ -119,6 +121,10 @@ class Device:
         taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
         shares = {kind: math.floor(size / max(1.0, self.free) * steps) / steps for kind, size in taken.items()}
         return {kind: replace(widths, share=shares[kind]) for kind, widths in found.items()}
+
+    def forget_group(self) -> None:
+        """Free the memory of the group that trained last: something else begins."""
+        self._live.drop()
 
     def _is_tight(self) -> bool:
         """Tell whether memory may be too small for a full-size model, or any other, on each core, if this is known."""
@@ -140,7 +146,8 @@ class Device:
             work.doing.reached(epoch)
             notify(len(task.members), metrics)
 
-        return train_group(self._problem, work.trials, task, work.load, work.should_stop, on_epoch)
+        told = work.should_stop, on_epoch, self._live
+        return train_group(self._problem, work.trials, task, work.load, *told)
 
     def _train_here(self, task: GroupTask, work: Work) -> GroupOutcome:
         """Train groups in this process; split a group at which a process died, and fail it if it cannot be split."""
@@ -171,6 +178,7 @@ class Device:
         Yields:
             Each task's outcome, as it is done. If tasks share wall time, each counts its part.
         """
+        self.forget_group()
         if not self.children:
             yield from (self._train_target_here(task, work) for task in tasks)
             return

@@ -18,9 +18,10 @@ from fusion import (
 from fusion.backoff import back_off, is_out_of_memory
 from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split
-from hydro_rasda.contracts import EpochMetrics, GroupOutcome, GroupTask, History
+from hydro_rasda.contracts import EpochMetrics, Group, GroupOutcome, GroupTask, History
 from hydro_rasda.data import Batch
 from hydro_rasda.objective import scalars
+from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.training.fused_learner import FusedLearner, State
@@ -40,6 +41,57 @@ Load = Callable[[str], Mapping[str, Any]]
 OnEpoch = Callable[[int, EpochMetrics], None]
 
 
+class LiveGroup:
+    """The group that this process trained last, on its device: members that stay in it go on without a rebuild."""
+
+    def __init__(self) -> None:
+        self._key, self._group, self._trials = "", Group("", (), False), dict[int, Trial]()
+        self._learner: FusedLearner | None = None
+
+    def put(self, key: str, group: Group, trials: Mapping[int, Trial], learner: FusedLearner) -> None:
+        """Keep a group that has come to the end of the task of this key."""
+        learner.optimizer.zero_grad()
+        self._key, self._group, self._learner = key, group, learner
+        self._trials = {number: trials[number] for number in group.members}
+
+    def drop(self) -> None:
+        """Free its memory."""
+        self._learner = None
+
+    def take(self, problem: Problem, trials: Mapping[int, Trial], task: GroupTask) -> FusedLearner | None:
+        """Return the learner of a task's group, copies made; None if it is to be rebuilt from checkpoints.
+
+        Either way, the group is kept no longer. It goes on here only where a rebuild would give the same, to the last
+        bit: modules that change attributes of theirs while they run are built anew.
+        """
+        learner, before = self._learner, self._group
+        self.drop()
+        (group,) = task.groups
+        sources = {number: task.copies.get(number, number) for number in group.members}
+        there = task.sources == (self._key,) and {*sources, *sources.values()} <= {*before.members}
+        alike = replace(before, members=group.members, kind=group.kind) == group
+        own = getattr(as_given(problem.objective), "optimizer_settings", None)
+        if learner is None or not there or not alike or own is not None:
+            return None
+        learner.train_mode(True)
+        if learner.fused.attributes_changed:
+            return None
+        at = {number: k for k, number in enumerate(before.members)}
+        learner.copy({at[number]: at[source] for number, source in sources.items()})
+        learner.keep([at[number] for number in group.members])
+        modules = {
+            k: problem.surrogate(trials[number])
+            for k, number in enumerate(group.members)
+            if not _is_alike(problem, trials[number], self._trials[sources[number]])
+        }
+        learner.go_on([trials[number].config for number in group.members], modules)
+        return learner
+
+
+def _is_alike(problem: Problem, trial: Trial, source: Trial) -> bool:
+    return trial.config == source.config or problem.builds_alike(trial.config, source.config)
+
+
 def train_group(
     problem: Problem,
     trials: Mapping[int, Trial],
@@ -47,6 +99,7 @@ def train_group(
     load: Load,
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: OnEpoch = lambda epoch, metrics: None,
+    live: LiveGroup | None = None,
 ) -> GroupOutcome:
     """Train a group to its milestone, fused; one member after another if vmap cannot follow the model.
 
@@ -59,6 +112,7 @@ def train_group(
     Args:
         task: One group, its first epoch and its milestone.
         load: Returns an earlier task's checkpoint by its key.
+        live: The group that this process trained last; the new one takes its place.
 
     Raises:
         DamagedCheckpoint: If an earlier task's checkpoint cannot be read.
@@ -66,10 +120,9 @@ def train_group(
 
     def train(work: tuple[Problem, GroupTask]) -> GroupOutcome:
         asked, part = work
-        (group,) = part.groups
-        members = group.members
+        members = part.members
         try:
-            return _train(asked, trials, part, load, should_stop, on_epoch)
+            return _train(asked, trials, part, load, should_stop, on_epoch, live or LiveGroup())
         except DamagedCheckpoint:
             raise  # whoever goes on from it is not to blame
         except (Exception, SystemExit) as error:  # the latter would end a script, and look like success
@@ -79,7 +132,7 @@ def train_group(
                 return GroupOutcome([], {members[0]: []}, {members[0]: traceback.format_exc()})
             if isinstance(error, FusionMismatch):
                 warn(f"{len(members)} trials train each by itself: {error}", FusionWarning)
-        singles = (replace(part, groups=(group.of([number]),)) for number in members)
+        singles = (replace(part, groups=(part.groups[0].of([number]),)) for number in members)
         return joined(train_group(problem, trials, one, load, should_stop, on_epoch) for one in singles)
 
     def can_be_smaller(work: tuple[Problem, GroupTask]) -> bool:
@@ -108,26 +161,11 @@ def _train(
     load: Load,
     should_stop: Callable[[], bool],
     on_epoch: OnEpoch,
+    live: LiveGroup,
 ) -> GroupOutcome:
-    members = task.members
+    members, (group,) = task.members, task.groups
     batch_size = trials[members[0]].batch_size
-    known = False
-    if task.sources:
-        learner, known = _resume(problem, trials, members, task.sources, load, task.copies)
-    else:
-        learner = _start(problem, trials, members)
-    (group,) = task.groups
-    learner.fused.one_by_one = not group.fused
-    learner.micro_batches = max(learner.micro_batches, group.micro_batches)
-    if group.compiled and problem.settings.graph is not False:
-        learner.compile()
-    batch = next(problem.train_data.epoch(batch_size, task.span.start))
-
-    def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
-        return scalars(problem.objective(model, part))
-
-    written = learner.fused.written if known else None
-    dry_run(learner.fused, means, split(batch, learner.micro_batches)[0], compare=not known, written=written)
+    learner = live.take(problem, trials, task) or _built(problem, trials, task, load)
     if group.micro_batches > 1:
         warn(_MICRO_BATCHES.format(batch_size))
     history: dict[int, History] = {number: [] for number in members}
@@ -135,7 +173,31 @@ def _train(
         for k, number in enumerate(members):
             history[number].append((epoch, {name: values[k] for name, values in metrics.items()}))
         on_epoch(epoch, metrics)
-    return GroupOutcome([{"members": list(members), "state": learner.state()}], history, {})
+    outcome = GroupOutcome([{"members": list(members), "state": learner.state()}], history, {})
+    live.put(task.key, group, trials, learner)
+    return outcome
+
+
+def _built(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load: Load) -> FusedLearner:
+    """The learner of a group, from its members' checkpoints or anew; one batch tries whether it can train as one."""
+    members, (group,) = task.members, task.groups
+    known = False
+    if task.sources:
+        learner, known = _resume(problem, trials, members, task.sources, load, task.copies)
+    else:
+        learner = _start(problem, trials, members)
+    learner.fused.one_by_one = not group.fused
+    learner.micro_batches = max(learner.micro_batches, group.micro_batches)
+    if group.compiled and problem.settings.graph is not False:
+        learner.compile()
+    batch = next(problem.train_data.epoch(trials[members[0]].batch_size, task.span.start))
+
+    def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
+        return scalars(problem.objective(model, part))
+
+    written = learner.fused.written if known else None
+    dry_run(learner.fused, means, split(batch, learner.micro_batches)[0], compare=not known, written=written)
+    return learner
 
 
 def joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:

@@ -39,8 +39,8 @@ class FusedLearner:
         settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
         self._configs = [own.config for own in settings]
         self.micro_batches: int = read(self._configs[0], "accumulate")
-        factors = multipliers(settings[0], modules[0], problem.settings.sweep.surrogate)
-        self.optimizer = fused_optimizer(self.fused, self._configs, **factors)
+        self._factors = multipliers(settings[0], modules[0], problem.settings.sweep.surrogate)
+        self.optimizer = fused_optimizer(self.fused, self._configs, **self._factors)
         self._objective = problem.objective
         self._scale = loss_scale(problem.settings.precision, self.fused.K, problem.device)
         self._max_t, self._time = problem.settings.max_t, problem.schedule_time
@@ -147,6 +147,28 @@ class FusedLearner:
             if self._scale is not None:
                 self._scale.keep(positions)
             self._configs = [self._configs[p] for p in positions]
+
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Make members copies of others, in place: weights, buffers, optimizer state and loss scale."""
+        for part in (self.fused, self.optimizer, self._scale):
+            if part is not None:
+                part.copy(sources)
+
+    def go_on(self, configs: Sequence[Mapping[str, Any]], modules: Mapping[int, nn.Module]) -> None:
+        """Train on with these configurations, as a learner that was made with them and has loaded this one's state.
+
+        Args:
+            configs: Of all members.
+            modules: Of the members whose surrogates have other floats now, a module that has them.
+        """
+        if modules:
+            self.fused.set_floats(modules)
+        if list(configs) != list(self._configs):
+            self._configs = list(configs)
+            self.optimizer.take_hyperparameters(fused_optimizer(self.fused, configs, **self._factors))
+        self._scheduled = None
+        if self._graph is not None:
+            self._graph.reset()
 
     def concat(self, other: FusedLearner) -> None:
         """Take in another learner's members, after its own."""

@@ -87,6 +87,7 @@ class Trainer:
         Args:
             meeting: The file by which the ranks find each other.
         """
+        self._device.forget_group()
         work, open_store = self._work(given), partial(self._store, place.shard, meeting)
 
         def on_epoch(epoch: int, metrics: EpochMetrics) -> None:

@@ -12,19 +12,21 @@ import pytest
 import torch
 from torch import nn
 
+from fusion import lr_factor
 from hydro_rasda import RaceConfig, SweepConfig, TuneResult, choice, load, loguniform, quniform, uniform
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Event, Finished, GroupTask, History
 from hydro_rasda.data import make_batches
 from hydro_rasda.objective import supervised
 from hydro_rasda.problem import Problem
-from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of
+from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.messages import read_messages
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import PopulationBasedTraining, Range
 from hydro_rasda.space import explored
+from hydro_rasda.stages.found_schedules import LINEAR
 from hydro_rasda.stages.sweep import sweep
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.stages.test_sweep import Curves, Given, X, Y, again, epochs
@@ -80,8 +82,11 @@ def by_size(config: Config, width_ratio: float = 1.0) -> nn.Module:
 @pytest.mark.parametrize("devices", [1, 3])
 def test_who_diverged_or_raised_goes_on_as_a_copy(run: Run, devices: int) -> None:
     backend = Fails(run, devices)
-    best, _ = sweep(run, Given([configs()]), backend, rule())
-    assert lineages(run.store.path, dict.fromkeys(range(8), 9))[best][0].trial == 3
+    best, beside = sweep(run, Given([configs()]), backend, rule())
+    assert (best, beside) == (8, 9)
+    assert run.trials[9].config == {**run.trials[8].config, "schedule": "linear", "decay_start": 0.0, "floor": 0.0}
+    assert [line.partition(" trains ")[0] for line in told(run)[-2:]] == ["trial 8", "trial 9"]
+    assert lineages(run.store.units(), dict.fromkeys(range(8), 9))[best][0].trial == 3
     assert not run.failures
     assert {number: of[-1] for number, of in epochs(run).items()} == dict.fromkeys(range(8), 9)
     assert epochs(run)[FAILED] == [4, 5, 6, 7, 8, 9]
@@ -90,14 +95,16 @@ def test_who_diverged_or_raised_goes_on_as_a_copy(run: Run, devices: int) -> Non
     assert {*copies.values()} <= {2, 3}
     for number, source in copies.items():
         assert run.trials[number].config["batch_size"] == configs()[source]["batch_size"]
-    found = lineages(run.store.path, dict.fromkeys(range(8), 9))
+    found = lineages(run.store.units(), dict.fromkeys(range(8), 9))
     assert [(a.trial, a.start, a.stop) for a in found[3]] == [(3, 0, 9)]
     assert [(a.trial, a.start, a.stop) for a in found[FAILED]][-1][0] == FAILED
-    for number, of in found.items():
+    assert found[best] == found[beside]
+    assert found[best] in [found[number] for number in range(8)]
+    for number in range(8):
+        of = found[number]
         assert of[-1].config == run.trials[number].config
         assert [a.start for a in of][1:] == [a.stop for a in of][:-1]
         assert (of[0].start, of[-1].stop) == (0, 9)
-    assert any("finalists go on with their last values of lr" in message for message in told(run))
 
 
 def told(run: Run) -> list[str]:
@@ -142,7 +149,9 @@ PBT: dict[str, Any] = {"space": SPACE, "num_samples": 8, "max_t": 9, "sweep": {"
 
 
 @pytest.mark.usefixtures("one_process")
-def test_tune_trains_a_population_and_tells_its_lineages(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
+def test_a_population_is_trained_and_its_finalists_by_its_schedules(
+    quick: Callable[..., TuneResult], digits: Any
+) -> None:
     """Interrupted in the sweep, it ends as an unbroken run does."""
     whole = quick(**PBT, name="whole")
 
@@ -154,8 +163,9 @@ def test_tune_trains_a_population_and_tells_its_lineages(quick: Callable[..., Tu
         quick(**PBT, callbacks=[interrupt])
     found = quick(**PBT)
     assert [(t.config, t.history) for t in found.trials] == [(t.config, t.history) for t in whole.trials]
-    assert {trial.surrogate_epochs for trial in found.trials} == {4}
-    copied = [trial.trial for trial in found.trials if len(found.lineage(trial.trial)) > 1]
+    assert [trial.surrogate_epochs for trial in found.trials] == 8 * [4] + 2 * [0]
+    assert found.best_trial in (8, 9)
+    copied = [trial.trial for trial in found.trials[:8] if len(found.lineage(trial.trial)) > 1]
     assert len(copied) >= 2
     for number in copied:
         *_, parent, last = found.lineage(number)
@@ -163,10 +173,19 @@ def test_tune_trains_a_population_and_tells_its_lineages(quick: Callable[..., Tu
         assert {key for key in last.config if last.config[key] != parent.config[key]} <= {"lr", "dropout"}
         assert 0.0 <= last.config["dropout"] <= 0.5
     assert found.best_schedule == schedule_of(found.lineage(found.best_trial))
+    schedule = found.smoothed_schedule if found.best_trial == 8 else {**found.smoothed_schedule, **LINEAR}
+    assert found.best_config.items() >= schedule.items()
+    trained: dict[str, Any] = {}
+    exec(found.recipe(), trained)
+    model = trained["train"](mlp, digits[0], nn.functional.cross_entropy)
+    for name, weight in found.best_model().state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
     assert load(found.path).best_schedule == found.best_schedule
     with pytest.raises(ValueError, match="`trial` is 99, but must be a trial of the run"):
         found.lineage(99)
-    assert sum("finalists go on with their last values" in message.text for message in whole.messages) == 1
+    at_full_width = quick(**{**PBT, "sweep": {**PBT["sweep"], "surrogate": 1}}, name="full width")
+    assert len(at_full_width.trials) == 8
+    assert sum("finalists go on with their last values" in message.text for message in at_full_width.messages) == 1
 
 
 def test_a_space_without_floats_is_refused_before_any_work(quick: Callable[..., TuneResult], tmp_path: Path) -> None:
@@ -181,6 +200,29 @@ def test_a_schedule_has_the_keys_that_changed() -> None:
     ancestors = [Ancestor(k, 3 * k, 3 * k + 3, config) for k, config in enumerate(configs)]
     assert schedule_of(ancestors) == {"lr": [(0.0, 0.1), (pytest.approx(1 / 3), 0.08), (pytest.approx(2 / 3), 0.1)]}
     assert schedule_of(ancestors[:1]) == {}
+
+
+def test_a_lineage_of_a_trapezoid_is_smoothed_to_that_trapezoid() -> None:
+    """Steps of a linear decay from a plateau, with noise on a key that has none."""
+    rates = [lr_factor({"schedule": "linear", "decay_start": 0.4, "floor": 0.1}, at + 0.5, 20) for at in range(20)]
+    ancestors = [
+        Ancestor(at, at, at + 1, {"lr": 0.2 * rate, "lr.head": 0.4 * rate, "p": (0.1, 0.4)[at % 2], "momentum": 0.9})
+        for at, rate in enumerate(rates)
+    ]
+    found = smoothed(ancestors)
+    assert found == {
+        "lr": pytest.approx(0.2, rel=0.02),
+        "lr.head": pytest.approx(0.4, rel=0.02),
+        "p": pytest.approx(0.2),
+        "schedule": "linear",
+        "decay_start": pytest.approx(0.4, abs=0.05),
+        "floor": pytest.approx(0.1, rel=0.3),
+    }
+    scheduled = [replace(ancestor, config={**ancestor.config, "schedule": "cosine"}) for ancestor in ancestors]
+    assert smoothed(scheduled).keys() == {"lr", "lr.head", "p"}
+    assert smoothed(ancestors[:1]) == {}
+    rising = [replace(ancestor, config={"lr": 0.1 * (at + 1)}) for at, ancestor in enumerate(ancestors)]
+    assert smoothed(rising).keys() == {"lr"}
 
 
 def test_a_population_explores_ranges_and_lists_of_floats() -> None:

@@ -334,7 +334,8 @@ def test_copies_go_on_as_what_they_are_copies_of(quick: Callable[..., TuneResult
         changed = quick(space=SPACE, num_samples=6, sweep=SweepConfig(rule=Population(0.1)), name="changed", max_t=3)
     finally:
         torch.set_num_threads(before)
-    swept = [[line["val_loss"] for line in trial.history if line["stage"] == "surrogate"] for trial in same.trials]
+    trials = same.trials[:6]  # beside the best, the same with a linear decay goes to full size
+    swept = [[line["val_loss"] for line in trial.history if line["stage"] == "surrogate"] for trial in trials]
     first = [losses[0] for losses in swept]
     best, worst = first.index(min(first)), first.index(max(first))
     assert swept[worst][1] == pytest.approx(swept[best][1], rel=1e-5)

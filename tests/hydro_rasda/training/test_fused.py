@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fusion import FusedModel, FusionWarning, fuse, lr_factor
 from fusion.tensors import duplicate, is_batched
@@ -21,7 +23,7 @@ from hydro_rasda.problem import Problem
 from hydro_rasda.run.store import Store
 from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.training import fused_learner
-from hydro_rasda.training.fused import train_group
+from hydro_rasda.training.fused import LiveGroup, train_group
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.parameters import multipliers
 from hydro_rasda.trial import Trial
@@ -430,3 +432,73 @@ def test_members_read_their_own_configuration(problem: Problem) -> None:
             assert a == pytest.approx(b, rel=1e-4)
     losses = [history[0][1]["train_loss"] for history in together.history.values()]
     assert len(set(losses)) == 3
+
+
+def convolutional(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """BatchNorm, and dropout of its own."""
+    width = int(16 * width_ratio)
+    layers = nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(config["dropout"])
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *layers, nn.Flatten(), nn.Linear(64 * width, 10))
+
+
+def counting(config: Config, width_ratio: float = 1.0) -> nn.Module:
+    """Counts its forward passes, and trains less with each."""
+
+    class Counts(nn.Sequential):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            y: Tensor = super().forward(x)
+            return y / self.calls
+
+    return Counts(mlp(config, width_ratio))
+
+
+POPULATION = {
+    n: {**config, "batch_size": 32, "dropout": 0.05 * n, "smoothing": 0.1 / (n + 1), "scale": 0.1, "penalty": "square"}
+    for n, config in enumerate([*CONFIGS[:6], {"optimizer": "rmsprop", "lr": 1e-3}])
+}
+INTERVALS: list[tuple[tuple[int, ...], dict[int, int], dict[str, float]]] = [
+    ((0, 1, 2, 3, 4, 5, 6), {0: 2, 5: 4}, {"lr": 0.01, "dropout": 0.3}),
+    ((0, 1, 2, 3, 4, 5, 6), {}, {}),
+    ((1, 0, 4, 6, 5), {0: 5, 4: 6}, {"lr": 2e-3}),
+]
+"""Of each interval after the first: who trains on, who does as a copy of whom, and the values that copies change."""
+
+
+@pytest.mark.parametrize("model_fn", [mlp, convolutional, counting])
+@pytest.mark.parametrize("told", [False, True])
+def test_copies_in_place_equal_a_rebuild_from_checkpoints_to_the_last_bit(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, model_fn: Any, told: bool
+) -> None:
+    """Weights, random numbers, schedules, all kinds of optimizers; `counting` cannot go on in place."""
+    objective = as_objective(None, smoothed) if told else problem.objective
+    asked = replace(problem, model_fn=model_fn, plans=Plans(), objective=objective)
+    built: list[int] = []
+
+    def counted(modules: Sequence[nn.Module]) -> FusedModel:
+        built.append(len(modules))
+        return fuse(modules)
+
+    monkeypatch.setattr(fused_learner, "fuse", counted)
+
+    def trained(live: LiveGroup | None) -> list[Any]:
+        trials = {n: Trial(n, config) for n, config in POPULATION.items()}
+        one, found = task(tuple(POPULATION), 0, 1), []
+        kept: dict[str, Any] = {}
+        for at, (members, copies, changes) in enumerate([*INTERVALS, ((), {}, {})], 1):
+            found.append(train_group(asked, trials, one, kept.__getitem__, live=live))
+            kept[one.key] = copy.deepcopy({"parts": found[-1].checkpoint})
+            sources = {number: trials[source].config for number, source in copies.items()}
+            trials |= {number: Trial(number, {**config, **changes}) for number, config in sources.items()}
+            one = replace(task(members or (0,), at, at + 1, (one.key,)), copies=copies)
+        return [(outcome.history, kept) for outcome in found]
+
+    rebuilt, count = trained(None), len(built)
+    assert count == len(INTERVALS) + 1
+    in_place = trained(LiveGroup())
+    assert len(built) - count == (count if model_fn is counting else 1)
+    assert [history for history, _ in in_place] == [history for history, _ in rebuilt]
+    for found, expected in zip(*(tree_leaves(outcomes[-1][1]) for outcomes in (in_place, rebuilt)), strict=True):
+        assert torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
