@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from html import escape
@@ -21,7 +21,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.page.write import list_page, page, prepare
+from hydro_rasda.page.drawing import Drawn
+from hydro_rasda.page.write import Page, list_page, prepare
 from hydro_rasda.results.reading import Stamp, Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.run.spec import SPEC
@@ -105,14 +106,22 @@ def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: i
     return uvicorn.Config(make_app(folder, token, host, port), host=host, port=port, http=Impatient, **quiet)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Made:
-    """A page as it was made last, and when, and how long that took."""
+    """The page that was made last, and until when none takes its place."""
 
     stamp: Stamp
+    page: Page | Unreadable
     html: str
-    took: float
-    at: float
+    until: float = -math.inf
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Have the page stay for a while, by the time that the block takes."""
+        began = time.monotonic()
+        yield
+        now = time.monotonic()
+        self.until = max(self.until, now) + _SHARE * (now - began)
 
 
 class Runs:
@@ -156,21 +165,36 @@ class Runs:
     def shown(self, name: str) -> Stamp:
         """Of what `page` gives: where a page has just been made, for a while that of this page."""
         made = self._made.get(name)
-        if made is not None and time.monotonic() - made.at < _SHARE * made.took:
+        if made is not None and time.monotonic() < made.until:
             return made.stamp
         return self.stamps()[name]
 
     def page(self, name: str) -> str:
-        """The page of a run; other pages do not wait while it is made."""
+        """The page of a run, whose figures are yet to be drawn; other pages do not wait while it is made."""
+        return self._page(name).html
+
+    def figure(self, name: str, figure: str) -> str | None:
+        """A figure of a run's page as JSON, drawn once; None if the page has no such figure. No other waits for it."""
+        made = self._page(name)
+        drawing = None if isinstance(made.page, Unreadable) else made.page.drawings.get(figure)
+        if drawing is None:
+            return None
+        with made.working():
+            found = or_why(drawing.drawn)
+        return (Drawn("", note=f"not drawn: {found}") if isinstance(found, Unreadable) else found).served
+
+    def _page(self, name: str) -> _Made:
         with self._locks[f"{name}/page"]:
             stamp, made = self.shown(name), self._made.get(name)
             if made is None or made.stamp != stamp:
-                began = time.monotonic()
-                record = self._record(name, stamp)
-                found = record if isinstance(record, Unreadable) else or_why(partial(page, record, live=True))
-                html = f"not readable: {escape(found)}" if isinstance(found, Unreadable) else found
-                made = self._made[name] = _Made(stamp, html, time.monotonic() - began, time.monotonic())
-            return made.html
+                made = self._made[name] = _Made(stamp, Unreadable(), "")
+                with made.working():
+                    record = self._record(name, stamp)
+                    page = record if isinstance(record, Unreadable) else or_why(partial(Page, record))
+                    html = page if isinstance(page, Unreadable) else or_why(partial(page.html, live=True))
+                    made.page = page
+                    made.html = f"not readable: {escape(html)}" if isinstance(html, Unreadable) else html
+            return made
 
 
 def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int = 0) -> Any:
@@ -203,6 +227,11 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
         name = request.path_params["name"]
         return HTMLResponse(runs.page(name)) if name in runs.stamps() else Response("no such run", 404)
 
+    def figure(request: Request) -> Response:
+        name, which = request.path_params["name"], request.path_params["figure"]
+        found = runs.figure(name, which) if name in runs.stamps() else None
+        return Response("no such figure", 404) if found is None else Response(found, media_type="application/json")
+
     def plotly(request: Request) -> Response:
         headers = {"Cache-Control": "max-age=86400"}
         return Response(script(), media_type="text/javascript", headers=headers)
@@ -221,6 +250,7 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
         Route("/plotly.js", plotly),
         Route("/events", events),
         Route("/run/{name}/", run),
+        Route("/run/{name}/figure/{figure}", figure),
         Route("/run/{name}/events", events),
     ]
     return Starlette(routes=routes, middleware=middleware)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from typing import Any
 import pytest
 
 from hydro_rasda.cli import main
+from hydro_rasda.page import drawing as drawing_module
+from hydro_rasda.page.drawing import Drawn
 from hydro_rasda.results.reading import runs_in
 from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
@@ -114,7 +117,7 @@ def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], brows
     best = f"Trial {record.best_trial} wins: val_loss {record.best_metric:.4g}"
     wait(browser, f"return document.querySelector('.lead').textContent.startsWith('{best}')")
     wait(browser, ALL_DRAWN)
-    assert browser.execute_script(bars) > before
+    wait(browser, f"{bars} > {before}")
     assert browser.execute_script("return document.querySelector('details').open")
     numbers = "return [...document.querySelectorAll('#trials tbody tr')].map((row) => Number(row.cells[0].textContent))"
     adamw = [trial.trial for trial in record.trials if trial.config["optimizer"] == "adamw"]
@@ -144,28 +147,74 @@ def test_pages_are_made_again_when_the_journal_has_changed(tmp_path: Path) -> No
     assert runs.page("a") is not first
 
 
-def test_a_page_that_is_being_made_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_request_with_nothing_new_draws_no_figure(
+    served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, folder = served
+    write_run(folder / "a")
+    drawn: list[str] = []
+
+    def counted(figure: Any) -> Drawn:
+        drawn.append(held(figure).json)
+        return held(figure)
+
+    held = drawing_module._held
+    monkeypatch.setattr(drawing_module, "_held", counted)
+    for _ in range(2):
+        assert "Trial " in get(f"{url}run/a/")
+        assert drawn == []
+    names = re.findall(r'id="([^"]+)" class="figure" data-drawing', get(f"{url}run/a/"))
+    assert {"cost", "learning-curves", "slice-3", "timeline"} <= {*names}
+    first, second = ([get(f"{url}run/a/figure/{name}") for name in names] for _ in range(2))
+    assert first == second
+    assert [*map(json.loads, drawn)] == [*map(json.loads, first)]
+    assert json.loads(get(f"{url}run/a/figure/trials"))["heads"][0] == "trial"
+    for missing in ("run/a/figure/none", "run/none/figure/timeline"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(url + missing)
+
+
+def test_a_figure_that_cannot_be_drawn_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(record: RunRecord) -> None:
+        raise ValueError("no such journal")
+
+    write_run(tmp_path / "a", num_samples=3)
+    monkeypatch.setattr("hydro_rasda.plots.timeline", broken)
+    assert json.loads(str(Runs(tmp_path).figure("a", "broken"))) == {"note": "not drawn: no such journal"}
+
+
+@pytest.mark.parametrize("slow", ["page", "figure"])
+def test_a_page_or_figure_that_is_being_made_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
     for name in "ab":
         write_run(tmp_path / name, num_samples=3)
     runs, begun, end = Runs(tmp_path), threading.Event(), threading.Event()
 
-    def made(record: RunRecord, live: bool) -> str:
+    def waits(record: RunRecord) -> list[Any]:
         if record.path.name == "a":
             begun.set()
             end.wait(PATIENCE_S)
-        return record.path.name
+        return []
 
-    monkeypatch.setattr("hydro_rasda.dashboard.server.page", made)
-    slow = threading.Thread(target=runs.page, args=["a"])
-    slow.start()
+    if slow == "page":
+        monkeypatch.setattr("hydro_rasda.page.write.sections", waits)
+        work = threading.Thread(target=runs.page, args=["a"])
+    else:
+        monkeypatch.setattr("hydro_rasda.plots.timeline", waits)
+        work = threading.Thread(target=runs.figure, args=["a", "waits"])
+    work.start()
     try:
         assert begun.wait(PATIENCE_S)
-        assert runs.page("b") == "b"
+        assert "<title>b" in runs.page("b")
         assert len(runs.listed()) == 2
-        assert slow.is_alive()
+        if slow == "figure":
+            assert "<title>a" in runs.page("a")
+            assert '"data"' in str(runs.figure("a", "cost"))
+        assert work.is_alive()
     finally:
         end.set()
-        slow.join()
+        work.join()
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(served: tuple[str, Path]) -> None:

@@ -76,7 +76,7 @@ def test_a_phone_shows_whole_titles_and_legends(
     open_page(browser, write_page(sorts[sort], tmp_path / "page.html").as_uri(), width=400, height=9000)
     wait(browser, ALL_DRAWN)
     outside = browser.execute_script("""
-        const texts = [...document.querySelectorAll('.figure:not(.wide) text')];
+        const texts = [...document.querySelectorAll('.figure text')];
         return texts.filter((text) => text.textContent.trim() && text.checkVisibility()).filter((text) => {
             const [inner, outer] = [text, text.closest('.figure')].map((each) => each.getBoundingClientRect());
             return inner.width && (inner.left < outer.left - 2 || inner.right > outer.right + 2);
