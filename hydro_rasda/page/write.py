@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
@@ -13,36 +14,39 @@ from hydro_rasda.page import words
 from hydro_rasda.page.drawing import Drawing
 from hydro_rasda.page.embed import packed_figures, packed_plotly, plotly, policy
 from hydro_rasda.page.sections import sections
+from hydro_rasda.page.side_by_side import sections_of
 from hydro_rasda.plots.look import EXTRA, graph_objects
+from hydro_rasda.results.comparison import names_of
 from hydro_rasda.results.reading import Unreadable, or_why, stamp
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import explained, state_of
 from hydro_rasda.run.files import write_atomically
 
 
-def write_page(record: RunRecord, path: Path) -> Path:
-    """Write a run as one page, which needs nothing else, neither files nor a network.
+def write_page(records: Sequence[RunRecord], path: Path) -> Path:
+    """Write a run, or several side by side, as one page, which needs nothing else, neither files nor a network.
 
     Raises:
         ImportError: if the packages that draw it are not there; it says what to install.
     """
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, Page(record).html().encode())
+    write_atomically(path, Page(*records).html().encode())
     return path
 
 
 class Page:
-    """A run as a page.
+    """A run as a page, or several runs side by side.
 
     Attributes:
         drawings: Its figures and its table of trials, by name.
     """
 
-    def __init__(self, record: RunRecord) -> None:
+    def __init__(self, *records: RunRecord) -> None:
         graph_objects()  # says what to install
-        self._record = record.shown()
-        self._sections = [*sections(self._record)]
+        self._records = [record.shown() for record in records]
+        one = len(records) == 1
+        self._sections = [*(sections(self._records[0]) if one else sections_of(self._records))]
         self.drawings: dict[str, Drawing] = {each.name: each for part in self._sections for each in part.drawings}
 
     def html(self, live: bool = False) -> str:
@@ -52,11 +56,15 @@ class Page:
             live: True if the dashboard serves it: the page then loads Plotly and its figures from there, each when the
                 reader comes near it, and follows the run. No figure is drawn for that now.
         """
-        record, template = self._record, _template("template.html")
-        written = _written(record) if live else None
-        own = {"style": _own("style.css"), "written": written, **self._scripts(live)}
-        title, state, counts = record.path.name, state_of(record), words.counts(record)
-        html: str = template.render(title=title, state=state, counts=counts, sections=self._sections, live=live, **own)
+        record, *others = self._records
+        names, states = names_of(self._records), [*map(state_of, self._records)]
+        head = {"title": names[0], "state": states[0], "counts": words.counts(record), "root": "../../"}
+        if others:
+            told = ", ".join(f"{name}: {explained(state)}" for name, state in zip(names, states))
+            head = {"title": ", ".join(names), "state": "", "counts": told, "root": "../"}
+        written = max(filter(None, map(_written, self._records)), default=None) if live else None
+        own = {"style": _own("style.css"), "written": written, "live": live, **self._scripts(live)}
+        html: str = _template("template.html").render(sections=self._sections, **head, **own)
         return html
 
     def _scripts(self, live: bool) -> dict[str, Any]:
@@ -100,12 +108,13 @@ def list_page(runs: Sequence[tuple[str, RunRecord | Unreadable, float]], folder:
     """
     rows = []
     for name, record, when in runs:
-        found = record if isinstance(record, Unreadable) else or_why(partial(words.row, record))
-        state, *cells = ["not readable", *[""] * 4, found] if isinstance(found, Unreadable) else found
-        rows.append((name, state, cells, datetime.fromtimestamp(when).isoformat(timespec="minutes")))
+        idle = time.time() - when
+        found = record if isinstance(record, Unreadable) else or_why(partial(words.row, record, idle))
+        state, *cells = ["not readable", *[""] * 5, found] if isinstance(found, Unreadable) else found
+        rows.append((name, state, cells, datetime.fromtimestamp(when).astimezone()))
     notes = [explained("interrupted")] if any(state == "interrupted" for _, state, *_ in rows) else []
     template, script = _template("runs.html"), _own("runs.js")
-    own = {"style": _own("style.css"), "script": script, "policy": policy([script], served=True)}
+    own = {"style": _own("style.css"), "script": script, "policy": policy([script], served=True, forms=True)}
     html: str = template.render(runs=rows, folder=folder, notes=notes, **own)
     return html
 

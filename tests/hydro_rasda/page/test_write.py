@@ -13,9 +13,11 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from functools import wraps
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,6 +27,7 @@ import pytest
 
 from hydro_rasda import plots
 from hydro_rasda.cli import main
+from hydro_rasda.config import TuneConfig
 from hydro_rasda.page import sections as sections_module
 from hydro_rasda.page import write_page
 from hydro_rasda.page.call import call_of, domain_of
@@ -37,7 +40,7 @@ from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import as_html
 from hydro_rasda.run.spec import read_asked
-from tests.hydro_rasda.journals import SCRIPT, SPACE, write_run
+from tests.hydro_rasda.journals import SCRIPT, SPACE, Writer, write_run
 
 Sorts = dict[str, RunRecord]
 
@@ -116,6 +119,25 @@ def test_it_says_what_the_run_found(sorts: Sorts) -> None:
 def drawn(record: RunRecord) -> dict[str, str]:
     """What a page draws, as the dashboard serves it."""
     return {name: drawing.drawn().served for name, drawing in Page(record).drawings.items()}
+
+
+def test_the_list_says_how_far_a_run_is_and_in_which_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path / "a", TuneConfig(num_samples=4))
+    now = time.time()
+
+    def told() -> str:
+        return Elements(list_page([("a", writer.record, now - 10)], tmp_path)).text
+
+    writer.unit("surrogate/kinds-from-0", {}, seconds=30)
+    assert "%" not in told()
+    writer.unit("surrogate/cost-of-a", {}, seconds=30, left=60.0)
+    assert writer.record.seconds_left == 60
+    assert "50 %" in told()
+    assert "left" not in told()  # nobody works on it
+    monkeypatch.setattr("hydro_rasda.results.report.held", lambda path: True)
+    assert "50 %, about 50 s left" in told()
+    assert f"{datetime.fromtimestamp(now - 10).astimezone():%Y-%m-%d %H:%M %Z}" in told()
+    assert "100 %" in Elements(list_page([("b", write_run(tmp_path / "b", num_samples=3), now)], tmp_path)).text
 
 
 def test_figures_cannot_end_their_script(sorts: Sorts) -> None:
@@ -226,7 +248,7 @@ def test_a_result_whose_folder_is_gone_has_a_page(sorts: Sorts, tmp_path: Path) 
     shutil.copytree(sorts["over"].path, tmp_path / "moved")
     record = read_record(tmp_path / "moved")
     shutil.rmtree(tmp_path / "moved")
-    written = write_page(record, tmp_path / "a" / "p.html").read_text()
+    written = write_page([record], tmp_path / "a" / "p.html").read_text()
     assert f"Trial {record.best_trial} wins" in Elements(written).text
 
 
