@@ -175,14 +175,16 @@ def dashboard(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="Folder of a run: storage_path/name.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Of another.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Folders of two runs or more.")],
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Also write them side by side as an HTML page.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Say what two runs were asked, found and cost, where they differ."""
+    """Say what runs were asked, found and cost, where they differ."""
     from hydro_rasda.cli.compare import compare_runs
 
-    compare_runs(a, b, json)
+    compare_runs(paths, json, out)
 
 
 @app.command()

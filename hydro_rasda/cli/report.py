@@ -14,7 +14,7 @@ PAGE = "report.html"
 def write_report(path: str, out: str | None, as_json: bool) -> None:
     """Write the page, and print its path."""
     record = read_record(path)
-    file = write_page(record, record.path / PAGE if out is None else Path(out))
+    file = write_page([record], record.path / PAGE if out is None else Path(out))
     if as_json:
         print_json({"path": str(file), "bytes": file.stat().st_size})
     else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hydro_rasda.cli.output import age, print_json, print_record, print_table, s
 from hydro_rasda.console import duration, make_console, show
 from hydro_rasda.results.reading import Unreadable, or_why, read_record, runs_in, stamp
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import best_score, explained, failure_lines, state_of
+from hydro_rasda.results.report import best_score, explained, failure_lines, progress_of, state_of
 
 _BAD = "not readable"
 
@@ -39,7 +41,7 @@ def list_runs(folder: str, json: bool) -> None:
     elif not rows:
         say(f"no run in {folder}")
     else:
-        columns = {name: name for name in ("name", "state", "trials", "failed", "metric", "best")}
+        columns = {name: name for name in ("name", "state", "progress", "trials", "failed", "metric", "best")}
         columns |= {"seconds": "took", "written": "written"}
         columns |= {"error": "why"} if any("error" in row for row in rows) else {}
         print_table([*columns.values()], [[_told(name, row) for name in columns] for row in rows])
@@ -53,6 +55,7 @@ def row_of(record: RunRecord) -> dict[str, Any]:
     return {
         "name": record.path.name,
         "state": state_of(record),
+        "seconds_left": record.seconds_left,
         "trials": len(record.trials),
         "failed": sum(trial.status == "failed" for trial in record.trials),
         "metric": f"{record.metric} ({record.mode})",
@@ -66,10 +69,15 @@ def row_of(record: RunRecord) -> dict[str, Any]:
 
 
 def _row_or_why(path: Path) -> dict[str, Any]:
-    found = or_why(lambda: row_of(read_record(path)))
+    found = or_why(partial(_listed, path))
     return (
         {"name": path.name, "state": _BAD, "written": 0.0, "error": found} if isinstance(found, Unreadable) else found
     )
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    record = read_record(path)
+    return {**row_of(record), "progress": progress_of(record, time.time() - written(record))}
 
 
 def _told(name: str, row: Mapping[str, Any]) -> Any:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import math
 import secrets
 import socket
 import struct
 import threading
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache, partial
-from html import escape
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.checks import require
-from hydro_rasda.page.write import list_page, page, prepare
-from hydro_rasda.results.reading import Stamp, Unreadable, or_why, read_record, runs_in, stamp
-from hydro_rasda.results.records import RunRecord
-from hydro_rasda.run.spec import SPEC
+from hydro_rasda.dashboard.pages import LOOK_SECONDS, Runs
+from hydro_rasda.page.write import list_page, prepare
 
 if TYPE_CHECKING:
     import uvicorn
@@ -33,12 +25,6 @@ if TYPE_CHECKING:
 
 EXTRA = "pip install 'hydro-rasda[dashboard]'"
 LOCAL = ("127.0.0.1", "localhost")
-
-LOOK_SECONDS = 1.0
-"""Between two looks at the journals."""
-
-_SHARE = 5
-"""So many times as long as a page took to be made, its next is not: no core is kept busy with it."""
 
 STREAM_SECONDS = 600.0
 """After which a stream of events ends: a browser asks for the next, and who has stopped reading does not."""
@@ -105,74 +91,6 @@ def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: i
     return uvicorn.Config(make_app(folder, token, host, port), host=host, port=port, http=Impatient, **quiet)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A page as it was made last, and when, and how long that took."""
-
-    stamp: Stamp
-    html: str
-    took: float
-    at: float
-
-
-class Runs:
-    """The runs of a folder, read again, and made into a page again, where their journals have changed."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).expanduser().absolute()
-        self._read: dict[str, tuple[Stamp, RunRecord | Unreadable]] = {}
-        self._made: dict[str, _Made] = {}
-        self._locks: defaultdict[str, Lock] = defaultdict(Lock)
-        self._stamps: dict[str, Stamp] = {}
-        self._looked = -math.inf
-
-    def stamps(self) -> dict[str, Stamp]:
-        """Of the journals of all runs, by name; looked for once in `LOOK_SECONDS`, however many readers ask."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
-            found = {}
-            for path in runs_in(self.folder):
-                with contextlib.suppress(OSError):  # removed meanwhile
-                    found[path.name] = stamp(path)
-            self._stamps, self._looked = found, time.monotonic()
-        return self._stamps
-
-    def _path(self, name: str) -> Path:
-        return self.folder if self.folder.name == name and (self.folder / SPEC).is_file() else self.folder / name
-
-    def listed(self) -> list[tuple[str, RunRecord | Unreadable, float]]:
-        """All runs as `list_page` takes them, the last written first."""
-        stamps = self.stamps()
-        latest = sorted(stamps, key=lambda name: -stamps[name][1])
-        return [(name, self._record(name, stamps[name]), stamps[name][1] / 1e9) for name in latest]
-
-    def _record(self, name: str, stamp: Stamp) -> RunRecord | Unreadable:
-        """A run; or why it cannot be read."""
-        # Not the lock of its page: the list does not wait for figures.
-        with self._locks[f"{name}/record"]:
-            if name not in self._read or self._read[name][0] != stamp:
-                self._read[name] = stamp, or_why(partial(read_record, self._path(name)))
-            return self._read[name][1]
-
-    def shown(self, name: str) -> Stamp:
-        """Of what `page` gives: where a page has just been made, for a while that of this page."""
-        made = self._made.get(name)
-        if made is not None and time.monotonic() - made.at < _SHARE * made.took:
-            return made.stamp
-        return self.stamps()[name]
-
-    def page(self, name: str) -> str:
-        """The page of a run; other pages do not wait while it is made."""
-        with self._locks[f"{name}/page"]:
-            stamp, made = self.shown(name), self._made.get(name)
-            if made is None or made.stamp != stamp:
-                began = time.monotonic()
-                record = self._record(name, stamp)
-                found = record if isinstance(record, Unreadable) else or_why(partial(page, record, live=True))
-                html = f"not readable: {escape(found)}" if isinstance(found, Unreadable) else found
-                made = self._made[name] = _Made(stamp, html, time.monotonic() - began, time.monotonic())
-            return made.html
-
-
 def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int = 0) -> Any:
     """The server as an ASGI application.
 
@@ -200,18 +118,23 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
         return HTMLResponse(list_page(runs.listed(), runs.folder))
 
     def run(request: Request) -> Response:
-        name = request.path_params["name"]
-        return HTMLResponse(runs.page(name)) if name in runs.stamps() else Response("no such run", 404)
+        names = _named(request, runs)
+        return HTMLResponse(runs.page(*names)) if names else Response("no such run", 404)
+
+    def figure(request: Request) -> Response:
+        names = _named(request, runs)
+        found = runs.figure(request.path_params["figure"], *names) if names else None
+        return Response("no such figure", 404) if found is None else Response(found, media_type="application/json")
 
     def plotly(request: Request) -> Response:
         headers = {"Cache-Control": "max-age=86400"}
         return Response(script(), media_type="text/javascript", headers=headers)
 
     async def events(request: Request) -> Response:
-        name = request.path_params.get("name")
-        if name is not None and name not in runs.stamps():
+        names = _named(request, runs)
+        if not names and request.url.path != "/events":
             return Response("no such run", 404)
-        return StreamingResponse(_changes(request, runs, name), media_type="text/event-stream")
+        return StreamingResponse(_changes(request, runs, names), media_type="text/event-stream")
 
     middleware = [Middleware(BaseHTTPMiddleware, dispatch=partial(_guarded, token, f"hydro_rasda_{port}"))]
     if host in LOCAL:
@@ -221,9 +144,20 @@ def make_app(folder: str | Path, token: str, host: str = "127.0.0.1", port: int 
         Route("/plotly.js", plotly),
         Route("/events", events),
         Route("/run/{name}/", run),
+        Route("/run/{name}/figure/{figure}", figure),
         Route("/run/{name}/events", events),
+        Route("/compare/", run),
+        Route("/compare/figure/{figure}", figure),
+        Route("/compare/events", events),
     ]
     return Starlette(routes=routes, middleware=middleware)
+
+
+def _named(request: Request, runs: Runs) -> tuple[str, ...]:
+    """The run of a page, or those that are side by side; none if one of them is not there."""
+    one = request.path_params.get("name")
+    names = tuple(dict.fromkeys(request.query_params.getlist("run"))) if one is None else (one,)
+    return names if {*names} <= runs.stamps().keys() else ()
 
 
 async def _guarded(
@@ -246,20 +180,20 @@ async def _guarded(
     return response
 
 
-async def _changes(request: Any, runs: Runs, name: str | None) -> AsyncIterator[str]:
-    """A line at first, as what the reader has may be old by now, and where something changes: one run, or any."""
+async def _changes(request: Any, runs: Runs, names: Sequence[str]) -> AsyncIterator[str]:
+    """A line at first, as what the reader has may be old by now, and where one of the runs changes; without, any."""
     seen: Any = ()
     until = time.monotonic() + STREAM_SECONDS
     while time.monotonic() < until and not await request.is_disconnected():
-        now = _state(runs, name)
+        now = _state(runs, *names)
         if now != seen:
             yield "data: changed\n\n"
         seen = now
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def _state(runs: Runs, name: str | None) -> Any:
+def _state(runs: Runs, *names: str) -> Any:
     try:
-        return runs.shown(name) if name is not None else runs.stamps()
+        return runs.shown(*names) if names else runs.stamps()
     except KeyError:  # removed meanwhile
         return None

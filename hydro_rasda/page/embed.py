@@ -64,12 +64,13 @@ def digest(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def policy(scripts: Iterable[str], served: bool) -> str:
+def policy(scripts: Iterable[str], served: bool, forms: bool = False) -> str:
     """Return the content security policy of a page that runs `scripts` alone, and asks for nothing.
 
     Args:
         scripts: The text of each.
         served: True if a server's page may also ask that server for scripts and data.
+        forms: True if the page may also send a form to that server.
     """
     own = "'self' " if served else ""
     rules = {
@@ -79,7 +80,7 @@ def policy(scripts: Iterable[str], served: bool) -> str:
         "style-src": "'unsafe-inline'",  # Plotly sets styles
         "img-src": "data: blob:",  # of its button that saves a figure
         "base-uri": "'none'",
-        "form-action": "'none'",
+        "form-action": "'self'" if forms else "'none'",
     }
     rules |= {"connect-src": own} if served else {}
     return "; ".join(f"{name} {value.strip()}" for name, value in rules.items())

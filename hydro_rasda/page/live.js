@@ -1,8 +1,27 @@
 "use strict";
 // Takes in the page again when the server says that its run has changed; what is zoomed or open stays so.
 (function () {
-  const hold = (held) => page.hold(document.getElementById(held.dataset.for), JSON.parse(held.textContent));
-  const shape = (section) => [...section.querySelectorAll(".figure, .note, #trials")].map((each) => each.id || "note").join();
+  const texts = new Map(); // of what each place shows
+  const asked = new Map(); // the last request of each place
+
+  async function load(place) {
+    const request = {};
+    asked.set(place, request);
+    const answer = await fetch(`figure/${place.id}${location.search}`, {cache: "no-store"});
+    const text = await answer.text();
+    if (answer.ok && asked.get(place) === request && texts.get(place) !== text) {
+      texts.set(place, text);
+      page.take(place, JSON.parse(text));
+    }
+  }
+
+  // Those below are asked for when the reader comes near. A click on a point needs the table of trials at once.
+  function follow(place) {
+    return place.id === "trials" ? load(place) : page.whenNear(place, load);
+  }
+
+  const drawings = (section) => [...section.querySelectorAll("[data-drawing]")];
+  const shape = (section) => drawings(section).map((each) => each.id).join();
 
   function takeWords(old, now) {
     const open = [...old.querySelectorAll("details")].map((each) => each.open);
@@ -14,24 +33,16 @@
     document.querySelector("header p").innerHTML = now.querySelector("header p").innerHTML;
     tellAge();
     for (const section of now.querySelectorAll("section")) {
-      let old = document.getElementById(section.id);
+      const old = document.getElementById(section.id);
       if (shape(old) !== shape(section)) {
-        old.querySelectorAll(".figure").forEach(page.forget);
-        const fresh = document.importNode(section, true);
-        old.replaceWith(fresh);
-        fresh.querySelectorAll("script[data-for]").forEach(hold);
+        drawings(old).forEach(page.forget);
+        old.replaceWith(document.importNode(section, true));
         continue;
       }
       const words = section.querySelectorAll(".words");
       old.querySelectorAll(".words").forEach((each, i) => takeWords(each, words[i]));
-      section.querySelectorAll("script[data-for]").forEach((held) => {
-        const before = old.querySelector(`script[data-for="${held.dataset.for}"]`);
-        if (before.textContent !== held.textContent) {
-          before.textContent = held.textContent;
-          hold(before);
-        }
-      });
     }
+    drawings(document).forEach(follow);
   }
 
   let busy = false;
@@ -43,7 +54,7 @@
     }
     busy = true;
     try {
-      const answer = await fetch(location.pathname, {cache: "no-store"});
+      const answer = await fetch(location.href, {cache: "no-store"});
       if (answer.ok) {
         take(new DOMParser().parseFromString(await answer.text(), "text/html"));
       }
@@ -67,10 +78,10 @@
     }
   }
 
-  document.querySelectorAll("script[data-for]").forEach(hold);
+  drawings(document).forEach(follow);
   setInterval(tellAge, 1000);
   tellAge();
-  const events = new EventSource("events");
+  const events = new EventSource(`events${location.search}`);
   events.onmessage = fetchAgain;
   events.onopen = () => { lost = false; };
   events.onerror = () => { lost = true; };

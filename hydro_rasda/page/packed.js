@@ -31,7 +31,13 @@
     const [lists, text] = JSON.parse(figures); // a list that several figures have is there once
     const drawn = JSON.parse(text, (_, value) => (value && value.$list !== undefined ? lists[value.$list] : value));
     for (const [name, figure] of Object.entries(drawn)) {
-      page.hold(document.getElementById(name), figure);
+      const place = document.getElementById(name);
+      if (name === "trials") {
+        page.take(place, figure);
+      } else {
+        page.hold(place, figure); // a printer gets those that never came near
+        page.whenNear(place, () => page.take(place, figure));
+      }
     }
   } catch (error) {
     document.documentElement.className = ""; // shows the line that says what to do

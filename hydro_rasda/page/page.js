@@ -27,14 +27,30 @@ const page = (function () {
     return text.split("<br>").map((line) => (line.length > 42 ? halves(line) : line)).join("<br>");
   }
 
-  // On a phone, long lines of the legend and of what stands above a figure are broken.
+  const AXES = 3; // of parallel coordinates on a phone, besides that of the place
+
+  // On a phone, long lines are broken: of legends, of labels beside bars, and of what stands above a figure.
   function narrowed({data, layout}) {
     const above = (each) => each.xref === "paper" && each.yref === "paper";
     const annotations = (layout.annotations || []).map((a) => (above(a) ? {...a, text: broken(a.text)} : a));
     const lines = annotations.filter(above).map((a) => a.text.split("<br>").length);
     const t = Math.max(layout.margin.t, ...lines.map((count) => 18 * count + 10));
-    const named = data.map((trace) => (trace.name ? {...trace, name: broken(trace.name)} : trace));
-    return {data: named, layout: {...layout, annotations, margin: {...layout.margin, t, l: 45, r: 8}}};
+    const fewer = ({dimensions, ...trace}) => ({...trace, dimensions: [...dimensions.slice(0, -1).slice(0, AXES), dimensions.at(-1)]});
+    const short = data.map((trace) => (trace.name ? {...trace, name: broken(trace.name)} : trace));
+    const shown = short.map((trace) => (trace.dimensions ? fewer(trace) : trace));
+    const yaxis = {...layout.yaxis};
+    if (yaxis.type === "category" && yaxis.automargin) {
+      yaxis.tickvals = yaxis.categoryarray.map((_, i) => i);
+      yaxis.ticktext = yaxis.categoryarray.map((name) => name.replace(": ", "<br>"));
+    }
+    const margin = {...layout.margin, t, l: 45, r: data.some((trace) => trace.dimensions) ? 45 : 8};
+    const named = shown.filter((trace) => trace.name && trace.showlegend !== false);
+    const rows = named.flatMap((trace) => trace.name.split("<br>")).length;
+    if (layout.showlegend === false || layout.legend.y < 1 || rows < 3) {
+      return {data: shown, layout: {...layout, yaxis, annotations, margin}};
+    }
+    const [height, legend] = [layout.height + 20 * rows - 40, {...layout.legend, maxheight: 1}]; // a row is 20 high
+    return {data: shown, layout: {...layout, yaxis, annotations, margin, height, legend}};
   }
 
   function draw(place) {
@@ -58,28 +74,49 @@ const page = (function () {
   const isDrawn = (place) => place.classList.contains("js-plotly-plot");
   const drawAll = (which) => Promise.all([...figures.keys()].filter(which).map(draw));
 
-  // Those further down are drawn when they come near, so that the page opens at once.
+  // Those further down wait until they come near, so that the page opens at once.
+  const waiting = new Map(); // what each place waits for
   const near = new IntersectionObserver((entries) => {
     for (const {target} of entries.filter((entry) => entry.isIntersecting)) {
       near.unobserve(target);
-      draw(target);
+      waiting.get(target)(target);
     }
   }, {rootMargin: "600px"});
 
-  function hold(place, figure) {
+  function whenNear(place, act) {
+    waiting.set(place, act);
+    near.unobserve(place); // so that it is looked at again
+    near.observe(place);
+  }
+
+  // A figure, the table of trials, or the reason why there is none.
+  function take(place, figure) {
     if (place.id === "trials") {
       trials.take(place, figure);
       return;
     }
+    if (figure.note !== undefined) {
+      forget(place);
+      place.className = "note";
+      place.style.height = "";
+      place.textContent = figure.note;
+      return;
+    }
+    if (!figures.has(place)) {
+      place.className = "figure";
+      place.textContent = "";
+    }
     figures.set(place, figure);
-    if (isDrawn(place)) {
-      draw(place);
-    } else {
-      near.observe(place);
+    draw(place);
+  }
+
+  function forget(place) {
+    if (figures.delete(place) && isDrawn(place)) {
+      Plotly.purge(place);
     }
   }
 
   dark.addEventListener("change", () => drawAll(isDrawn));
   window.addEventListener("beforeprint", () => drawAll(() => true));
-  return {hold, forget: (place) => figures.delete(place)};
+  return {take, whenNear, forget, hold: (place, figure) => figures.set(place, figure)};
 })();

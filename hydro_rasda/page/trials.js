@@ -30,9 +30,13 @@ const trials = (function () {
     return state.down ? -order : order;
   }
 
+  // Small numbers as Python writes them: 8.671e-05.
+  const isSmall = (cell) => typeof cell === "number" && cell !== 0 && Math.abs(cell) < 1e-4;
+  const told = (cell) => (isSmall(cell) ? cell.toExponential().replace(/-(\d)$/, "-0$1") : String(cell));
+
   // "lr=0.01" asks for a column's value, any other word for a part of a cell.
   const isIn = (row) => (word) => row.some((cell, i) => {
-    const text = String(cell).toLowerCase();
+    const text = told(cell).toLowerCase();
     return text.includes(word) || `${heads[i].toLowerCase()}=${text}` === word;
   });
 
@@ -49,7 +53,7 @@ const trials = (function () {
     const end = Math.min(found.length, state.from + ROWS);
     parts.body.replaceChildren(...found.slice(state.from, end).map((row) => {
       const marked = row[0] === state.chosen ? {"aria-current": "true", tabindex: "-1"} : {};
-      return element("tr", marked, ...row.map((cell) => element("td", {}, String(cell))));
+      return element("tr", marked, ...row.map((cell) => element("td", {}, told(cell))));
     }));
     const order = state.down ? "descending" : "ascending";
     [...parts.head.children].forEach((head, i) => { head.ariaSort = heads[i] === state.head ? order : null; });

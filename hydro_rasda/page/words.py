@@ -11,7 +11,15 @@ from hydro_rasda.console import duration, show
 from hydro_rasda.plots.look import score_of
 from hydro_rasda.plots.spending import both_units
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import agreement_line, best_score, doubt_line, explained, kept_weights, state_of
+from hydro_rasda.results.report import (
+    agreement_line,
+    best_score,
+    doubt_line,
+    explained,
+    kept_weights,
+    progress_of,
+    state_of,
+)
 from hydro_rasda.run.journal import jsonable
 
 Facts = dict[str, str]
@@ -55,12 +63,18 @@ def configuration(record: RunRecord) -> Facts:
     return {name: show(value, 6) for name, value in record.trials[record.best_trial].used.items()}
 
 
-def row(record: RunRecord) -> list[str]:
-    """A run in the list of all: its state, trials, metric, best score, and time."""
+def row(record: RunRecord, idle: float) -> list[str]:
+    """A run in the list of all: its state, progress, trials, metric, best score, and time.
+
+    Args:
+        record: The run.
+        idle: Seconds since its journal was last written.
+    """
     score, stage = best_score(record)
     best = "" if stage is None else f"{show(score, 4)}{' (surrogate)' * (stage == 'surrogate')}"
     metric, failed = f"{record.metric} ({record.mode})", sum(trial.status == "failed" for trial in record.trials)
-    return [state_of(record), str(len(record.trials)), str(failed), metric, best, duration(record.cost.seconds)]
+    counts = [str(len(record.trials)), str(failed)]
+    return [state_of(record), progress_of(record, idle), *counts, metric, best, duration(record.cost.seconds)]
 
 
 def counts(record: RunRecord) -> str:

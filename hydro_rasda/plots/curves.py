@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,8 @@ MANY = 60
 BANDS = ((10, 90), (25, 75))
 """Percentiles between which a band lies, the widest first."""
 
-_STAGES: tuple[tuple[Stage, str], ...] = (("surrogate", "surrogates"), ("target", "full size"))
+STAGES: tuple[tuple[Stage, str], ...] = (("surrogate", "surrogates"), ("target", "full size"))
+"""The stages by the names that figures have for them."""
 
 
 def best_over_time(result: RunRecord) -> Figure:
@@ -51,10 +52,9 @@ def best_over_time(result: RunRecord) -> Figure:
     found = bests(units, result)
     if not found:
         return nothing("no trial has a score yet")
-    go, ends = graph_objects(), {"target": max(unit.at for unit in units.values())}
-    ends["surrogate"] = max((unit.at for unit in units.values() if _trained(unit, "surrogate")), default=0.0)
+    go, ends = graph_objects(), ends_of(units)
     figure = new_figure(xaxis={"title": {"text": "seconds"}, "rangemode": "tozero"})
-    for stage, title in _STAGES:
+    for stage, title in STAGES:
         if not (steps := found.get(stage)):
             continue
         color = BEST if stage == "target" else FINALISTS[0]
@@ -73,6 +73,12 @@ def best_over_time(result: RunRecord) -> Figure:
         )
     values = [step.score for steps in found.values() for step in steps]
     return figure.update_yaxes(score_axis(values, result.mode, result.metric))
+
+
+def ends_of(units: Mapping[str, Unit]) -> dict[Stage, float]:
+    """Return the seconds at which the lines of the best scores end: the sweep's, and that of full-size models."""
+    swept = max((unit.at for unit in units.values() if _trained(unit, "surrogate")), default=0.0)
+    return {"surrogate": swept, "target": max((unit.at for unit in units.values()), default=0.0)}
 
 
 def _trained(unit: Unit, stage: Stage) -> bool:
@@ -99,8 +105,8 @@ def learning_curves(result: RunRecord, metric: str | None = None) -> Figure:
     """
     metric = metric or result.metric
     go, order = graph_objects(), best_first(result)
-    curves = {stage: _curves(order, stage, metric) for stage, _ in _STAGES}
-    panels = [(stage, title) for stage, title in _STAGES if curves[stage]]
+    curves = {stage: _curves(order, stage, metric) for stage, _ in STAGES}
+    panels = [(stage, title) for stage, title in STAGES if curves[stage]]
     if not panels:
         return nothing(f"no trial has a finite {metric} yet")
     # By place among the finalists, alike in both panels.

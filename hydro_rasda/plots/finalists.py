@@ -19,9 +19,9 @@ def narrow_vs_full(result: RunRecord) -> Figure:
     both = {n: pair for n, pair in found.scores.items() if all(map(math.isfinite, pair))} if found else {}
     if found is None or not both:
         return nothing("no trial has a score both on a narrower surrogate and at full size yet")
-    go = graph_objects()
+    go, narrow = graph_objects(), min(found.epoch, *(result.trials[n].surrogate_epochs for n in found.scores))
     figure = new_figure(
-        xaxis={"title": {"text": escaped(f"{result.metric}, surrogate, epoch {found.epoch}")}},
+        xaxis={"title": {"text": escaped(f"{result.metric}, surrogate, epoch {narrow}")}},
         yaxis={"title": {"text": escaped(f"{result.metric}, full size, epoch {found.epoch}")}},
         showlegend=False,
         margin={"l": 60, "r": 20, "t": 50, "b": 50},

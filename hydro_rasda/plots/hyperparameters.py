@@ -118,12 +118,15 @@ def score_map(result: RunRecord, x: str | None = None, y: str | None = None) -> 
     )
 
 
-def parallel_coordinates(result: RunRecord) -> Figure:
+def parallel_coordinates(result: RunRecord, names: Sequence[str] | None = None) -> Figure:
     """Draw each trial as a line through all of its hyperparameters to its place, coloured by its place.
 
     Lines of one category lie apart, the best on top, so that their colours show. Drag along an axis to choose some.
+
+    Args:
+        names: Hyperparameters, in the order of their axes; None for all that differ between trials.
     """
-    names, order = varied(result), thinned([*enumerate(begun(result), 1)])
+    names, order = list(varied(result) if names is None else names), thinned([*enumerate(begun(result), 1)])
     if len(order) < 2 or not names:
         return nothing(too_few(result))
     last = order[-1][0]

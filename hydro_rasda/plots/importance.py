@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydro_rasda.plots.look import (
     EXTRA,
@@ -91,14 +91,15 @@ def importance_of(result: RunRecord) -> dict[str, float]:
         from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
 
         # fANOVA knows only keys that all trials have.
-        branched = len({frozenset(trial.params) for trial in trials}) > 1
-        fanova = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
-        evaluator = PedAnovaImportanceEvaluator() if branched else fanova
+        if len({frozenset(trial.params) for trial in trials}) > 1:
+            with _ALONE, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # earlier versions of Optuna call it experimental
+                evaluator: Any = PedAnovaImportanceEvaluator()
+        else:
+            evaluator = FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
     except ImportError as error:
         raise ImportError(f"importances need scikit-learn: {EXTRA}") from error
-    with _ALONE, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of experimental arguments
-        found = get_param_importances(study, evaluator=evaluator)
+    found = get_param_importances(study, evaluator=evaluator)
     return {name: float(share) for name, share in found.items() if math.isfinite(share)}
 
 

@@ -121,7 +121,7 @@ def cost(result: RunRecord) -> Figure:
     spent = result.cost
     if spent.seconds <= 0:
         return nothing("nothing has been trained yet")
-    max_t = _full_epochs(result)
+    max_t = full_epochs(result)
     trained = spent.surrogate_seconds + spent.target_seconds
     parts = {
         f"surrogates, {spent.surrogate_epochs} epochs": (spent.surrogate_seconds, FINALISTS[0]),
@@ -158,7 +158,7 @@ def both_units(spent: Cost, seconds: float, max_t: int | None) -> str:
     return duration(seconds) + (f" ({full:.2g} full trainings)" if math.isfinite(full) else "")
 
 
-def _full_epochs(result: RunRecord) -> int | None:
+def full_epochs(result: RunRecord) -> int | None:
     """Epochs of a full training; None without the run's folder."""
     try:
         return int(read_asked(result.path)["max_t"])

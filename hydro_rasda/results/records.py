@@ -139,6 +139,7 @@ class RunRecord(Portable):
     _checkpoints: Mapping[int, Path]
     keep: Keep | None = field(default=None, kw_only=True)
     averaged: bool | None = field(default=None, kw_only=True)
+    seconds_left: float | None = field(default=None, kw_only=True)
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
 
     def shown(self) -> Self:

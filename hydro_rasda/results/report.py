@@ -169,6 +169,22 @@ def state_of(record: RunRecord) -> str:
     return "running" if held(record.path) else "interrupted"
 
 
+def progress_of(record: RunRecord, idle: float) -> str:
+    """Return the share of a run that is done and the time left, in words; empty if that is not known.
+
+    Args:
+        record: The run.
+        idle: Seconds since its journal was last written.
+    """
+    if record.ended:
+        return "100 %" if record.finished else ""
+    left = record.seconds_left
+    if left is None:
+        return ""
+    share = f"{record.cost.seconds / max(record.cost.seconds + left, 1e-9):.0%}".replace("%", " %")
+    return f"{share}, about {duration(round(max(0.0, left - idle)))} left" if held(record.path) else share
+
+
 def explained(state: str) -> str:
     """Return a state of a run with advice."""
     if state == "interrupted":

@@ -66,6 +66,8 @@ class TuneResult(RunRecord):
         averaged: True if the weights that `best_metric` measures and `best_model` gives are averages over steps
             (`ema`). None if no full-size model was trained, if `race.train` trained it, or if an earlier version made
             the run.
+        seconds_left: Estimated seconds that the run still took when its last unit of work was finished. None if it has
+            ended, or if that is not known.
     """
 
     _problem: Problem
@@ -269,7 +271,7 @@ class TuneResult(RunRecord):
         from hydro_rasda.page import write_page
 
         check_path("path", path)
-        return write_page(self, Path(path))
+        return write_page([self], Path(path))
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: the best configuration, the best trials, and the cost."""

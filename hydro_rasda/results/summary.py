@@ -52,6 +52,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         ended=over,
         keep=run.settings.race.keep,
         averaged=_averaged(run, records[best]) if best in records else None,
+        seconds_left=None if over else next((unit.left for unit in [*run.store.units().values()][-1:]), None),
         _hidden=frozenset(run.hidden),
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
     )

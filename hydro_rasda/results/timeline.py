@@ -62,7 +62,7 @@ def journal_of(record: RunRecord) -> Mapping[str, Unit]:
     return _units(path, found.st_size, found.st_mtime_ns)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _units(path: Path, size: int, written: int) -> Mapping[str, Unit]:
     """Return the units of a journal of this size, written then: several figures of a page ask for them."""
     return read_units(path).units

@@ -54,6 +54,7 @@ class Unit:
         seconds: Wall time of the unit; units that ran beside each other count in full.
         at: Wall time of the run when it was finished.
         swept: The part of `at` that the sweep had taken.
+        left: The estimate of the seconds that the run still took then; None if it was not known.
     """
 
     value: Any
@@ -61,6 +62,7 @@ class Unit:
     seconds: float = 0.0
     at: float = 0.0
     swept: float = 0.0
+    left: float | None = None
 
 
 class DamagedJournal(ValueError):
@@ -125,7 +127,8 @@ def read_units(path: Path) -> Record:
                 finished.add(raw)
                 units.pop(line["key"], None)
                 told = [*lines.values()]
-                units[line["key"]] = Unit(line["value"], told, line["seconds"], line["at"], line["swept"])
+                at = line["at"], line["swept"], line.get("left")
+                units[line["key"]] = Unit(line["value"], told, line["seconds"], *at)
             lines, kept = {}, end
     return Record(units, kept, damage)
 
@@ -134,7 +137,8 @@ def _parsed(raw: bytes) -> JournalLine:
     line = parse_json(raw)
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
         raise ValueError("no object with an 'event'")
-    for name, kind in _FIELDS.get(line["event"], {}).items():
+    known = {"left": (int, float, type(None))} if line["event"] == UNIT and "left" in line else {}
+    for name, kind in {**_FIELDS.get(line["event"], {}), **known}.items():
         found: Any = line.get(name, ...)
         if found is ... or not isinstance(found, kind):
             raise ValueError(f"{line['event']!r} without a proper {name!r}")

@@ -194,7 +194,7 @@ class Run:
         """Announce epochs that were trained just now, before the journal has them."""
         seconds = self.store.seconds
         self.time_left.advance(epochs, seconds)
-        left = self.time_left.left(seconds)
+        self.store.left = left = self.time_left.left(seconds)
         self.notify(EpochsTrained, seconds=seconds, epochs=epochs, note=note, seconds_left=left)
 
     def can_load(self, key: str) -> bool:

@@ -73,7 +73,10 @@ class Store:
         doing: The work that this process trains itself.
         id: Tells this run and its checkpoints from all others. Empty if an earlier version began the run: its
             checkpoints do not name their run.
+        left: The latest estimate of the seconds that the run still takes; None if it is not known.
     """
+
+    left: float | None = None
 
     def __init__(
         self, path: Path, units: dict[str, Unit], lock: FileLock | None = None, changes: Sequence[str] = ()
@@ -180,8 +183,10 @@ class Store:
         """
         require(again or key not in self._units, "key", key, "that of a unit which is not recorded yet")
         value, lines, seconds = jsonable(unit.value), jsonable(unit.lines), round(unit.seconds, 4)
-        unit = Unit(value, lines, seconds, _rounded_up(self.seconds), _rounded_up(self.swept))
+        left = None if self.left is None else round(self.left, 1)
+        unit = Unit(value, lines, seconds, _rounded_up(self.seconds), _rounded_up(self.swept), left)
         own = {"event": UNIT, "key": key, "seconds": seconds, "at": unit.at, "swept": unit.swept, "value": value}
+        own |= {} if left is None else {"left": left}
         self._append([*unit.lines, own])
         self._units.pop(key, None)
         self._units[key] = unit

@@ -57,9 +57,17 @@ class Writer:
         (folder / "run.json").write_text(json.dumps({"format": 1, **asked}))
         (folder / JOURNAL).touch()
 
-    def unit(self, key: str, value: Any, lines: Iterable[JournalLine] = (), seconds: float = 0.0) -> None:
+    def unit(
+        self,
+        key: str,
+        value: Any,
+        lines: Iterable[JournalLine] = (),
+        seconds: float = 0.0,
+        left: float | None = None,
+    ) -> None:
         self.at += seconds
         own = {"event": "unit", "key": key, "seconds": seconds, "at": self.at, "swept": self.at, "value": value}
+        own |= {} if left is None else {"left": left}
         with (self.folder / JOURNAL).open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in [*lines, own])
 

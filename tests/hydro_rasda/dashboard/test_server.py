@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from typing import Any
 import pytest
 
 from hydro_rasda.cli import main
+from hydro_rasda.page import drawing as drawing_module
+from hydro_rasda.page.drawing import Drawn
 from hydro_rasda.results.reading import runs_in
 from hydro_rasda.results.records import RunRecord
 from tests.hydro_rasda.browser import ALL_DRAWN, errors, needs_chromium, open_page, wait
@@ -31,8 +34,10 @@ from tests.hydro_rasda.journals import write_run
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 
+from hydro_rasda.dashboard import pages as pages_module  # noqa: E402
 from hydro_rasda.dashboard import server as server_module  # noqa: E402
-from hydro_rasda.dashboard.server import Runs, make_config  # noqa: E402
+from hydro_rasda.dashboard.pages import Runs  # noqa: E402
+from hydro_rasda.dashboard.server import make_config  # noqa: E402
 
 PATIENCE_S = 600.0
 TOKEN = "of this test"
@@ -114,7 +119,7 @@ def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], brows
     best = f"Trial {record.best_trial} wins: val_loss {record.best_metric:.4g}"
     wait(browser, f"return document.querySelector('.lead').textContent.startsWith('{best}')")
     wait(browser, ALL_DRAWN)
-    assert browser.execute_script(bars) > before
+    wait(browser, f"{bars} > {before}")
     assert browser.execute_script("return document.querySelector('details').open")
     numbers = "return [...document.querySelectorAll('#trials tbody tr')].map((row) => Number(row.cells[0].textContent))"
     adamw = [trial.trial for trial in record.trials if trial.config["optimizer"] == "adamw"]
@@ -144,28 +149,106 @@ def test_pages_are_made_again_when_the_journal_has_changed(tmp_path: Path) -> No
     assert runs.page("a") is not first
 
 
-def test_a_page_that_is_being_made_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_chromium
+def test_ticked_runs_are_shown_side_by_side_and_followed(
+    served: tuple[str, Path], browser: Any, tmp_path: Path
+) -> None:
+    url, folder = served
+    write_run(tmp_path / "whole", num_samples=9)
+    first, second = Grows(folder / "a & b", tmp_path / "whole"), Grows(folder / "c", tmp_path / "whole")
+    first.to(1)
+    second.to(0.5)
+    open_page(browser, address(url))
+    wait(browser, "return document.querySelectorAll('[name=run]').length === 2")
+    button = "document.querySelector('#runs button')"  # the list may be replaced at any time
+    assert browser.execute_script(f"return {button}.disabled")
+    browser.execute_script("document.querySelectorAll('[name=run]').forEach((box) => box.click())")
+    assert not browser.execute_script(f"return {button}.disabled")
+    write_run(folder / "third", num_samples=3)
+    wait(browser, "return document.querySelectorAll('[name=run]').length === 3")  # and the two are still ticked
+    browser.execute_script(f"{button}.click()")
+    wait(browser, ALL_DRAWN)
+    assert {*browser.title.removesuffix(" · hydro_rasda").split(", ")} == {"a & b", "c"}
+    lead = "return document.querySelector('.lead').textContent"
+    assert browser.execute_script(lead) == "Not to be compared yet: one has no full-size model."
+    second.to(1)
+    wait(browser, f"{lead}.startsWith('Both reached val_loss')")
+    traces = "return document.getElementById('winners-curves').data.length"
+    wait(browser, f"{traces} === 4")
+    assert errors(browser) == []
+    for missing in ("compare/", "compare/?run=c&run=none", "compare/events", "compare/figure/none?run=c"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(url + missing)
+
+
+def test_a_second_request_with_nothing_new_draws_no_figure(
+    served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, folder = served
+    write_run(folder / "a")
+    drawn: list[str] = []
+
+    def counted(figure: Any) -> Drawn:
+        drawn.append(held(figure).json)
+        return held(figure)
+
+    held = drawing_module._held
+    monkeypatch.setattr(drawing_module, "_held", counted)
+    for _ in range(2):
+        assert "Trial " in get(f"{url}run/a/")
+        assert drawn == []
+    names = re.findall(r'id="([^"]+)" class="figure" data-drawing', get(f"{url}run/a/"))
+    assert {"cost", "learning-curves", "slice-3", "timeline"} <= {*names}
+    first, second = ([get(f"{url}run/a/figure/{name}") for name in names] for _ in range(2))
+    assert first == second
+    assert [*map(json.loads, drawn)] == [*map(json.loads, first)]
+    assert json.loads(get(f"{url}run/a/figure/trials"))["heads"][0] == "trial"
+    for missing in ("run/a/figure/none", "run/none/figure/timeline"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(url + missing)
+
+
+def test_a_figure_that_cannot_be_drawn_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(record: RunRecord) -> None:
+        raise ValueError("no such journal")
+
+    write_run(tmp_path / "a", num_samples=3)
+    monkeypatch.setattr("hydro_rasda.plots.timeline", broken)
+    assert json.loads(str(Runs(tmp_path).figure("broken", "a"))) == {"note": "not drawn: no such journal"}
+
+
+@pytest.mark.parametrize("slow", ["page", "figure"])
+def test_a_page_or_figure_that_is_being_made_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
     for name in "ab":
         write_run(tmp_path / name, num_samples=3)
     runs, begun, end = Runs(tmp_path), threading.Event(), threading.Event()
 
-    def made(record: RunRecord, live: bool) -> str:
+    def waits(record: RunRecord) -> list[Any]:
         if record.path.name == "a":
             begun.set()
             end.wait(PATIENCE_S)
-        return record.path.name
+        return []
 
-    monkeypatch.setattr("hydro_rasda.dashboard.server.page", made)
-    slow = threading.Thread(target=runs.page, args=["a"])
-    slow.start()
+    if slow == "page":
+        monkeypatch.setattr("hydro_rasda.page.write.sections", waits)
+        work = threading.Thread(target=runs.page, args=["a"])
+    else:
+        monkeypatch.setattr("hydro_rasda.plots.timeline", waits)
+        work = threading.Thread(target=runs.figure, args=["waits", "a"])
+    work.start()
     try:
         assert begun.wait(PATIENCE_S)
-        assert runs.page("b") == "b"
+        assert "<title>b" in runs.page("b")
         assert len(runs.listed()) == 2
-        assert slow.is_alive()
+        if slow == "figure":
+            assert "<title>a" in runs.page("a")
+            assert '"data"' in str(runs.figure("cost", "a"))
+        assert work.is_alive()
     finally:
         end.set()
-        slow.join()
+        work.join()
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(served: tuple[str, Path]) -> None:
@@ -284,11 +367,11 @@ def test_readers_share_one_look_at_the_runs(tmp_path: Path, monkeypatch: pytest.
 
     for name in ("a", "b", "c"):
         write_run(tmp_path / name, num_samples=3)
-    monkeypatch.setattr(server_module, "runs_in", counted)
-    monkeypatch.setattr(server_module, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(pages_module, "runs_in", counted)
+    monkeypatch.setattr(pages_module, "LOOK_SECONDS", 3600.0)
     runs = Runs(tmp_path)
     for _ in range(45):
-        assert server_module._state(runs, None).keys() == {"a", "b", "c"}
+        assert server_module._state(runs).keys() == {"a", "b", "c"}
         server_module._state(runs, "b")
     assert {name for name, *_ in runs.listed()} == {"a", "b", "c"}
     assert len(looks) == 1

@@ -19,7 +19,7 @@ pytestmark = needs_chromium
     ["over", "empty", *(pytest.param(s, marks=pytest.mark.slow) for s in ("interrupted", "single", "failed", "large"))],
 )
 def test_every_sort_of_run_is_drawn(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, sort: str) -> None:
-    open_page(browser, write_page(sorts[sort], tmp_path / "page.html").as_uri())
+    open_page(browser, write_page([sorts[sort]], tmp_path / "page.html").as_uri())
     wait(browser, ALL_DRAWN)
     assert errors(browser) == []
     assert browser.title == f"{sort} · hydro_rasda"  # what is in choices and tracebacks did not run
@@ -27,7 +27,7 @@ def test_every_sort_of_run_is_drawn(browser: Any, sorts: dict[str, RunRecord], t
 
 def test_a_file_is_unpacked_under_its_policy(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
     """It runs no script but its own, and asks for nothing."""
-    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri())
+    open_page(browser, write_page([sorts["over"]], tmp_path / "page.html").as_uri())
     wait(browser, ALL_DRAWN)
     drawn = "return document.getElementById('{}').{}"
     assert "WebGL is not" not in browser.execute_script(drawn.format("parallel-coordinates", "textContent"))
@@ -51,7 +51,7 @@ def test_a_file_is_unpacked_under_its_policy(browser: Any, sorts: dict[str, RunR
 def test_who_cannot_draw_the_figures_reads_what_to_do(
     browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, lacks: str
 ) -> None:
-    path = write_page(sorts["over"], tmp_path / "page.html")
+    path = write_page([sorts["over"]], tmp_path / "page.html")
     if lacks == "Plotly":  # as where a file was cut off on its way
         path.write_text(path.read_text().replace('id="packed-plotly">', 'id="packed-plotly">spoilt'))
     source = "delete window.DecompressionStream" if lacks == "DecompressionStream" else ""
@@ -73,10 +73,10 @@ def test_who_cannot_draw_the_figures_reads_what_to_do(
 def test_a_phone_shows_whole_titles_and_legends(
     browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, sort: str
 ) -> None:
-    open_page(browser, write_page(sorts[sort], tmp_path / "page.html").as_uri(), width=400, height=9000)
+    open_page(browser, write_page([sorts[sort]], tmp_path / "page.html").as_uri(), width=400, height=9000)
     wait(browser, ALL_DRAWN)
     outside = browser.execute_script("""
-        const texts = [...document.querySelectorAll('.figure:not(.wide) text')];
+        const texts = [...document.querySelectorAll('.figure text')];
         return texts.filter((text) => text.textContent.trim() && text.checkVisibility()).filter((text) => {
             const [inner, outer] = [text, text.closest('.figure')].map((each) => each.getBoundingClientRect());
             return inner.width && (inner.left < outer.left - 2 || inner.right > outer.right + 2);
@@ -86,7 +86,7 @@ def test_a_phone_shows_whole_titles_and_legends(
 
 
 def test_what_is_below_is_drawn_when_it_comes_near(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
-    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), height=800)
+    open_page(browser, write_page([sorts["over"]], tmp_path / "page.html").as_uri(), height=800)
     wait(browser, DRAWN)
     assert not browser.execute_script(ALL_DRAWN)
     browser.execute_script("document.querySelector('nav a[href=\"#section-10\"]').click()")
@@ -97,7 +97,7 @@ def test_what_is_below_is_drawn_when_it_comes_near(browser: Any, sorts: dict[str
 def test_clicks_and_colors(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
     from selenium.webdriver.common.by import By
 
-    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), scheme="dark")
+    open_page(browser, write_page([sorts["over"]], tmp_path / "page.html").as_uri(), scheme="dark")
     wait(browser, ALL_DRAWN)
     back = "return getComputedStyle(document.body).backgroundColor"
     ink = "return document.getElementById('learning-curves')._fullLayout.font.color"
@@ -133,7 +133,7 @@ def test_the_table_of_trials_sorts_and_filters(browser: Any, sorts: dict[str, Ru
     from selenium.webdriver.common.keys import Keys
 
     record = sorts["over"]
-    open_page(browser, write_page(record, tmp_path / "page.html").as_uri())
+    open_page(browser, write_page([record], tmp_path / "page.html").as_uri())
     wait(browser, TRIALS)
     assert int(table(browser)[0][0]) == record.best_trial
     column(browser, "lr").click()
@@ -164,7 +164,7 @@ def test_a_click_on_a_point_shows_its_trial(
     from selenium.webdriver.common.action_chains import ActionChains
 
     record = sorts["over"]
-    open_page(browser, write_page(record, tmp_path / "page.html").as_uri())
+    open_page(browser, write_page([record], tmp_path / "page.html").as_uri())
     wait(browser, ALL_DRAWN)
     field = browser.find_element("css selector", "#trials input")
     field.send_keys("no such trial")
@@ -179,7 +179,7 @@ def test_a_click_on_a_point_shows_its_trial(
 
 
 def test_a_large_table_shows_a_hundred_rows_at_once(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
-    open_page(browser, write_page(sorts["large"], tmp_path / "page.html").as_uri(), width=400, height=900)
+    open_page(browser, write_page([sorts["large"]], tmp_path / "page.html").as_uri(), width=400, height=900)
     wait(browser, TRIALS)
     browser.execute_script("arguments[0].click()", column(browser, "trial"))
     assert [int(row[0]) for row in table(browser)] == [*range(100)]
@@ -198,7 +198,7 @@ def test_a_large_table_shows_a_hundred_rows_at_once(browser: Any, sorts: dict[st
 
 def test_labels_of_logarithmic_axes_are_numbers(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
     """Plotly's own would be 2 and 5 between 0.1 and 1, and 100μ for 0.0001."""
-    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), height=9000)
+    open_page(browser, write_page([sorts["over"]], tmp_path / "page.html").as_uri(), height=9000)
     wait(browser, ALL_DRAWN)
     ticks = browser.execute_script("""
         const axes = [...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) =>
@@ -210,7 +210,7 @@ def test_labels_of_logarithmic_axes_are_numbers(browser: Any, sorts: dict[str, R
 
 
 def test_a_phone_scrolls_down_but_not_sideways(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
-    open_page(browser, write_page(sorts["over"], tmp_path / "page.html").as_uri(), width=390, height=9000)
+    open_page(browser, write_page([sorts["over"]], tmp_path / "page.html").as_uri(), width=390, height=9000)
     wait(browser, ALL_DRAWN)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
     assert errors(browser) == []

@@ -13,24 +13,34 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
+from functools import wraps
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hydro_rasda import plots
 from hydro_rasda.cli import main
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.page import sections as sections_module
 from hydro_rasda.page import write_page
 from hydro_rasda.page.call import call_of, domain_of
 from hydro_rasda.page.embed import digest, plotly
+from hydro_rasda.page.sections import sections
 from hydro_rasda.page.words import answer
-from hydro_rasda.page.write import list_page, page, sections
+from hydro_rasda.page.write import Page, list_page
+from hydro_rasda.plots.importance import importance_of
 from hydro_rasda.results.reading import read_record
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import as_html
 from hydro_rasda.run.spec import read_asked
-from tests.hydro_rasda.journals import SCRIPT, SPACE, write_run
+from tests.hydro_rasda.journals import SCRIPT, SPACE, Writer, write_run
 
 Sorts = dict[str, RunRecord]
 
@@ -66,7 +76,7 @@ def test_of_one_full_size_model_alone_no_page_says_how_sure_it_is(sorts: Sorts) 
 @pytest.mark.parametrize("sort", ["over", "interrupted", "swept", "single", "failed", "empty", "large"])
 def test_a_page_of_every_sort_of_run(sorts: Sorts, sort: str) -> None:
     record = sorts[sort]
-    written = page(record)
+    written = Page(record).html()
     assert len(written.encode()) < LARGEST  # of 2,000 trials, too
     found = Elements(written)
     for title in (section.title for section in sections(record)):
@@ -82,57 +92,106 @@ def test_a_page_of_many_hyperparameters_is_small(tmp_path: Path) -> None:
     record, draw = write_run(tmp_path / "a", num_samples=1_000, width=8), random.Random(0)
     more = [{f"factor_{i}": draw.random() for i in range(6)} for _ in record.trials]
     trials = tuple(replace(trial, config={**trial.config, **own}) for trial, own in zip(record.trials, more))
-    written = page(replace(record, trials=trials))
+    written = Page(replace(record, trials=trials)).html()
     assert "factor_5" in written
     assert len(written.encode()) < LARGEST
 
 
 def test_it_says_what_the_run_found(sorts: Sorts) -> None:
     record = sorts["over"]
-    text = Elements(page(record)).text
+    text = Elements(Page(record).html()).text
     best = f"Trial {record.best_trial} wins: val_loss {record.best_metric:.4g} at full size"
     assert f"{best}, of the weights after epoch " in text
     assert "finished" in text
     assert f"ValueError: {SCRIPT} in trial 5" in text  # as text
-    assert SCRIPT not in page(record)
-    assert "about" not in Elements(page(sorts["empty"])).text
-    assert "No trial has begun." in Elements(page(sorts["empty"])).text
-    assert "No trial has a finite score." in Elements(page(sorts["failed"])).text
-    assert "<dt>dropout</dt>" in page(record)
-    assert "<dt>dropout</dt>" not in page(sorts["failed"])  # no configuration is the best
+    assert SCRIPT not in Page(record).html()
+    assert "about" not in Elements(Page(sorts["empty"]).html()).text
+    assert "No trial has begun." in Elements(Page(sorts["empty"]).html()).text
+    assert "No trial has a finite score." in Elements(Page(sorts["failed"]).html()).text
+    assert "<dt>dropout</dt>" in Page(record).html()
+    assert "<dt>dropout</dt>" not in Page(sorts["failed"]).html()  # no configuration is the best
     told = "interrupted, or running elsewhere; repeat the call to resume"
-    assert told in Elements(page(sorts["interrupted"])).text
+    assert told in Elements(Page(sorts["interrupted"]).html()).text
     assert told in Elements(list_page([("a", sorts["interrupted"], 1e9)], Path("runs"))).text
     assert told not in Elements(list_page([("a", record, 1e9)], Path("runs"))).text
 
 
+def drawn(record: RunRecord) -> dict[str, str]:
+    """What a page draws, as the dashboard serves it."""
+    return {name: drawing.drawn().served for name, drawing in Page(record).drawings.items()}
+
+
+def test_the_list_says_how_far_a_run_is_and_in_which_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path / "a", TuneConfig(num_samples=4))
+    now = time.time()
+
+    def told() -> str:
+        return Elements(list_page([("a", writer.record, now - 10)], tmp_path)).text
+
+    writer.unit("surrogate/kinds-from-0", {}, seconds=30)
+    assert "%" not in told()
+    writer.unit("surrogate/cost-of-a", {}, seconds=30, left=60.0)
+    assert writer.record.seconds_left == 60
+    assert "50 %" in told()
+    assert "left" not in told()  # nobody works on it
+    monkeypatch.setattr("hydro_rasda.results.report.held", lambda path: True)
+    assert "50 %, about 50 s left" in told()
+    assert f"{datetime.fromtimestamp(now - 10).astimezone():%Y-%m-%d %H:%M %Z}" in told()
+    assert "100 %" in Elements(list_page([("b", write_run(tmp_path / "b", num_samples=3), now)], tmp_path)).text
+
+
 def test_figures_cannot_end_their_script(sorts: Sorts) -> None:
-    served = page(sorts["over"], live=True)
-    held = re.findall(r'<script type="application/json" data-for="([^"]+)">(.*?)</script>', served, re.S)
-    assert {"trials", "learning-curves", "importances", "timeline", "slice-0", "parallel-coordinates"} <= {
-        name for name, _ in held
-    }
-    for name, text in held:
+    held = drawn(sorts["over"])
+    assert held.keys() >= {"trials", "learning-curves", "importances", "timeline", "slice-0", "parallel-coordinates"}
+    for name, text in held.items():
         assert "<" not in text
         assert ({"heads", "columns"} if name == "trials" else {"data", "layout"}) <= json.loads(text).keys()
+    assert {*map(str, json.loads(drawn(sorts["empty"])["timeline"]))} == {"note"}
 
 
 def test_a_file_holds_the_same_figures_compressed(sorts: Sorts) -> None:
-    served = page(sorts["over"], live=True)
-    held = re.findall(r'<script type="application/json" data-for="([^"]+)">(.*?)</script>', served, re.S)
-    (text,) = re.findall(r'<script type="text/plain" id="packed-figures">(.*?)</script>', page(sorts["over"]), re.S)
+    written = Page(sorts["over"]).html()
+    (text,) = re.findall(r'<script type="text/plain" id="packed-figures">(.*?)</script>', written, re.S)
     assert "<" not in text
     lists, figures = json.loads(gzip.decompress(base64.b85decode(text.replace(",", "<"))))
 
     def whole(value: dict[str, Any]) -> Any:
         return lists[value["$list"]] if "$list" in value else value
 
-    assert json.loads(figures, object_hook=whole) == {name: json.loads(figure) for name, figure in held}
+    held = drawn(sorts["over"])
+    assert json.loads(figures, object_hook=whole) == {name: json.loads(figure) for name, figure in held.items()}
+
+
+def test_a_served_page_draws_nothing_and_each_figure_once(sorts: Sorts, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counter[str]()
+
+    def counting(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(make)
+        def counts(*arguments: Any) -> Any:
+            counted[name] += 1
+            return make(*arguments)
+
+        return counts
+
+    monkeypatch.setattr(sections_module, "importance_of", counting("importance", importance_of))
+    for name in plots.__all__:
+        monkeypatch.setattr(plots, name, counting(name, getattr(plots, name)))
+    served = Page(sorts["over"])
+    assert f"Trial {sorts['over'].best_trial} wins" in served.html(live=True)
+    assert counted == {}
+    assert served.drawings["timeline"].drawn().served == served.drawings["timeline"].drawn().served
+    assert counted == {"timeline": 1}
+    for _ in range(2):
+        assert all(drawing.drawn().served for drawing in served.drawings.values())
+    slices = sum(name.startswith("slice-") for name in served.drawings)
+    assert counted.pop("slices") == slices
+    assert counted.keys() == {*plots.__all__, "importance"} - {"importances", "slices"}
+    assert {*counted.values()} == {1}
 
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_page_s_policy_allows_its_own_scripts_alone(sorts: Sorts, live: bool) -> None:
-    written = page(sorts["over"], live)
+    written = Page(sorts["over"]).html(live)
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', written)
     rules = {name: values for name, *values in (rule.split() for rule in html.unescape(policy).split("; "))}
     assert rules["default-src"] == ["'none'"]
@@ -189,7 +248,7 @@ def test_a_result_whose_folder_is_gone_has_a_page(sorts: Sorts, tmp_path: Path) 
     shutil.copytree(sorts["over"].path, tmp_path / "moved")
     record = read_record(tmp_path / "moved")
     shutil.rmtree(tmp_path / "moved")
-    written = write_page(record, tmp_path / "a" / "p.html").read_text()
+    written = write_page([record], tmp_path / "a" / "p.html").read_text()
     assert f"Trial {record.best_trial} wins" in Elements(written).text
 
 

@@ -1,0 +1,113 @@
+"""The page of one run: its sections, in the order in which people ask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from hydro_rasda import plots
+from hydro_rasda.console import show
+from hydro_rasda.page import words
+from hydro_rasda.page.call import call_of
+from hydro_rasda.page.drawing import Drawing, Drawn, Once, Section, drawing, safe
+from hydro_rasda.plots.importance import importance_bars, importance_of
+from hydro_rasda.plots.look import nothing
+from hydro_rasda.results.records import RunRecord
+from hydro_rasda.results.report import best_first, varied
+from hydro_rasda.results.timeline import journal_of
+from hydro_rasda.run.spec import read_asked
+
+SLICES = 12
+"""Hyperparameters that have a slice of their own on the page, the most important."""
+
+
+def sections(record: RunRecord) -> Iterator[Section]:
+    """Yield the sections of the page, from top to bottom."""
+    asked, units = asked_of(record), journal_of(record)
+    best = words.configuration(record)
+    yield Section("Answer", words.answer(record), best)
+    yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[drawing(plots.cost, record)])
+    yield Section("Best score over time", figures=[drawing(plots.best_over_time, record)])
+    fates = "Surrogates by the epoch at which they fell (of more than 60, quantiles); finalists again below."
+    rungs = "Dotted lines are rungs, and tell how many went on."
+    yield Section("Learning curves", [f"{fates} {rungs}"], figures=[drawing(plots.learning_curves, record)])
+    close = "Finalists are the best of all surrogates, and lie closer together than all do: agreement is harder."
+    yield Section("Narrow against full size", [close], figures=[drawing(plots.narrow_vs_full, record)])
+    yield from _of_hyperparameters(record)
+    beside = "Numbers are the trials of a fused group. Bars above each other trained at the same time."
+    yield Section("Timeline", [beside], figures=[drawing(plots.timeline, record)])
+    click = "Click the head of a column to sort. Click a point of a figure above to see its trial here."
+    table = Drawing("trials", Once(lambda: Drawn(_table(record)))) if record.trials else None
+    yield Section("Trials", [click if table else "No trial has begun."], trials=table)
+    failed = words.failures(record)
+    yield Section("Failures", [] if failed else ["No trial raised."], failures=failed)
+    yield Section("Environment", facts=words.environment(asked, units), code=call_of(asked) if asked else "")
+
+
+def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
+    important, names = Once(lambda: importance_of(record)), varied(record)
+    ranked = Once(lambda: sorted(names, key=lambda name: -important().get(name, -1.0)))
+
+    def importances() -> Any:
+        few = f"{len(record.trials)} trials are too few to tell"
+        return importance_bars(important()) if important() else nothing(few)
+
+    def sliced(place: int) -> Any:
+        return plots.slices(record, ranked()[place : place + 1])
+
+    # As successive halving orders trials, for they stop at different epochs.
+    told = "Optuna's fANOVA of a trial's place among all: who got furthest, then who scored best."
+    yield Section("Importance of hyperparameters", [told], figures=[drawing(importances)])
+    slices = [drawing(sliced, i, name=f"slice-{i}") for i in range(min(SLICES, len(names)))]
+    diamonds = "Diamonds are scores at full size, dots on surrogates; orange ones trained longest."
+    yield Section("Slices", [diamonds], figures=slices or [drawing(plots.slices, record)], grid=bool(slices))
+
+    def score_map() -> Any:
+        return plots.score_map(record, *ranked()[:2])
+
+    def parallel_coordinates() -> Any:
+        return plots.parallel_coordinates(record, ranked())
+
+    yield Section("The two most important", figures=[drawing(score_map)])
+    drag = "The most important come first, and on a narrow screen alone. Drag along an axis to choose trials; drag its "
+    yield Section("Parallel coordinates", [drag + "name to move it."], figures=[drawing(parallel_coordinates)])
+
+
+def _table(record: RunRecord) -> str:
+    """All trials, the best first, as `trials.js` takes them.
+
+    They are columns, which compress better than rows: what differs between trials, and their scores.
+    """
+    trials, metric = best_first(record), record.metric
+    columns: dict[str, list[Any]] = {
+        "trial": [trial.trial for trial in trials],
+        "state": [trial.status for trial in trials],
+        metric: [trial.metric if trial.epochs else None for trial in trials],
+        "epochs": [trial.epochs or None for trial in trials],
+        f"surrogate {metric}": [trial.surrogate_metric if trial.surrogate_epochs else None for trial in trials],
+        "surrogate epochs": [trial.surrogate_epochs or None for trial in trials],
+    }
+    used = [trial.used for trial in trials]
+    own = {name: [values.get(name) for values in used] for name in varied(record)}
+    named = [*columns.items(), *own.items()]  # a hyperparameter may have the name of another column
+    return safe({"heads": [name for name, _ in named], "columns": [[*map(_cell, values)] for _, values in named]})
+
+
+def _cell(value: Any) -> float | str:
+    """A number to four digits, which the page sorts by; any other value as text, "" for none."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _EXACT:
+        return value
+    return float(f"{value:.4g}") if isinstance(value, float) and math.isfinite(value) else show(value, 4)
+
+
+_EXACT = 2**53
+"""Below it, a browser's numbers hold all whole ones."""
+
+
+def asked_of(record: RunRecord) -> dict[str, Any]:
+    """The run's `run.json`; nothing where its folder is gone."""
+    try:
+        return read_asked(record.path)
+    except ValueError:
+        return {}
