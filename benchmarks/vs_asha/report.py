@@ -253,14 +253,16 @@ def verdict(cells: Cells, task: str) -> str:
     """Whether `tune` reaches what it is to reach, and whether its model is as good."""
     rows, target = rows_of(cells, task), TARGETS[task]
     own = rows.get("tune")
-    if own is None or own.speedup is None or own.floors is None:
-        return "No times of `tune` and Ray's ASHA on one kind of machine without other work yet."
+    if own is None or own.gain is None:
+        return "No pair of `tune` and Ray's ASHA yet."
     between_seeds = seed_spread([cell for of_method in cells[task].values() for cell in of_method])
     quality = (
         "Its test score is worse by more than the seed spread: no win"
         if lost(own, between_seeds)
-        else ("Its test score is not worse by more than the seed spread")
+        else "Its test score is not worse by more than the seed spread"
     )
+    if own.speedup is None or own.floors is None:
+        return f"There are no times of `tune` and Ray's ASHA on one kind of machine, without other work. {quality}."
     return (
         f"`tune` is {own.speedup.median:.1f} times as fast as Ray's ASHA, to reach {target.speedup:g}: "
         f"{_met(own.speedup.median >= target.speedup)}. It costs {own.floors.median:.1f} trainings of its winner, to "
@@ -295,7 +297,7 @@ def _older(methods: Mapping[str, Sequence[Cell]], rows: Mapping[str, Row]) -> st
         if older := [METHOD_NAMES[m] for m in own if any(holds(cell["settings"]) for cell in methods[m])]:
             told.append(f"Measured with older defaults, {what}: {'; '.join(older)}.")
     if not _all_timed(methods):
-        return " ".join([*told, "Other work shared the machine, so that times say nothing and are left out."])
+        return " ".join(told)
     if other := [METHOD_NAMES[method] for method in methods if _on_another_day(methods[method], methods[BASELINE])]:
         told.append(f"Run on other days than Ray's ASHA here: {'; '.join(other)}.")
         told.append("The machine may have been faster or slower then, so that times do not compare.")
