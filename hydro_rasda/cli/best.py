@@ -49,7 +49,8 @@ def comment(record: RunRecord, trial: TrialRecord) -> str:
         told = f"{show(trial.surrogate_metric, 6)} ({record.mode}) on its surrogate, epoch {trial.surrogate_epochs}"
     else:
         told = "not known yet"
-    return f"trial {trial.trial} of {record.path.name}: {record.metric} {told}"
+    unread = f"; nothing reads {', '.join(trial.unread)}" if trial.unread else ""
+    return f"trial {trial.trial} of {record.path.name}: {record.metric} {told}{unread}"
 
 
 def written(config: dict[str, Any], style: str, comment: str) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EXTRA = "pip install 'hydro-rasda[dashboard]'"
 LOCAL = ("127.0.0.1", "localhost")
+EVERYWHERE = ("0.0.0.0", "::", "")
 
 STREAM_SECONDS = 600.0
 """After which a stream of events ends: a browser asks for the next, and who has stopped reading does not."""
@@ -55,8 +56,20 @@ def serve(folder: str | Path, host: str = "127.0.0.1", port: int = 8470) -> None
     with socket.create_server((host, port), family=socket.AF_INET6 if six else socket.AF_INET) as listening:
         found = listening.getsockname()[1]
         threading.Thread(target=prepare, daemon=True).start()
-        print(f"http://{f'[{host}]' if six else host}:{found}/?token={token}", flush=True)
+        shown = _own_address(six) if host in EVERYWHERE else host
+        print(f"http://{f'[{shown}]' if ':' in shown else shown}:{found}/?token={token}", flush=True)
         uvicorn.Server(make_config(folder, token, host, found)).run(sockets=[listening])
+
+
+def _own_address(six: bool) -> str:
+    """Return an address of this machine that other machines can open; its name if it has no route to them."""
+    family, far = (socket.AF_INET6, "2001:db8::1") if six else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((far, 9))  # sends nothing: it only asks for the route
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
 
 
 def make_config(folder: str | Path, token: str, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Config:

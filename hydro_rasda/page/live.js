@@ -3,12 +3,13 @@
 (function () {
   const texts = new Map(); // of what each place shows
   const asked = new Map(); // the last request of each place
+  const ready = new Promise((resolve) => { document.addEventListener("DOMContentLoaded", resolve); }); // Plotly, too
 
   async function load(place) {
     const request = {};
     asked.set(place, request);
     const answer = await fetch(`figure/${place.id}${location.search}`, {cache: "no-store"});
-    const text = await answer.text();
+    const [text] = await Promise.all([answer.text(), ready]);
     if (answer.ok && asked.get(place) === request && texts.get(place) !== text) {
       texts.set(place, text);
       page.take(place, JSON.parse(text));

@@ -20,7 +20,9 @@ def sections_of(records: Sequence[RunRecord]) -> Iterator[Section]:
     asked, names = [asked_of(record) for record in records], names_of(records)
     told = compared(records, asked)
     decided = verdict(records, asked)
-    yield Section("Answer", [f"{decided[0].upper()}{decided[1:]}."], table=_table(names, told["found"]))
+    if not decided.startswith(tuple(names)):
+        decided = f"{decided[0].upper()}{decided[1:]}"
+    yield Section("Answer", [f"{decided}."], table=_table(names, told["found"]))
     used = [words.configuration(record) for record in records]
     alike = {name: value for name, value in used[0].items() if all(each.get(name) == value for each in used)}
     rows = {name: [each.get(name, "") for each in used] for each in used for name in each if name not in alike}

@@ -87,6 +87,10 @@ class TimeLeft:
         known = self._stages.setdefault(stage, _Stage([]))
         known.pieces = [piece for piece in pieces if piece.epochs > 0]
 
+    def planned(self, stage: str) -> bool:
+        """Tell whether a stage has a plan."""
+        return stage in self._stages
+
     def begin(self, stage: str, seconds: float) -> None:
         """Start the clock of a stage, at a wall time of the run."""
         self._now, self._at = stage, seconds

@@ -61,7 +61,7 @@ def warn_of_chance(run: Run, scores: Mapping[int, float], epoch: int) -> None:
         f"{best:.4g}, a constant prediction has {chance.score:.4g}. So noise decides who goes on; give trials time to "
         "learn (a larger `sweep.grace_period`), or look at the range of `lr`"
     )
-    run.say(told)
+    run.store.keep_message(told)  # without an event: who is shown events is shown warnings, too
     warn(told)
 
 

@@ -82,9 +82,7 @@ def get_ready(
     configs = [trial.config for trial in trials]
     warmup = longest_warmup(space, configs, settings.max_t)
     if found.pretrained:
-        told = _PRETRAINED.format(settings.sweep.surrogate)
-        messages.append(told)
-        warn(told)
+        warn(_PRETRAINED.format(settings.sweep.surrogate))
         settings = replace(settings, sweep=replace(settings.sweep, surrogate=1))
     if settings.sweep.surrogate < 1:
         for trial in trials:

@@ -30,7 +30,7 @@ from hydro_rasda.run.full_size_stage import (
 )
 from hydro_rasda.run.state import Run, metric_lines
 from hydro_rasda.stages.chance_baseline import unbeaten_chance
-from hydro_rasda.stages.run_plan import FULL_SIZE, SURROGATES, race_pieces
+from hydro_rasda.stages.run_plan import FULL_SIZE, SURROGATES, race_pieces, tell_race
 
 
 def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> list[int]:
@@ -58,7 +58,10 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
         while left:
             epochs = sum(max(0, stop - run.epochs("target", n)) for n in left)
             plan = race_pieces(run, len(left), epochs, reached, _epochs_trained(run, finalists, reached))
+            told = run.time_left.planned(FULL_SIZE)
             run.time_left.plan(FULL_SIZE, plan)
+            if not told:
+                tell_race(run, plan, len(left))
             run.begin_stage(FULL_SIZE, epochs)
             _train_to(stop, run, left, devices, raised)
             run.end_stage()

@@ -19,6 +19,9 @@ from hydro_rasda.stages.transfer_check import CHECKED
 SURROGATES, CHECK, FULL_SIZE = "surrogates", "transfer check", "full size"
 """Names of the stages."""
 
+EITHER_WAY = 2.0
+"""Factor by which the time of a run may differ from what is foreseen, on a machine that does nothing else."""
+
 _VERSIONS = re.compile(r"(, \d+ threads)?, torch [^,]*$")
 
 
@@ -70,9 +73,6 @@ class RunPlan:
     def _lines(self, swept: float, raced: float) -> Iterator[str]:
         if not self._run.callbacks:
             return
-        # Rich takes longer to import than to print this.
-        from hydro_rasda.console import duration
-
         settings, kinds = self._run.settings, len({*self._dispatcher.kinds.values()})
         where = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in self._machines.items())
         # A searcher has told only of the first ones yet.
@@ -84,11 +84,29 @@ class RunPlan:
         yield f"First, {width} train for {swept:.0f} epochs in all."
         finalists = min(settings.race.top_k, self._count)
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
-        left = self._run.time_left.foreseen()
-        about = f" The run takes about {duration(float(f'{left:.2g}'))}." if left is not None else ""
-        yield f"Then {best} at full size, for at most {raced:.0f} epochs in all.{about}"
+        yield f"Then {best} at full size, for at most {raced:.0f} epochs in all.{_expected(self._run)}"
         if self._finds_schedules:
             yield "They train by the schedules that the population found, smoothed, and beside them by a linear decay."
+
+
+def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
+    """Tell the user of a resumed run, whose sweep is over, what is left to train."""
+    if run.callbacks:
+        trains = f"{finalists} finalists train" if finalists > 1 else "one finalist trains"
+        epochs = sum(piece.epochs for piece in pieces)
+        run.say(f"The sweep is over: {trains} at full size, for at most {epochs:.0f} epochs in all.{_expected(run)}")
+
+
+def _expected(run: Run) -> str:
+    """Say in which range the time left lies, if it is known: nobody knows yet what else the machine will do."""
+    from hydro_rasda.console import duration
+
+    left = run.time_left.foreseen()
+    if left is None:
+        return ""
+    ends = (duration(float(f"{factor * left:.1g}")) for factor in (1 / EITHER_WAY, EITHER_WAY))
+    low, high = (each.removesuffix(" 0 s").removesuffix(" 0 min") for each in ends)
+    return f" Expect {low} to {high}; the time left is measured as it trains."
 
 
 def race_pieces(run: Run, finalists: int, first: int | None = None, start: int = 0, trained: int = 0) -> list[Piece]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from select import POLLERR, POLLHUP, POLLRDHUP, poll
-from socket import SO_RCVBUF, SOL_SOCKET, create_server, socket
+from socket import SO_RCVBUF, SOL_SOCKET, create_server, gethostname, socket
 from typing import Any
 
 import pytest
@@ -282,6 +282,20 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
             process.kill()  # the end of the block waits for it
     assert taken == 2
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost"])
+def test_the_printed_address_is_one_that_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    server_module.serve(tmp_path, host, port=0)
+    shown = urllib.parse.urlsplit(capsys.readouterr().out.strip()).hostname
+    if host == "localhost":
+        assert shown == host
+    else:
+        assert shown in (server_module._own_address(six=False), gethostname().lower())
+        assert shown not in server_module.EVERYWHERE
 
 
 def test_other_names_and_missing_tokens_are_refused(served: tuple[str, Path]) -> None:

@@ -20,7 +20,7 @@ Sorts = dict[str, RunRecord]
 def test_cost_best_configurations_and_curves_stand_beside_each_other(sorts: Sorts) -> None:
     pair = [sorts["over"], sorts["large"]]
     made = {section.title: section for section in sections_of(pair)}
-    assert made["Answer"].sentences[0].startswith("Large is better: val_loss ")
+    assert made["Answer"].sentences[0].startswith("large is better: val_loss ")
     heads, *rows = made["Answer"].table
     assert heads == ["", "over", "large"]
     assert ["trials", "27", "2000"] in rows

@@ -20,6 +20,8 @@ from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
     EpochEnded,
     EpochsTrained,
+    Event,
+    FinalistsChosen,
     MessageSaid,
     RunBegan,
     RungDecided,
@@ -66,7 +68,8 @@ def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     assert lines[1] == f"Follow it from another terminal: hydro-rasda watch {result.path}"
     assert lines[2].startswith("4 configurations of 1 structure")
     assert lines[3] == "First, surrogates of 1/2 of the width train for 4 epochs in all."
-    assert lines[4].startswith("Then the best 2 train at full size, for at most 3 epochs in all. The run takes about ")
+    assert lines[4].startswith("Then the best 2 train at full size, for at most 3 epochs in all. Expect ")
+    assert lines[4].endswith(" s; the time left is measured as it trains.")
     used = result.trials[result.best_trial].used
     assert [*used] == ["lr", "optimizer", "schedule"]
     settings = " ".join(f"{name}={show(value)}" for name, value in used.items())
@@ -79,6 +82,18 @@ def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     assert "full trainings); 4 epochs of surrogates in" in cost
     assert following == f"For figures and all trials: hydro-rasda report {result.path}"
     assert "momentum=" not in shown
+
+
+def test_a_resumed_run_whose_sweep_is_over_says_what_is_left(quick: Callable[..., TuneResult]) -> None:
+    def killed(event: Event) -> None:
+        if isinstance(event, FinalistsChosen):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(name="a", callbacks=[killed], num_samples=4, max_t=2)
+    texts = [message.text for message in quick(name="a", callbacks=[print], num_samples=4, max_t=2).messages]
+    (told,) = [text for text in texts if text.startswith("The sweep is over")]
+    assert told.startswith("The sweep is over: 2 finalists train at full size, for at most 3 epochs in all. Expect ")
 
 
 def test_failures_are_counted_in_the_last_lines() -> None:
