@@ -38,6 +38,8 @@ from hydro_rasda.problem import NoModule, Problem, width_form
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.trial import Trial
+from surrogate.multipliers import width_plan
+from surrogate.widths import WidthPlan
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ class DryRun:
         epoch_seconds: Seconds that an epoch of it takes, reckoned likewise; infinite where the data have no length.
         steady_epoch_seconds: The same from a batch that was run before, on one thread of a CPU: as training goes, with
             a model on each core.
+        narrowed: Line about the surrogate: how many of its parameters are narrower, and which sizes stayed; empty if
+            none was tried.
+        mostly_wide: True if less than half of its parameters are narrower.
     """
 
     parameters: dict[str, str]
@@ -69,6 +74,8 @@ class DryRun:
     peak: float = 0.0
     epoch_seconds: float = math.inf
     steady_epoch_seconds: float = math.inf
+    narrowed: str = ""
+    mostly_wide: bool = False
 
 
 _BESIDE_A_STEP = 4
@@ -163,13 +170,15 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     if survey:
         check_finite(problem, trial, target, found)
     example = tree_map(lambda leaf: leaf[:EXAMPLES] if has_samples(leaf) else leaf, calls[0]) if calls else None
+    narrow = None
     if not pretrained:
         tried = replace(problem, example_input=example)
-        _try_surrogate(tried, trial)
+        narrow = _try_surrogate(tried, trial)
         _try_copy(tried, trial, parts[0])
     reads = frozenset(notes.read) | getattr(as_given(problem.objective), "reads", frozenset())
     steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
-    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds, steady)
+    told = ("", False) if narrow is None else (narrow.summary, narrow.mostly_wide)
+    return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds, steady, *told)
 
 
 def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
@@ -223,9 +232,10 @@ def _try_optimizer(trial: Trial, target: nn.Module) -> None:
         raise misfit(f"{told} with {type(error).__name__}: {error}", error) from error
 
 
-def _try_surrogate(problem: Problem, trial: Trial) -> None:
+def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
+    """Build a surrogate; its plan, or None where the sweep trains the full-size model."""
     try:
-        problem.surrogate(trial, checked=True)
+        narrow = problem.surrogate(trial, checked=True)
     except (Exception, SystemExit) as error:
         if width_form(problem.model_fn):
             raise Misfit(error) from error
@@ -234,6 +244,7 @@ def _try_surrogate(problem: Problem, trial: Trial) -> None:
             f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep.surrogate=1`",
             error,
         ) from error
+    return width_plan(narrow) if problem.settings.sweep.surrogate < 1 else None
 
 
 def _try_copy(problem: Problem, trial: Trial, batch: Batch) -> None:

@@ -20,7 +20,7 @@ from surrogate.init_scale import corrections, measured_corrections, rescale, zer
 from surrogate.multipliers import width_plan
 from surrogate.output_sizes import check_outputs
 from surrogate.readouts import find_readouts, scale_readouts
-from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, compare_shapes, refuse_single_units, shapes_of
+from surrogate.widths import PLAN_ATTRIBUTE, ParamWidth, WidthPlan, compare_widths, refuse_single_units, shapes_of
 
 Config = Mapping[str, Any]
 ModelFn = Callable[[Any, float], nn.Module]
@@ -136,7 +136,7 @@ def _plan(
     build_narrow = functools.partial(_build, model_fn, config, width_ratio)
     build_target = functools.partial(_build, model_fn, config, 1.0)
     target, laws = initial_laws(build_target)
-    params = compare_shapes(shapes_of(target), shapes_of(surrogate))
+    params = compare_widths(target, surrogate)
     refuse_single_units(params, surrogate, target)
     factors, unread = corrections(params, initial_laws(build_narrow)[1], laws)
     if unread and not measure:
@@ -157,6 +157,7 @@ def parametrize(
     params: Mapping[str, ParamWidth],
     target_heads: Mapping[str, int],
     rounded: tuple[str, ...] = (),
+    kept: tuple[str, ...] = (),
 ) -> None:
     """Give a narrow module the multipliers of muP's forward pass and its plan, in place.
 
@@ -164,12 +165,13 @@ def parametrize(
         module: The narrow model; its weights stay as they are.
         target_heads: Module name -> size of an attention head in the target.
         rounded: Widths that did not divide and were rounded, one line each.
+        kept: Sizes that stay, and why, one line each.
     """
     readouts = find_readouts(module, params)
     logits = find_logit_scales(module, target_heads)
     scale_readouts(module, readouts)
     scale_logits(module, logits)
-    setattr(module, PLAN_ATTRIBUTE, WidthPlan(width_ratio, params, readouts, logits, rounded))
+    setattr(module, PLAN_ATTRIBUTE, WidthPlan(width_ratio, params, readouts, logits, rounded, kept))
 
 
 def _check_signature(model_fn: ModelFn, config: Config) -> None:

@@ -64,6 +64,8 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     | input, output, bias, norm  | m                    | 1        |
     | no width                   | 1                    | 1        |
 
+    The fan-in of an `nn.Bilinear` is the product of its two inputs' sizes, as it reads all of their products.
+
     Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad and RMSprop.
     Adadelta is adaptive while `eps` is far below the squared gradients, which its default of 1e-6 often is not.
 
@@ -82,7 +84,10 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     """
     require(isinstance(optimizer, str) and optimizer in _RULES, "optimizer", optimizer, f"one of {sorted(_RULES)}")
     rule = _RULES[optimizer]
-    return {name: rule(param.infshape()) for name, param in width_plan(surrogate).params.items()}
+    # Muon updates matrices alone, so a bilinear layer's weight of three dimensions goes to AdamW.
+    of_bilinear = _adam if optimizer.startswith("muon") else rule
+    params = width_plan(surrogate).params
+    return {name: (of_bilinear if p.bilinear else rule)(p.infshape()) for name, p in params.items()}
 
 
 def weight_decay_multipliers(surrogate: nn.Module, optimizer: str, *, independent: bool = True) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 Shape = tuple[int, ...]
+_MAIN = re.compile(r"output\['[^']*(logits|loss)")
 
 
 def call_model(module: nn.Module, example_input: Any) -> Any:
@@ -37,6 +39,17 @@ def output_shapes(output: Any, path: str = "output") -> dict[str, Shape]:
     elif isinstance(output, tuple | list):
         items = list(enumerate(output))
     return {inner: shape for key, value in items for inner, shape in output_shapes(value, f"{path}[{key!r}]").items()}
+
+
+def main_outputs(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Of the outputs of a `transformers` model, its logits and its loss; all of them if it has neither.
+
+    Beside these there may be hidden states, which are narrower in a narrow model.
+
+    >>> main_outputs({"output['logits']": (2, 3), "output['encoder_last_hidden_state']": (2, 8)})
+    {"output['logits']": (2, 3)}
+    """
+    return {path: shape for path, shape in shapes.items() if _MAIN.match(path)} or dict(shapes)
 
 
 def run_for_shapes(

@@ -13,8 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.rnn import PackedSequence
 
 from surrogate.widths import ParamWidth
+
+_INPUT_WEIGHTS = ("weight", "weight_ih_l0", "weight_ih")
+"""Names of the weight by which a layer reads its first input."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,10 @@ class ScaleInput:
             raise ValueError(
                 f"a readout ({type(module).__name__}) must be called with its input as first positional argument"
             )
-        return (args[0] * self.factor, *args[1:])
+        first = args[0]
+        if isinstance(first, PackedSequence):
+            return (PackedSequence(first.data * self.factor, *first[1:]), *args[1:])
+        return (first * self.factor, *args[1:])
 
 
 def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[str, float]:
@@ -45,14 +52,14 @@ def find_readouts(module: nn.Module, params: Mapping[str, ParamWidth]) -> dict[s
     widths = {id(parameter): params[name] for name, parameter in module.named_parameters()}
     readouts = {}
     for name, layer in module.named_modules():
-        weight = getattr(layer, "weight", None)
+        weight = next((own for key in _INPUT_WEIGHTS if (own := getattr(layer, key, None)) is not None), None)
         if isinstance(weight, Tensor) and id(weight) in widths and _is_readout(layer, widths[id(weight)]):
             readouts[name] = 1.0 / widths[id(weight)].width_mult
     return readouts
 
 
 def _is_readout(layer: nn.Module, width: ParamWidth) -> bool:
-    if not isinstance(layer, nn.Linear | _ConvNd):
+    if not isinstance(layer, nn.Linear | nn.Bilinear | nn.RNNBase | nn.RNNCellBase | _ConvNd):
         return False
     fan_out, fan_in = width.infshape()[:2]
     if isinstance(layer, _ConvTransposeNd):

@@ -25,10 +25,12 @@ class NarrowSizes:
     Attributes:
         tensors: Parameter or buffer name -> its shape in the copy.
         attributes: Integer attribute, or tuple of sizes -> its numbers in the module and in the copy.
+        kept: Sizes that stay, and why, one line each.
     """
 
     tensors: Mapping[str, Shape]
     attributes: Mapping[AttributeKey, tuple[Shape, Shape]]
+    kept: tuple[str, ...] = ()
 
 
 def resize(module: nn.Module, sizes: NarrowSizes) -> nn.Module:
@@ -79,6 +81,10 @@ def _update_torch_attributes(layer: nn.Module) -> None:
         layer.head_dim = layer.embed_dim // layer.num_heads
         if layer._qkv_same_embed_dim:
             layer.kdim = layer.vdim = layer.embed_dim
+    elif isinstance(layer, nn.Bilinear):
+        layer.out_features, layer.in1_features, layer.in2_features = layer.weight.shape
+    elif isinstance(layer, nn.Transformer):
+        layer.nhead = next((m.num_heads for m in layer.modules() if isinstance(m, nn.MultiheadAttention)), layer.nhead)
 
 
 def _groups(layer: nn.GroupNorm) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 from torch import nn
@@ -49,13 +50,13 @@ def shrink(
 
     Returns:
         A module of the same classes and parameter names, with readout multipliers as forward-pre-hooks and its
-        `WidthPlan` in the attribute `width_plan`.
+        `WidthPlan` in the attribute `width_plan`. `narrow.width_plan.summary` says in one line how many parameters are
+        narrower, and which sizes stayed and why. If fewer than half are narrower, that line is a warning, too.
 
     Raises:
         ValueError: if `module` is no `nn.Module`, has lazy parameters or hooks on parameters, or cannot run on
-            `example_input`. If `width_ratio` is no number in (0, 1]. If no width can be scaled, one falls to a single
-            unit, or one counts something else, such as the experts of a gate. If the result cannot run on
-            `example_input`; the error names the module inside it that fails.
+            `example_input`. If `width_ratio` is no number in (0, 1]. If no width can be scaled, or one falls to one
+            unit. If the result cannot run on `example_input`; the error names the module inside it that fails.
         PlanMismatch: if `plan` does not fit `module`; it is a ValueError.
     """
     check_width_ratio(width_ratio)
@@ -66,6 +67,8 @@ def shrink(
         return mark_as_target(copy.deepcopy(module))
     if plan is None:
         narrow = follow_plan(module, plan_shrink(module, width_ratio, example_input))
+        if width_plan(narrow).mostly_wide:
+            warnings.warn(f"the narrow model saves little: only {width_plan(narrow).summary}", stacklevel=2)
     else:
         narrow = _follow_checked(module, width_ratio, example_input, plan)
     if zero_readout:

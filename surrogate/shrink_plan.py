@@ -14,11 +14,14 @@ from surrogate.attention import head_sizes
 from surrogate.build import parametrize
 from surrogate.checks import PlanMismatch, check_width_ratio, require
 from surrogate.operators import run_for_operators
-from surrogate.output_sizes import record_calls, run_for_shapes
+from surrogate.output_sizes import main_outputs, record_calls, run_for_shapes
 from surrogate.resize import NarrowSizes, resize, size_of
 from surrogate.slices import fill_from_target
 from surrogate.transformers_config import narrow_by_config
-from surrogate.widths import ParamWidth, Shape, compare_shapes, refuse_single_units, shapes_of
+from surrogate.widths import ParamWidth, Shape, compare_widths, refuse_single_units, shapes_of
+
+_INNER_WEIGHTS = ("weight_hr_", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+"""Weights of torch's recurrent and attention layers whose input no hook can reach."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,9 @@ def plan_shrink(module: nn.Module, width_ratio: float, example_input: Any) -> Sh
             sizes = _find_sizes(module, width_ratio, example_input)
             narrow = resize(module, sizes)
         _check_widths(narrow, module, width_ratio)
-        fill_and_parametrize(narrow, module, width_ratio)
-        return ShrinkPlan(width_ratio, _all_shapes(module), sizes, _check_run(narrow, outputs, example_input))
+        fill_and_parametrize(narrow, module, width_ratio, _kept(sizes))
+        same = main_outputs(outputs) if sizes is None else outputs
+        return ShrinkPlan(width_ratio, _all_shapes(module), sizes, _check_run(narrow, same, example_input))
 
 
 def follow_plan(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
@@ -71,7 +75,7 @@ def follow_plan(module: nn.Module, plan: ShrinkPlan) -> nn.Module:
     narrow = narrow_by_config(module, plan.width_ratio) if plan.sizes is None else resize(module, plan.sizes)
     if narrow is None:
         raise PlanMismatch("`plan` is of a model built from its configuration, but must be of one like `module`")
-    fill_and_parametrize(narrow, module, plan.width_ratio)
+    fill_and_parametrize(narrow, module, plan.width_ratio, _kept(plan.sizes))
     return narrow
 
 
@@ -117,11 +121,11 @@ def check_target(module: nn.Module, example_input: Any) -> dict[str, Shape]:
         raise ValueError(f"`module` cannot run on `example_input`: {type(error).__name__}: {error}") from error
 
 
-def fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float) -> None:
+def fill_and_parametrize(narrow: nn.Module, module: nn.Module, width_ratio: float, kept: tuple[str, ...]) -> None:
     """Give a module's narrow copy parts of its weights and muP's multipliers, in place."""
-    params = compare_shapes(shapes_of(module), shapes_of(narrow))
+    params = compare_widths(module, narrow)
     fill_from_target(narrow, module, params)
-    parametrize(narrow, width_ratio, params, head_sizes(module), _report_rounding(params, width_ratio))
+    parametrize(narrow, width_ratio, params, head_sizes(module), _report_rounding(params, width_ratio), kept)
 
 
 def _find_sizes(module: nn.Module, width_ratio: float, example_input: Any) -> NarrowSizes:
@@ -131,23 +135,29 @@ def _find_sizes(module: nn.Module, width_ratio: float, example_input: Any) -> Na
 
     trace = trace_sizes(module, example_input)
     lists = {len(child) for child in module.modules() if isinstance(child, nn.ModuleList)}
-    try:
-        return narrow_sizes(trace, width_ratio, lists)
-    except ValueError as error:
-        recurrent = (nn.RNNBase, nn.RNNCellBase)
-        fixed = [f"{path!r} ({type(m).__name__})" for path, m in module.named_modules() if isinstance(m, recurrent)]
-        if not fixed:
-            raise
-        raise ValueError(f"{error}; of the recurrent layer {', '.join(fixed)} no size can be followed") from error
+    return narrow_sizes(trace, width_ratio, lists)
 
 
 def _check_widths(narrow: nn.Module, module: nn.Module, width_ratio: float) -> None:
     if shapes_of(narrow) == shapes_of(module):
         raise ValueError(
             f"`width_ratio` is {width_ratio:g}, which leaves every size of `module` as it is: heads keep their size, "
-            "and sizes are rounded up; give the model a width argument and use make_surrogate"
+            "and sizes are rounded up; give the model a `width_ratio` argument and use make_surrogate"
         )
-    refuse_single_units(compare_shapes(shapes_of(module), shapes_of(narrow)), narrow, module)
+    params = compare_widths(module, narrow)
+    refuse_single_units(params, narrow, module)
+    for name, param in params.items():
+        path, _, own = name.rpartition(".")
+        if (
+            own.startswith(_INNER_WEIGHTS)
+            and param.shape[0] == param.target_shape[0]
+            and param.shape != param.target_shape
+        ):
+            raise ValueError(
+                f"parameter {name!r} reads a width and writes a fixed size within layer {path!r} "
+                f"({type(module.get_submodule(path)).__name__}), where muP cannot scale its input: let an nn.Linear "
+                "behind the layer write that size"
+            )
 
 
 def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: Any) -> str:
@@ -159,7 +169,7 @@ def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: A
     except Exception as error:
         raise ValueError(
             f"the narrow model cannot run: module {running[-1] if running else ''!r} failed with "
-            f"{type(error).__name__}: {error}; give the model a width argument and use make_surrogate"
+            f"{type(error).__name__}: {error}; give the model a `width_ratio` argument and use make_surrogate"
         ) from error
     finally:
         for handle in handles:
@@ -168,6 +178,10 @@ def _check_run(narrow: nn.Module, outputs: Mapping[str, Shape], example_input: A
         if found.get(path) != shape:
             raise ValueError(f"the narrow model's {path} has shape {found.get(path)}, the target's has {shape}")
     return operators
+
+
+def _kept(sizes: NarrowSizes | None) -> tuple[str, ...]:
+    return () if sizes is None else sizes.kept
 
 
 def _all_shapes(module: nn.Module) -> dict[str, Shape]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -28,8 +29,10 @@ from torch.utils import _pytree as pytree
 
 from surrogate.output_sizes import call_model, record_calls
 from surrogate.resize import AttributeKey
+from surrogate.symbolic_functions import SymbolicFunctions
 
-_SIZES_OF_TORCH_LAYERS = {"embed_dim", "kdim", "vdim", "num_heads", "head_dim", "hidden_size", "proj_size"}
+_SIZES_OF_ATTENTION = {"d_model", "embed_dim", "kdim", "vdim", "num_heads", "head_dim"}
+_SIZES_OF_TORCH_LAYERS = _SIZES_OF_ATTENTION | {"input_size", "hidden_size", "proj_size"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class SizeTrace:
         attributes: Integer attribute, or tuple of sizes -> expressions.
         sizes: Symbol -> its value in the module as it is.
         equations: Further constraints that must stay true, e.g. that the number of heads divides a width.
+        kept: Sizes that are numbers though no layer's input or output has them, and why, one line each.
+        stacks: Parameters of three or more dimensions of no convolution: their rows may be whole matrices.
     """
 
     tensors: dict[str, tuple[sympy.Expr, ...]]
@@ -49,6 +54,8 @@ class SizeTrace:
     attributes: dict[AttributeKey, tuple[sympy.Expr, ...]]
     sizes: dict[sympy.Symbol, int]
     equations: tuple[sympy.Basic, ...]
+    kept: tuple[str, ...] = ()
+    stacks: frozenset[str] = frozenset()
 
 
 def trace_sizes(module: nn.Module, example_input: Any) -> SizeTrace:
@@ -71,10 +78,13 @@ class _Tracer:
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.fresh = itertools.count()
         self.sizes: dict[sympy.Symbol, int] = {}
+        self.running: list[str] = []
+        self.fixes = _Fixes(self.shape_env)
 
     def trace(self, example_input: Any) -> SizeTrace:
         attributes = {key: self._symbolize(*key) for key in _size_attributes(self.module)}
         fakes = {name: self._fake(name, tensor) for name, tensor in _tensors(self.module).items()}
+        raw = {name: tuple(map(self._raw, fake.shape)) for name, fake in fakes.items()}
         self._run(fakes, example_input)
         tensors = {name: self._expressions(fake.shape) for name, fake in fakes.items()}
         guards = [self.shape_env.simplify(guard.expr) for guard in self.shape_env.guards]
@@ -84,6 +94,8 @@ class _Tracer:
             attributes={key: self._expressions(value) for key, value in attributes.items()},
             sizes=self.sizes,
             equations=tuple(guard for guard in guards if isinstance(guard, sympy.Eq)),
+            kept=self.fixes.reasons(raw, tensors),
+            stacks=_stacks(self.module, tensors),
         )
 
     def _source(self) -> ConstantSource:
@@ -120,12 +132,17 @@ class _Tracer:
         if isinstance(size, torch.SymInt):
             self.sizes[size.node.expr] = value
 
+    def _raw(self, size: Any) -> sympy.Expr:
+        return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
     def _expressions(self, sizes: Any) -> tuple[sympy.Expr, ...]:
-        raw = (size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in sizes)
-        return tuple(self.shape_env.simplify(expression) for expression in raw)
+        return tuple(self.shape_env.simplify(self._raw(size)) for size in sizes)
+
+    def _called(self, function: str) -> None:
+        self.fixes.note(f"`{function}` in module {self.running[-1] if self.running else type(self.module).__name__!r}")
 
     def _run(self, fakes: dict[str, Tensor], example_input: Any) -> None:
-        running: list[str] = []
+        running = self.running
         _make_group_norms_elementwise(self.module)
         record_calls(self.module, running)
         batch = pytree.tree_map_only(
@@ -133,16 +150,59 @@ class _Tracer:
         )
         inputs = _Inputs(self.module, batch)
         try:
-            with self.mode, torch.no_grad(), warnings.catch_warnings():
+            with self.mode, SymbolicFunctions(self._called), torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # kernels warn of slow paths, which is all the same without data
                 output = torch.func.functional_call(inputs, {f"module.{name}": f for name, f in fakes.items()}, ())
                 _fix_sizes(output)
+                self.fixes.note("the output")
         except Exception as error:
             where = running[-1] if running else type(self.module).__name__
+            told = (str(error).splitlines() or [""])[0]  # torch adds its own stack
             raise ValueError(
-                f"module {where!r} cannot be followed on symbolic sizes: {type(error).__name__}: {error}; "
-                "give the model a width argument and use make_surrogate"
+                f"module {where!r} cannot be followed on symbolic sizes: {type(error).__name__}: {told}; "
+                "give the model a `width_ratio` argument and use make_surrogate"
             ) from error
+
+
+_OWN_INPUT = re.compile("the output|`(linear|conv|embedding)")
+"""Causes that say no more than that a layer reads the model's input, or writes its output."""
+
+
+class _Fixes:
+    """The function after which each size was a number, for the first time."""
+
+    def __init__(self, shape_env: ShapeEnv) -> None:
+        self._known: dict[sympy.Symbol, Any] = shape_env.replacements
+        self._seen = 0
+        self._by: dict[sympy.Symbol, str] = {}
+
+    def note(self, cause: str) -> None:
+        """Tell that a function was called, after which further sizes may be numbers."""
+        if len(self._known) == self._seen:
+            return
+        self._seen = len(self._known)
+        for symbol in self._known.keys() - self._by.keys():
+            if self._number(symbol):
+                self._by[symbol] = cause
+
+    def _number(self, expression: Any) -> bool:
+        while expression in self._known:
+            expression = self._known[expression]
+        return bool(expression.is_Integer)
+
+    def reasons(
+        self, raw: Mapping[str, tuple[sympy.Expr, ...]], tensors: Mapping[str, tuple[sympy.Expr, ...]]
+    ) -> tuple[str, ...]:
+        """A line for each size of a matrix of which no size is a symbol any more."""
+        lines: dict[tuple[Any, str], str] = {}
+        for name, sizes in tensors.items():
+            if len(sizes) < 2 or any(size.free_symbols for size in sizes):
+                continue
+            for symbol, size in zip(raw[name], sizes):
+                if symbol in self._by and not _OWN_INPUT.match(self._by[symbol]):
+                    told = f"{size} of {name} stays, as {self._by[symbol]} fixes it"
+                    lines.setdefault((size, self._by[symbol]), told)
+        return tuple(lines.values())
 
 
 class _Inputs(nn.Module):
@@ -161,12 +221,18 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(itertools.chain(module.named_parameters(), module.named_buffers()))
 
 
+def _stacks(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[str]:
+    other = (_ConvNd, nn.Bilinear)
+    named = {name: module.get_submodule(name.rpartition(".")[0]) for name, sizes in tensors.items() if len(sizes) > 2}
+    return frozenset(name for name, layer in named.items() if not isinstance(layer, other))
+
+
 def _seeds(module: nn.Module, tensors: Mapping[str, tuple[sympy.Expr, ...]]) -> frozenset[sympy.Symbol]:
     """Sizes that are widths: a linear or convolution layer has them, or two parameters share them.
 
     A size that a single parameter has alone, such as the number of positions that it can embed, is none.
     """
-    contracting = (nn.Linear, _ConvNd, nn.MultiheadAttention)
+    contracting = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
     layers = {name for name, layer in module.named_modules() if isinstance(layer, contracting)}
     symbols = {name: {s for dim in tensors[name] for s in dim.free_symbols} for name, _ in module.named_parameters()}
     holders = Counter(itertools.chain.from_iterable(symbols.values()))

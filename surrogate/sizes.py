@@ -17,16 +17,21 @@ _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def narrow_sizes(trace: SizeTrace, width_ratio: float, lists: Collection[int] = ()) -> NarrowSizes:
-    """Choose the sizes of the narrow copy of the module that was traced; see `scale_sizes` and `refuse_scores`."""
-    values = scale_sizes(trace, width_ratio)
-    refuse_scores(trace, values, lists)
+    """Choose the sizes of the narrow copy of the module that was traced; see `scale_sizes` and `find_counts`."""
+    counts = find_counts(trace, lists)
+    values = scale_sizes(trace, width_ratio, counts)
+    told = [
+        f"{trace.sizes[symbol]} of {name} stays, as no layer reads it: it seems to count experts or scores"
+        for symbol, name in counts.items()
+    ]
     return NarrowSizes(
         {name: evaluate(sizes, values) for name, sizes in trace.tensors.items()},
         {key: (evaluate(sizes, trace.sizes), evaluate(sizes, values)) for key, sizes in trace.attributes.items()},
+        (*dict.fromkeys(told), *trace.kept),
     )
 
 
-def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]:
+def scale_sizes(trace: SizeTrace, width_ratio: float, keep: Collection[sympy.Symbol] = ()) -> dict[sympy.Symbol, int]:
     """Choose a value for every symbol.
 
     Widths are multiplied by the ratio and rounded up. If heads divide a width, their number shrinks and
@@ -34,18 +39,30 @@ def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]
 
     Args:
         width_ratio: In (0, 1].
+        keep: Symbols that keep their size.
 
     Raises:
         ValueError: if nothing can be scaled, or no rounding satisfies the equations.
     """
     roles = _roles(trace)
-    if not roles.widths and not roles.counts:
-        raise ValueError(
-            "no width can be scaled: every size is fixed by the input, the output or a number in the forward "
-            "pass; give the model a width argument and use make_surrogate"
-        )
-    heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in roles.counts}
-    units = {width: _head_size(trace, roles, width) for width in roles.widths}
+    widths, counts = roles.widths - {*keep}, roles.counts - {*keep}
+    if not widths and not counts:
+        raise ValueError(_nothing_to_scale(trace))
+    units = {width: _head_size(trace, roles, width) for width in widths}
+    while True:
+        values = _scaled_sizes(trace, width_ratio, units, counts)
+        # Heads of a width that stays are as many as before: else they would be larger.
+        stuck = {count for count in counts if values[count] < trace.sizes[count] and not _shrinks(trace, count, values)}
+        if not stuck:
+            return values
+        counts -= stuck
+
+
+def _scaled_sizes(
+    trace: SizeTrace, width_ratio: float, units: Mapping[sympy.Symbol, int], counts: Collection[sympy.Symbol]
+) -> dict[sympy.Symbol, int]:
+    heads = {count: _scaled(trace.sizes[count], width_ratio, 1) for count in counts}
+    values = trace.sizes
     for multiple in _MULTIPLES:
         scaled = {
             width: min(trace.sizes[width], _scaled(trace.sizes[width], width_ratio, math.lcm(unit, multiple)))
@@ -57,34 +74,48 @@ def scale_sizes(trace: SizeTrace, width_ratio: float) -> dict[sympy.Symbol, int]
     unmet = [str(equation) for equation in trace.equations if not _holds(equation, values)]
     raise ValueError(
         f"width_ratio={width_ratio:g} leaves no sizes that fit together (unmet: {'; '.join(unmet[:3])}); "
-        "try another ratio, or give the model a width argument and use make_surrogate"
+        "try another ratio, or give the model a `width_ratio` argument and use make_surrogate"
     )
 
 
-def refuse_scores(trace: SizeTrace, values: Mapping[sympy.Symbol, int], lists: Collection[int]) -> None:
-    """Refuse narrow sizes of which one counts something that does not become fewer, such as experts of a gate.
+def _shrinks(trace: SizeTrace, count: sympy.Symbol, values: Mapping[sympy.Symbol, int]) -> bool:
+    """Return whether a size that so many heads divide becomes smaller."""
+    tied = {s for equation in trace.equations if count in equation.free_symbols for s in equation.free_symbols}
+    within = any(count in size.free_symbols for sizes in trace.tensors.values() for size in sizes)
+    return within or any(values[s] < trace.sizes[s] for s in tied - {count})
+
+
+def _nothing_to_scale(trace: SizeTrace) -> str:
+    found = f" ({'; '.join(trace.kept[:3])})" if trace.kept else ""
+    return (
+        "no width can be scaled: every size is fixed by the input, the output or a number in the forward "
+        f"pass{found}; give the model a `width_ratio` argument and use make_surrogate"
+    )
+
+
+def find_counts(trace: SizeTrace, lists: Collection[int]) -> dict[sympy.Symbol, str]:
+    """Find sizes that seem to count something that does not become fewer, such as the experts of a gate.
 
     A width that one layer writes is read by another, or two layers write it and what they write is multiplied.
 
     Args:
         lists: How many modules lists of the model hold.
 
-    Raises:
-        ValueError: naming a parameter that has such a size.
+    Returns:
+        Symbol -> the first parameter that has it.
     """
     matrices = {name: sizes for name, sizes in trace.tensors.items() if len(sizes) > 1}
     roles = _roles(trace)
     tied = {s for equation in trace.equations for s in equation.free_symbols}
+    found = {}
     for symbol in sorted(trace.seeds - roles.counts - roles.head_sizes - tied, key=str):
         holders = [name for name, sizes in matrices.items() for dim in sizes if symbol in dim.free_symbols]
         read = any(symbol in dim.free_symbols for sizes in matrices.values() for dim in sizes[1:])
-        counts = len(holders) == 1 or (not read and trace.sizes[symbol] in lists)
-        if holders and counts and values[symbol] < trace.sizes[symbol]:
-            raise ValueError(
-                f"parameter {holders[0]!r} has a size of {trace.sizes[symbol]} that no other layer reads: it seems to "
-                "count something, such as experts or scores, and no width. Give the model a width argument and use "
-                "make_surrogate"
-            )
+        # Experts that lie in one parameter have as many rows as their gate.
+        stacked = not trace.stacks.isdisjoint(holders) and not trace.stacks.issuperset(holders)
+        if holders and (len(holders) == 1 or (not read and (trace.sizes[symbol] in lists or stacked))):
+            found[symbol] = min(holders, key=lambda name: len(matrices[name]))
+    return found
 
 
 def evaluate(expressions: tuple[sympy.Expr, ...], values: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:

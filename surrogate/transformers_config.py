@@ -17,7 +17,7 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
         None where the module has no such configuration, is not built from it alone, or was changed since.
     """
     config = getattr(module, "config", None)
-    if not hasattr(config, "to_dict") or not (hasattr(config, "hidden_size") or hasattr(config, "hidden_sizes")):
+    if not (_has_widths(config) or _parts(config)):
         return None
     try:
         with torch.random.fork_rng(devices=[]):
@@ -26,8 +26,36 @@ def narrow_by_config(module: nn.Module, width_ratio: float) -> nn.Module | None:
         return None
     if dict(narrow.named_parameters()).keys() != dict(module.named_parameters()).keys():
         return None
+    _keep_scales(narrow, module)
     first = next(module.parameters())
     return narrow.to(device=first.device, dtype=first.dtype).train(module.training)
+
+
+def _has_widths(config: Any) -> bool:
+    return hasattr(config, "to_dict") and (hasattr(config, "hidden_size") or hasattr(config, "hidden_sizes"))
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    """The configurations inside one, as CLIP has for its text and its images."""
+    inner = vars(config) if hasattr(config, "to_dict") else {}
+    return {name: value for name, value in inner.items() if _has_widths(value)}
+
+
+def _keep_scales(narrow: nn.Module, module: nn.Module) -> None:
+    """Give factors of the forward pass the target's values, in place.
+
+    Some are roots of the hidden size, by which embeddings are multiplied. muP's multipliers are relative to the target.
+    """
+    layers = dict(module.named_modules())
+    for path, layer in narrow.named_modules():
+        for name, value in vars(layer).items():
+            full = getattr(layers[path], name, None)
+            # T5 divides its last hidden states by the root of `model_dim`, which it uses for nothing else.
+            if (type(value) is float and type(full) is float) or (name == "model_dim" and type(full) is int):
+                setattr(layer, name, full)
+        for name, buffer in layer.named_buffers(recurse=False):
+            if buffer.dim() == 0 and buffer.is_floating_point():
+                buffer.copy_(layers[path].get_buffer(name))
 
 
 def narrow_config(config: Any, width_ratio: float) -> Any:
@@ -37,23 +65,36 @@ def narrow_config(config: Any, width_ratio: float) -> Any:
     heads are rounded up to a number that divides the heads.
 
     Args:
-        config: A `transformers` configuration (GPT-2, Llama, BERT, ViT, ResNet, or another with attributes of the same
-            names).
+        config: A `transformers` configuration (GPT-2, Llama, BERT, ViT, ResNet, T5, BART, CLIP, or another with
+            attributes of the same names, or with such configurations inside).
         width_ratio: In (0, 1].
     """
     narrow = copy.deepcopy(config)
+    for name, part in _parts(config).items():
+        setattr(narrow, name, narrow_config(part, width_ratio))
+    if not _has_widths(config) or _parts(config):
+        return narrow
     if hasattr(config, "hidden_sizes"):
         narrow.hidden_sizes = [_ceil(size * width_ratio) for size in config.hidden_sizes]
         narrow.embedding_size = _ceil(config.embedding_size * width_ratio)
         return narrow
+    if isinstance(config.num_attention_heads, list | tuple):  # Swin's stages: each has twice the heads and the width
+        first = config.num_attention_heads[0]
+        actual = _ceil(first * width_ratio) / first
+        narrow.num_attention_heads = [_ceil(heads * actual) for heads in config.num_attention_heads]
+        narrow.embed_dim, narrow.hidden_size = _ceil(config.embed_dim * actual), _ceil(config.hidden_size * actual)
+        return narrow
     heads = _ceil(config.num_attention_heads * width_ratio)
-    narrow.num_attention_heads = heads
-    narrow.hidden_size = heads * (config.hidden_size // config.num_attention_heads)
     actual = heads / config.num_attention_heads
+    narrow.hidden_size = _ceil(config.hidden_size * actual)
+    narrow.num_attention_heads = heads
+    for name in ("encoder_attention_heads", "decoder_attention_heads"):
+        if hasattr(config, name):
+            setattr(narrow, name, _ceil(getattr(config, name) * actual))
     if getattr(config, "num_key_value_heads", None):
         wanted = _ceil(config.num_key_value_heads * actual)
         narrow.num_key_value_heads = next(n for n in range(wanted, heads + 1) if heads % n == 0)
-    for name in ("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff"):
+    for name in ("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"):
         if getattr(config, name, None):
             setattr(narrow, name, _ceil(getattr(config, name) * actual))
     return narrow

@@ -6,7 +6,7 @@ Every width multiplier of the surrogate is therefore at most 1, and those of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,17 +27,19 @@ class ParamWidth:
 
     Attributes:
         shape: Shape in the surrogate; a dimension that differs is a width ("infinite" in mup's words).
+        bilinear: True for the weight of an `nn.Bilinear`, which reads all products of its two inputs.
     """
 
     target_shape: Shape
     shape: Shape
+    bilinear: bool = False
 
     def infshape(self) -> InfShape:
         """mup's own view of this parameter; its methods define what the multipliers are."""
         # mup imports more than this, so that only those who build a surrogate import it.
         from mup.infshape import InfDim, InfShape
 
-        pairs = zip(self.target_shape, self.shape)
+        pairs = zip(_as_read(self.target_shape, self.bilinear), _as_read(self.shape, self.bilinear))
         return InfShape([InfDim(base if base != dim else None, dim) for base, dim in pairs])
 
     @property
@@ -56,6 +58,10 @@ class ParamWidth:
         return self.width_mult**-0.5 if self.is_matrix else 1.0
 
 
+def _as_read(shape: Shape, bilinear: bool) -> Shape:
+    return (shape[0], shape[1] * shape[2]) if bilinear else shape
+
+
 @dataclass(frozen=True)
 class WidthPlan:
     """Everything that makes a module a surrogate, as plain values.
@@ -65,6 +71,7 @@ class WidthPlan:
         readouts: Module name -> multiplier of that module's input, 1 / width_mult.
         attention: Module name -> multiplier of that module's attention logits, where the head size changed.
         rounded: Widths that did not divide and were rounded, one line each.
+        kept: Sizes that `shrink` left as they are, and why, one line each.
     """
 
     width_ratio: float
@@ -72,6 +79,33 @@ class WidthPlan:
     readouts: Mapping[str, float]
     attention: Mapping[str, float]
     rounded: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    @property
+    def narrower(self) -> tuple[str, ...]:
+        """Names of the parameters that have a smaller size than in the target."""
+        return tuple(name for name, param in self.params.items() if param.shape != param.target_shape)
+
+    @property
+    def summary(self) -> str:
+        """One line: how many parameters are narrower, and which matrices stay as they are."""
+        alike = [name for name, p in self.params.items() if p.shape == p.target_shape and len(p.shape) > 1]
+        stay = [f"{_listed(alike)} stay" + "s" * (len(alike) == 1)] * bool(alike)
+        told = "; ".join([*stay, *self.kept[:_SHOWN], *["..."] * (len(self.kept) > _SHOWN)])
+        return f"{len(self.narrower)} of {len(self.params)} parameters are narrower" + (f" ({told})" if told else "")
+
+    @property
+    def mostly_wide(self) -> bool:
+        """Return whether less than half of the parameters are narrower: such a model saves little."""
+        return 2 * len(self.narrower) < len(self.params)
+
+
+_SHOWN = 3
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def shapes_of(module: nn.Module) -> dict[str, Shape]:
@@ -79,8 +113,20 @@ def shapes_of(module: nn.Module) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
-def compare_shapes(target: Mapping[str, Shape], narrow: Mapping[str, Shape]) -> dict[str, ParamWidth]:
+def compare_widths(target: nn.Module, narrow: nn.Module) -> dict[str, ParamWidth]:
+    """Compare the parameters of one model at two widths; see `compare_shapes`."""
+    weights = {id(layer.weight) for layer in narrow.modules() if isinstance(layer, nn.Bilinear)}
+    bilinear = {name for name, parameter in narrow.named_parameters() if id(parameter) in weights}
+    return compare_shapes(shapes_of(target), shapes_of(narrow), bilinear)
+
+
+def compare_shapes(
+    target: Mapping[str, Shape], narrow: Mapping[str, Shape], bilinear: Collection[str] = ()
+) -> dict[str, ParamWidth]:
     """Compare two shape tables of one model at two widths.
+
+    Args:
+        bilinear: Names of the weights of `nn.Bilinear`.
 
     Raises:
         ValueError: if the names or the numbers of dimensions differ, or no dimension differs. If a dimension of the
@@ -108,7 +154,7 @@ def compare_shapes(target: Mapping[str, Shape], narrow: Mapping[str, Shape]) -> 
             "`model_fn` ignores width_ratio: every parameter has the same shape as at width_ratio=1.0; "
             "multiply the hidden sizes by it"
         )
-    params = {name: ParamWidth(target[name], narrow[name]) for name in target}
+    params = {name: ParamWidth(target[name], narrow[name], name in bilinear) for name in target}
     _check_width_count(params)
     return params
 

@@ -11,6 +11,7 @@ from fusion import lr_factor
 from fusion.warn import warn
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.data import naming_batch
+from hydro_rasda.dry_run import DryRun
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
@@ -87,6 +88,7 @@ def get_ready(
     if settings.sweep.surrogate < 1:
         for trial in trials:
             check_rule(trial.config)
+    messages += _of_surrogates(found, settings.sweep.surrogate)
     _warn_of_doubtful(space, settings.sweep.surrogate)
     _warn_of_endless(warmup, settings.max_t)
     later = _without_rungs_before(warmup, settings)
@@ -145,6 +147,15 @@ def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
         with naming_batch(argument, name, size):
             if data.steps(size) is None:
                 next(data.in_order(size))
+
+
+def _of_surrogates(found: DryRun, ratio: float) -> list[str]:
+    """Return the line about the surrogates' width, and warn of surrogates that are hardly narrower."""
+    if not found.narrowed:
+        return []
+    if found.mostly_wide:
+        warn(f"only {found.narrowed}: surrogates save little. Give `model_fn` an argument `width_ratio`")
+    return [f"surrogates have {ratio:g} of the width: {found.narrowed}"]
 
 
 def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:

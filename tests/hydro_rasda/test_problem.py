@@ -130,11 +130,9 @@ def recurrent(config: Config) -> nn.Module:
     return Recurrent()
 
 
-def test_a_model_of_recurrent_layers_is_refused_by_their_name() -> None:
-    with pytest.raises(
-        ValueError, match=r"`sweep\.surrogate` is 0.5, but .*layer 'cell' \(GRU\).*an argument `width_ratio`"
-    ):
-        dry_run(problem(recurrent), trials())
+def test_a_model_of_recurrent_layers_is_narrowed_and_the_run_says_so() -> None:
+    found = dry_run(problem(recurrent), trials())
+    assert (found.narrowed, found.mostly_wide) == ("5 of 6 parameters are narrower", False)
 
 
 def test_a_model_function_without_a_width() -> None:

@@ -25,7 +25,7 @@ from tests.surrogate.plain import (
 
 IMAGES = torch.randn(2, 3, 8, 8)
 TOKENS = torch.randint(20, (2, 8))
-SAME_AS_BY_HAND = ["mlp", "cnn", "conv_readout", "transformer", "tied", "two_heads"]
+SAME_AS_BY_HAND = ["mlp", "cnn", "conv_readout", "transformer", "tied", "two_heads", "lstm"]
 
 
 @pytest.mark.parametrize("width_ratio", [1 / 2, 1 / 4])
@@ -145,11 +145,12 @@ def test_heads_keep_their_size_whatever_else_has_it(width: int, heads: int, stat
 
 
 @pytest.mark.parametrize("routed", [False, True])
-def test_a_gate_of_experts_is_refused(routed: bool) -> None:
-    with pytest.raises(
-        ValueError, match=r"parameter 'gate.weight' has a size of 4 that no other layer reads: .* width arg"
-    ):
-        shrink(Experts(routed), 1 / 2, torch.randn(16, 6))
+def test_a_gate_keeps_a_row_for_each_expert(routed: bool) -> None:
+    narrow = shrink(Experts(routed), 1 / 2, torch.randn(16, 6))
+    assert narrow.get_parameter("gate.weight").shape == (4, 16)
+    plan = width_plan(narrow)
+    assert plan.readouts["gate"] == 2.0
+    assert plan.kept == ("4 of gate.weight stays, as no layer reads it: it seems to count experts or scores",)
 
 
 class Branches(nn.Module):
@@ -170,7 +171,6 @@ class Branches(nn.Module):
         ("linear", torch.zeros(2, 4), "`module` is 'linear', but must be a torch.nn.Module"),
         (nn.Linear(3, 3), torch.zeros(2, 4), "`module` cannot run on `example_input`: RuntimeError"),
         (nn.Linear(4, 3), torch.zeros(2, 4), "no width can be scaled: every size is fixed"),
-        (ZOO["lstm"][0]({}, 1.0), ZOO["lstm"][2], r"no width can be scaled: .*recurrent layer 'cell' \(LSTM\)"),
         (Branches(), torch.zeros(2, 4), "module 'Branches' cannot be followed on symbolic sizes"),
     ],
 )

@@ -47,6 +47,69 @@ def test_each_family_at_a_quarter_of_its_width(name: str) -> None:
     assert output_shapes(narrow(batch).logits) == output_shapes(model(batch).logits)
 
 
+def build_of_parts(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Models of two parts: an encoder and a decoder, or one for text and one for images."""
+    t, labels = transformers, torch.randint(3, 99, (2, 6))
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    both = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    sizes = {"vocab_size": 99, "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "scale_embedding": True}
+    if name == "t5":
+        own = {"vocab_size": 99, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4}
+        config: Any = t.T5Config(**own, decoder_start_token_id=0)
+        return t.T5ForConditionalGeneration(config), {"input_ids": labels, "labels": labels}
+    if name == "bart":
+        config = t.BartConfig(max_position_embeddings=32, **sizes, **both, **special)
+        return t.BartForConditionalGeneration(config), {"input_ids": labels, "labels": labels}
+    if name == "whisper":
+        config = t.WhisperConfig(
+            num_mel_bins=8, max_source_positions=8, max_target_positions=8, **sizes, **both, **special
+        )
+        return t.WhisperForConditionalGeneration(config), {"input_features": torch.randn(2, 8, 16), "labels": labels}
+    part = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = {**part, "vocab_size": 99, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+    config = t.CLIPConfig(
+        text_config=text, vision_config={**part, "image_size": 32, "patch_size": 8}, projection_dim=32
+    )
+    return t.CLIPModel(config), {"input_ids": labels, "pixel_values": IMAGES, "return_loss": True}
+
+
+PARTS = {
+    "t5": {"lm_head": 4.0},
+    "bart": {"lm_head": 4.0},
+    "whisper": {"proj_out": 4.0},
+    "clip": {"visual_projection": 4.0, "text_projection": 4.0},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_models_of_two_parts_at_a_quarter_of_their_width(name: str) -> None:
+    model, batch = build_of_parts(name)
+    plan = width_plan(shrink(model, 1 / 4, batch))
+    assert plan.readouts == PARTS[name]
+    # Each parameter is narrower but the temperature of CLIP.
+    assert {*plan.params} - {*plan.narrower} <= {"logit_scale"}
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_factors_of_the_forward_pass_are_the_targets(name: str) -> None:
+    """Roots of the hidden size: muP's multipliers are relative to the target's."""
+    model, batch = build_of_parts(name)
+    narrow: Any = shrink(model, 1 / 4, batch)
+    if name == "bart":
+        assert narrow.model.shared.embed_scale == 8.0
+    else:
+        assert narrow.model_dim == 64
+
+
+def test_swin_has_fewer_heads_in_each_stage() -> None:
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=32, depths=[1, 1], num_heads=[2, 4], window_size=4
+    )
+    narrow: Any = shrink(transformers.SwinForImageClassification(config), 1 / 2, IMAGES)
+    assert narrow.config.num_heads == [1, 2]
+    assert {*width_plan(narrow).params} - {*width_plan(narrow).narrower} == {"classifier.bias"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert", "resnet"])
 def test_following_sizes_agrees_with_the_configuration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

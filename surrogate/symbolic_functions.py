@@ -1,0 +1,184 @@
+"""torch's functions whose kernels read sizes as plain numbers, for a forward pass on symbolic sizes.
+
+Each function takes the arguments of torch's own and returns tensors of the right shapes, but without right values. It
+uses operators that state the equations between sizes. A GRU's hidden state is as large as its recurrent weight has
+columns, for example.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+class SymbolicFunctions(TorchFunctionMode):
+    """Calls the functions of this module in the place of torch's.
+
+    Args:
+        done: Called with the name of each function of torch that has been called.
+    """
+
+    def __init__(self, done: Callable[[str], None]) -> None:
+        super().__init__()
+        self._done = done
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        rule = _rule_of(name)
+        result = (rule or func)(*args, **(kwargs or {}))
+        self._done(name)
+        return result
+
+
+def _rule_of(name: str) -> Callable[..., Any] | None:
+    if name.startswith("fft_") and not name.endswith(("freq", "shift")):
+        return functools.partial(_transform, name.removeprefix("fft_"))
+    return _RULES.get(name)
+
+
+def _gate(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """One of a recurrent layer's gates, of which its weights hold so many below each other."""
+    of_input, of_hidden, *rest = weights
+    biases = rest[:2] if len(rest) > 1 else (None, None)
+    summed = F.linear(x, of_input, biases[0]) + F.linear(state[0], of_hidden, biases[1])
+    gate: Tensor = summed.unflatten(-1, (gates, state[-1].shape[-1])).select(-2, 0)
+    return gate
+
+
+def _recurrent(gates: int) -> Callable[..., Any]:
+    def run(x: Tensor, *rest: Any) -> Any:
+        packed = not isinstance(rest[2], bool)  # then the sizes of its batches come before the hidden state
+        batches = x.shape[0] // len(rest[0]) if packed else 0
+        state, weights, _, layers, _, _, two_ways, *batch_first = rest[packed:]
+        passes = layers * (2 if two_ways else 1)
+        each = len(weights) // passes
+        states = state if gates == _LSTM else (state,)
+        ends: list[tuple[Tensor, ...]] = []
+        for _ in range(layers):
+            outputs = []
+            for _ in range(passes // layers):
+                i = len(ends)
+                found = _step(gates, x, [s[i].flatten(0, -2)[0] for s in states], weights[i * each : (i + 1) * each])
+                outputs.append(found[0])
+                last = (lambda t: t[:batches]) if packed else (lambda t: t.select(-2 if batch_first[0] else 0, -1))
+                ends.append(tuple(map(last, found)))
+            x = torch.cat(outputs, -1)
+        return x, *(torch.stack(parts) for parts in zip(*ends))
+
+    return run
+
+
+def _step(gates: int, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    hidden = _gate(gates, x, state, weights)
+    if gates != _LSTM:
+        return (hidden + state[0],)
+    cell = hidden + state[1]
+    output = F.linear(cell, weights[-1]) if len(weights) % 2 else cell  # a third or fifth weight projects it
+    return output + state[0], cell
+
+
+def _cell(gates: int) -> Callable[..., Any]:
+    def run(x: Tensor, state: Any, *weights: Any) -> Any:
+        found = _step(gates, x, state if gates == _LSTM else (state,), [w for w in weights if w is not None])
+        return (found[0], found[1]) if gates == _LSTM else found[0]
+
+    return run
+
+
+def _pack(x: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """All sequences are taken to be full: their lengths are data, which there is none of."""
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
+    sizes = torch.tensor([int(batch)] * int(steps))
+    vars(sizes)[_BATCH] = int(batch)
+    return x.flatten(0, 1), sizes
+
+
+def _pad_sequence(sequences: Sequence[Tensor], batch_first: bool = False, *_: Any) -> Tensor:
+    first, steps = sequences[0], max(map(len, sequences))
+    sizes = (len(sequences), steps) if batch_first else (steps, len(sequences))
+    return first.new_zeros((*sizes, *first.shape[1:]))
+
+
+def _unpack(data: Tensor, batch_sizes: Tensor, batch_first: bool, *_: Any) -> tuple[Tensor, Tensor]:
+    steps = len(batch_sizes)
+    batch = data.shape[0] // steps
+    padded = data.unflatten(0, (batch, steps) if batch_first else (steps, batch))
+    return padded, torch.tensor([steps] * batch)
+
+
+def _get_item(x: Tensor, place: Any) -> Any:
+    """A recurrent layer reads how many packed sequences there are."""
+    return torch.tensor(vars(x)[_BATCH]) if _BATCH in vars(x) else x[place]
+
+
+def _zeros(*sizes: Any, **kwargs: Any) -> Tensor:
+    """A recurrent layer gives the number of packed sequences as a tensor, and makes a hidden state for each."""
+    return torch.zeros(*(int(size) if isinstance(size, Tensor) else size for size in sizes), **kwargs)
+
+
+def _bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(first, weight.select(2, 0), bias) + F.linear(second, weight.select(1, 0))
+
+
+def _pad(x: Tensor, pad: Sequence[Any], mode: str = "constant", value: float | None = None) -> Tensor:
+    """A size that is padded by a plain number stays: the copy could not be padded in proportion."""
+    shape = list(x.shape)
+    for place, (before, after) in enumerate(zip(pad[::2], pad[1::2]), start=1):
+        if _is_plain_number(before, after) and (before or after):
+            shape[-place] = int(shape[-place])
+        shape[-place] = shape[-place] + before + after
+    return x.new_zeros(shape)
+
+
+def _is_plain_number(*values: Any) -> bool:
+    return not any(isinstance(value, torch.SymInt) for value in values)
+
+
+def _index_into(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) -> Tensor:
+    """`index_add` and `index_copy`: all dimensions of `source` but one are those of `x`."""
+    for place in {*range(x.dim())} - {dim % x.dim()}:
+        torch._check(x.shape[place] == source.shape[place])
+        assert x.shape[place] == source.shape[place]
+    return x
+
+
+def _transform(name: str, x: Tensor, n: Any = None, dim: Any = None, norm: Any = None, **own: Any) -> Tensor:
+    """A Fourier transform. A size that it runs along stays, as its values grow with that size."""
+    n = own.get("s", n)
+    if dim is None:
+        count = 2 if name.endswith("2") else 1 if not name.endswith("n") else x.dim() if n is None else len(n)
+        dim = tuple(range(-count, 0))
+    dims = dim if isinstance(dim, Sequence) else (dim,)
+    along = {d % x.dim() for d in dims}
+    shape = [int(size) if place in along else size for place, size in enumerate(x.shape)]
+    few = [size if place in along else 1 for place, size in enumerate(shape)]
+    found: Tensor = getattr(torch.fft, name)(x.new_empty(few), n, dims if name.endswith(("2", "n")) else dims[0], norm)
+    return found.new_empty([found.shape[place] if place in along else size for place, size in enumerate(shape)])
+
+
+_LSTM = 4
+_BATCH = "number_of_packed_sequences"
+_RULES: dict[str, Callable[..., Any]] = {
+    "lstm": _recurrent(_LSTM),
+    "gru": _recurrent(3),
+    "rnn_tanh": _recurrent(1),
+    "rnn_relu": _recurrent(1),
+    "lstm_cell": _cell(_LSTM),
+    "gru_cell": _cell(3),
+    "rnn_tanh_cell": _cell(1),
+    "rnn_relu_cell": _cell(1),
+    "pad_sequence": _pad_sequence,
+    "_pack_padded_sequence": _pack,
+    "_pad_packed_sequence": _unpack,
+    "__getitem__": _get_item,
+    "zeros": _zeros,
+    "bilinear": _bilinear,
+    "pad": _pad,
+    **dict.fromkeys(("index_add", "index_add_", "index_copy", "index_copy_"), _index_into),
+}
