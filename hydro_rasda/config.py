@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hydro_rasda.checks import (
     check_choice,
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 Keep = Literal["last", "best"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Graph = bool | Literal["auto"]
+SearcherName = Literal["random", "tpe", "gp", "cma", "qmc"]
 
 KEEP: tuple[str, ...] = ("last", "best")
 PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16")
+SEARCHERS: tuple[str, ...] = get_args(SearcherName)
 RESUME: tuple[str, ...] = ("auto", "must", "never", "changed")
 BACKENDS: tuple[str, ...] = ("local", "ray")
 STRATEGIES: tuple[str, ...] = ("ddp", "fsdp")
@@ -77,7 +79,10 @@ class SweepConfig(_Part):
             change by a factor of 0.8 or 1.2 with each copy, or are drawn anew. "none": no trial stops. Or an object of
             your own subclass of `hydro_rasda.schedulers.SweepRule`, which does not look at `grace_period` and
             `reduction_factor`.
-        searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`. None samples at random.
+        searcher: The source of configurations. "random" samples all of them at once. Optuna's samplers are asked for a
+            batch at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc"
+            (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or one of Ray Tune's
+            searchers, such as `OptunaSearch(seed=0)`.
         first: Configurations that are known to be good. They are tried first, and count as samples; keys that one
             leaves out are sampled.
         fusion: Most trials in one fused model. "auto" measures what is fastest, once on a machine; the measurements
@@ -91,7 +96,7 @@ class SweepConfig(_Part):
     grace_period: int = 1
     reduction_factor: int = 3
     rule: RuleName | SweepRule = "halving"
-    searcher: Searcher | None = None
+    searcher: SearcherName | Searcher | None = None
     first: Sequence[Mapping[str, Any]] = ()
     fusion: int | Literal["auto"] = "auto"
     check_transfer: bool = False
@@ -105,8 +110,11 @@ class SweepConfig(_Part):
         told = f"one of {RULES}, or an object of a subclass of `hydro_rasda.schedulers.SweepRule`"
         require(known, "sweep.rule", rule, told)
         require(isinstance(self.first, list | tuple), "sweep.first", self.first, "a list of configurations")
-        own = not self.first or self.searcher is None
-        told = "left out with a `searcher`, which has a way of its own (`points_to_evaluate`)"
+        if isinstance(self.searcher, str):
+            told = f"None, one of {SEARCHERS}, or one of Ray Tune's searchers"
+            require(self.searcher in SEARCHERS, "sweep.searcher", self.searcher, told)
+        own = not self.first or self.searcher in (None, "random")
+        told = "left out with a `searcher`; those of Ray Tune have a way of their own (`points_to_evaluate`)"
         require(own, "sweep.first", list(self.first), told)
         if not (isinstance(fusion, str) and fusion == "auto"):
             require(is_int(fusion) and fusion >= 1, "sweep.fusion", fusion, "'auto' or an integer >= 1")

@@ -19,7 +19,7 @@ from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.portable import pickle_config_modules
-from hydro_rasda.search import check_first, check_searcher, prepare
+from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.space import check_space, explored
 from hydro_rasda.whole_metrics import WholeMetrics
 
@@ -62,7 +62,9 @@ class Request:
         check_space(self.space, self.settings.num_samples, race.strategy)
         if sweep.rule == "pbt":
             explored(self.space)
-        if sweep.searcher is not None:
+        if isinstance(sweep.searcher, str):
+            self.searcher()
+        elif sweep.searcher is not None:
             check_searcher(sweep.searcher)
         check_first(sweep.first, self.space)
 
@@ -85,7 +87,10 @@ class Request:
 
     def searcher(self) -> Searcher | None:
         """A copy that knows the space and will learn: the user's own can begin the same run again, or another."""
-        searcher = copy.deepcopy(self.settings.sweep.searcher)
+        asked = self.settings.sweep.searcher
+        if isinstance(asked, str):
+            return named_searcher(asked, self.space, self.settings)
+        searcher = copy.deepcopy(asked)
         if searcher is not None:
             prepare(searcher, self.space, self.settings.metric, self.settings.mode)
         return searcher

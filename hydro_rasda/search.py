@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fusion.streams import preserved_generators, seed_generators
 from fusion.warn import warn
 from hydro_rasda.branches import chosen, indexed, reachable, restricted
 from hydro_rasda.checks import require
-from hydro_rasda.config import Mode
+from hydro_rasda.config import Mode, TuneConfig
 from hydro_rasda.domains import plain, to_ray
 from hydro_rasda.run.journal import name_of
 from hydro_rasda.run.state import Run
@@ -125,6 +128,42 @@ def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mod
         searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
+
+
+def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
+    """Make the searcher of this name, one of `config.SEARCHERS`, over Optuna's sampler; None for "random".
+
+    Raises:
+        ImportError: if a package is missing; it says what to install.
+        ValueError: if it cannot search this space.
+    """
+    if name == "random":
+        return None
+    needed = ["optuna", *{"gp": ["scipy"], "cma": ["cmaes"]}.get(name, [])]
+    if missing := [package for package in needed if find_spec(package) is None]:
+        told = f"`sweep.searcher` {name!r} needs {', '.join(missing)}, which is not there"
+        raise ImportError(f"{told}: pip install 'hydro-rasda[searchers]'")
+    from optuna import samplers
+    from ray.tune.search.optuna import OptunaSearch
+
+    seed = derive_seed(settings.seed, "searcher") % 2**32
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what Optuna calls experimental
+        make: Mapping[str, Callable[..., Any]] = {
+            "tpe": partial(samplers.TPESampler, constant_liar=True),
+            "gp": partial(samplers.GPSampler, warn_independent_sampling=False),
+            "cma": partial(samplers.CmaEsSampler, warn_independent_sampling=False),
+            "qmc": partial(samplers.QMCSampler, scramble=True, warn_independent_sampling=False),
+        }
+        sampler = make[name](seed=seed)
+    searcher = OptunaSearch(sampler=sampler)
+    prepare(searcher, space, settings.metric, settings.mode)
+    if name == "qmc":
+        # Optuna would draw at random until a trial is complete, which tells it the space.
+        drawn = OptunaSearch.convert_search_space(to_ray(indexed(space)))
+        numeric = {key: of for key, of in drawn.items() if not hasattr(of, "choices")}
+        sampler.infer_relative_search_space = lambda study, trial: numeric
+    return searcher
 
 
 class SearcherSearch:

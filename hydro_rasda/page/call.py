@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.config import SEARCHERS, RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.schedulers.named_rules import RULES
 from hydro_rasda.settings_record import recorded
 
@@ -29,7 +29,8 @@ def call_of(asked: Mapping[str, Any]) -> str:
     own, sweep, race = recorded(asked)
     made = {"rule": asked.get("sweep_rule"), "searcher": asked.get("searcher")}
     of_sweep = _changed(sweep, SweepConfig())
-    of_sweep += [f"{name}={kind!r}" if kind in RULES else f"{name}={kind}(...)" for name, kind in made.items() if kind]
+    named = (*RULES, *SEARCHERS)
+    of_sweep += [f"{name}={kind!r}" if kind in named else f"{name}={kind}(...)" for name, kind in made.items() if kind]
     of_sweep += ["first=first"] if "first" in digests else []
     of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
     arguments = _changed(own, TuneConfig())

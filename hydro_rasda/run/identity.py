@@ -27,7 +27,7 @@ class Identity:
     """The request for a run, noted before any of the user's functions is called.
 
     Args:
-        searcher: A Ray Tune searcher, or None for random sampling.
+        searcher: A name, a Ray Tune searcher, or None for random sampling.
         sweep_rule: A name, or a rule of the user's.
         functions: The user's functions, by argument: "model_fn", and "loss_fn" or "objective".
         first: The configurations that are tried first.
@@ -43,10 +43,10 @@ class Identity:
     ) -> None:
         self._named = {
             "space": describe(hide(space, secrets_of(space))),  # their digest counts
-            "searcher": type(searcher).__name__ if searcher else None,
+            "searcher": None if searcher in (None, "random") else _name_of(searcher),
             "sweep_rule": None if sweep_rule == HALVING else _name_of(sweep_rule),
         }
-        self._made = {"space": content(space), "searcher": parameters(searcher)}
+        self._made = {"space": content(space), "searcher": parameters(None if searcher == "random" else searcher)}
         if not isinstance(sweep_rule, str):
             self._made["sweep_rule"] = parameters(sweep_rule)
         if first:

@@ -14,10 +14,11 @@ from ray.tune.search.bohb import TuneBOHB
 from ray.tune.search.optuna import OptunaSearch
 
 from hydro_rasda import RunExists, SweepConfig, TuneResult, choice, grid_search, loguniform, sample_from, uniform
+from hydro_rasda.config import SEARCHERS, TuneConfig
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.search import SEARCHER_ROUNDS, RandomSearch, SearcherSearch, check_searcher, prepare
+from hydro_rasda.search import SEARCHER_ROUNDS, RandomSearch, SearcherSearch, check_searcher, named_searcher, prepare
 from hydro_rasda.space import sample
 from tests.hydro_rasda.models import counted
 
@@ -306,3 +307,39 @@ def test_a_run_is_told_by_what_came_first(quick: Callable[..., TuneResult]) -> N
     assert len(result.trials) == 4
     with pytest.raises(RunExists, match=r"`sweep\.first` has other values"):
         quick(sweep=SweepConfig(first=[{"lr": 0.125}]), num_samples=4)
+
+
+NAMED = [name for name in SEARCHERS if name != "random"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_searcher_repeats_itself_on_resume_and_learns(name: Any, open_search: Open) -> None:
+    def played(run: str, sign: float = 1.0) -> list[dict[str, Any]]:
+        searcher = named_searcher(name, SPACE, TuneConfig())
+        assert searcher is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            return play(open_search(searcher, 16, run), sign)
+
+    first = played("run")
+    assert len(first) == 16
+    assert played("run") == first
+    upside_down = played("other", -1.0)
+    assert upside_down[:4] == first[:4]
+    assert (upside_down == first) is (name == "qmc")
+
+
+def test_sobol_points_fill_a_range_evenly_from_the_first_batch_on(open_search: Open) -> None:
+    searcher = named_searcher("qmc", SPACE, TuneConfig(num_samples=32))
+    assert searcher is not None
+    found = sorted(searcher.suggest(str(i))["lr"] for i in range(16))
+    shares = [(math.log(lr) - math.log(1e-4)) / (math.log(1.0) - math.log(1e-4)) for lr in found]
+    assert [int(16 * share) for share in shares] == list(range(16))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydro_rasda.search.find_spec", lambda package: None if package == "cmaes" else package)
+    told = r"'cma' needs cmaes, which is not there: pip install 'hydro-rasda\[searchers\]'"
+    with pytest.raises(ImportError, match=told):
+        named_searcher("cma", SPACE, TuneConfig())
+    assert named_searcher("random", SPACE, TuneConfig()) is None
