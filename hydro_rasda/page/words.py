@@ -11,7 +11,15 @@ from hydro_rasda.console import duration, show
 from hydro_rasda.plots.look import score_of
 from hydro_rasda.plots.spending import both_units
 from hydro_rasda.results.records import RunRecord
-from hydro_rasda.results.report import agreement_line, best_score, doubt_line, explained, kept_weights, state_of
+from hydro_rasda.results.report import (
+    agreement_line,
+    best_score,
+    doubt_line,
+    explained,
+    front_lines,
+    kept_weights,
+    state_of,
+)
 from hydro_rasda.run.journal import jsonable
 
 Facts = dict[str, str]
@@ -35,7 +43,9 @@ def answer(record: RunRecord) -> list[str]:
         ]
     else:
         told = ["No trial has a finite score."]
-    return told + [f"{line[0].upper()}{line[1:]}." for line in [*_doubt(record), *agreement_line(record)]]
+    return told + [
+        f"{line[0].upper()}{line[1:]}." for line in [*front_lines(record), *_doubt(record), *agreement_line(record)]
+    ]
 
 
 def _doubt(record: RunRecord) -> list[str]:

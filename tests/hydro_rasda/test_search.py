@@ -55,7 +55,7 @@ def open_search(problem: Problem, tmp_path: Path) -> Iterator[Open]:
         for store in stores:
             store.close()
         asked = problem.with_settings(mode=mode, num_samples=num_samples)
-        prepare(searcher, SPACE, asked.settings.metric, asked.settings.mode)
+        prepare(searcher, SPACE, asked.settings.comparison.objectives)
         stores.append(Store.open(tmp_path / name, {}, "auto"))
         run = Run(asked, stores[-1])
         return SearcherSearch(searcher, SPACE, run)
@@ -212,7 +212,7 @@ def test_what_is_no_searcher(wrong: Any) -> None:
 @both_searchers
 def test_a_space_that_a_searcher_cannot_search(kind: Any) -> None:
     with pytest.raises(ValueError, match=f"`space` cannot be searched by {kind.__name__}: Grid search parameters"):
-        prepare(kind(), {**SPACE, "depth": grid_search([1, 2])}, "val_loss", "min")
+        prepare(kind(), {**SPACE, "depth": grid_search([1, 2])}, (("val_loss", "min"),))
 
 
 @pytest.mark.slow
