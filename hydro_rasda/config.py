@@ -80,7 +80,8 @@ class SweepConfig(_Part):
             "halving" for several metrics, but of a front the trials that cover it go on first (Schmucker et al. 2021).
             Or an object of your own subclass of `hydro_rasda.schedulers.SweepRule`, which does not look at
             `grace_period` and `reduction_factor`.
-        searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`. None samples at random.
+        searcher: One of Ray Tune's searchers, such as `OptunaSearch(seed=0)`. None samples at random. "structures":
+            half of the samples are shared among all structures, the others go to the best third. So fused groups fill.
         constraints: A dict of bounds, such as `{"macs": (None, 1e9)}`, or a function `fits(config)`, or functions among
             the values of the dict. Configurations that break a bound of the full-size model's cost (see `metric` of
             `tune`), or that do not fit, are drawn anew and never trained. A trial that breaks a bound of a metric loses
@@ -98,7 +99,7 @@ class SweepConfig(_Part):
     grace_period: int = 1
     reduction_factor: int = 3
     rule: RuleName | SweepRule = "halving"
-    searcher: Searcher | None = None
+    searcher: Searcher | Literal["structures"] | None = None
     constraints: Constraints | None = None
     first: Sequence[Mapping[str, Any]] = ()
     fusion: int | Literal["auto"] = "auto"

@@ -20,7 +20,7 @@ from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.portable import pickle_config_modules
-from hydro_rasda.search import check_first, check_searcher, prepare
+from hydro_rasda.search import STRUCTURES, check_first, check_searcher, prepare
 from hydro_rasda.space import check_space, explored
 from hydro_rasda.whole_metrics import WholeMetrics
 
@@ -63,7 +63,7 @@ class Request:
         check_space(self.space, self.settings.num_samples, race.strategy)
         if sweep.rule == "pbt":
             explored(self.space)
-        if sweep.searcher is not None:
+        if sweep.searcher not in (None, STRUCTURES):
             check_searcher(sweep.searcher)
         check_first(sweep.first, self.space)
 
@@ -84,10 +84,10 @@ class Request:
         sweep = self.settings.sweep
         return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first, functions_of(sweep.constraints))
 
-    def searcher(self) -> Searcher | None:
+    def searcher(self) -> Searcher | str | None:
         """A copy that knows the space and will learn: the user's own can begin the same run again, or another."""
         searcher = copy.deepcopy(self.settings.sweep.searcher)
-        if searcher is not None:
+        if searcher is not None and not isinstance(searcher, str):
             prepare(searcher, self.space, self.settings.comparison.objectives)
         return searcher
 

@@ -24,6 +24,9 @@ from hydro_rasda.trial import Trial
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
+STRUCTURES = "structures"
+"""The name of the search that shares samples among structures; see `structure_search`."""
+
 DRAWS = 100
 """So many times `num_samples` configurations are drawn in search of some that meet the constraints."""
 
@@ -72,11 +75,9 @@ class RandomSearch:
         known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
         for i, config in enumerate(known if fits is not None else ()):
             require(fits is None or fits(config), f"sweep.first[{i}]", config, "one that meets `sweep.constraints`")
-        sampled = sample(space, num_samples, seed)
-        cut = len(known) if len(sampled) == num_samples else 0
-        if fits is not None:
-            sampled = _fitting(space, sampled, num_samples, seed, fits)
-        configs = [*known, *sampled[: max(0, len(sampled) - cut)]]
+        sampled = fitting_sample(space, num_samples, seed, fits)
+        is_grid = len(sampled) > num_samples
+        configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
         self._given = False
         for trial in self.trials:
@@ -93,12 +94,15 @@ class RandomSearch:
         """Random sampling does not learn."""
 
 
-def _fitting(space: Mapping[str, Any], sampled: list[Config], wanted: int, seed: int, fits: Fits) -> list[Config]:
-    """Return the configurations that fit, of so many draws that there are as many as wanted, if that can be had.
+def fitting_sample(space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None) -> list[Config]:
+    """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had.
 
     Raises:
         ValueError: if none of `DRAWS` times as many does.
     """
+    sampled = sample(space, wanted, seed)
+    if fits is None:
+        return sampled
     drawn, is_grid = len(sampled), len(sampled) > wanted
     fitting = [config for config in sampled if fits(config)]
     while len(fitting) < wanted and drawn < DRAWS * wanted and not is_grid:
@@ -144,7 +148,7 @@ def check_searcher(searcher: object) -> None:
     """
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
-    rule = "one of Ray Tune's searchers, such as OptunaSearch()"
+    rule = f"{STRUCTURES!r}, or one of Ray Tune's searchers, such as OptunaSearch()"
     require(isinstance(searcher, Searcher), "sweep.searcher", searcher, rule)
     rule = "the searcher that it wraps: `tune` asks for whole batches"
     require(not isinstance(searcher, ConcurrencyLimiter), "sweep.searcher", searcher, rule)

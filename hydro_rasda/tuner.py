@@ -38,6 +38,7 @@ from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.stages.sweep import sweep as run_sweep
+from hydro_rasda.structure_search import StructureSearch
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 from hydro_rasda.whole_metrics import WholeMetrics
 
@@ -247,8 +248,12 @@ def _run(
         _announce(run, ready)
         held_back.give()
         fits = all_fit(constraints, Costs(run))
-        search: Search = SearcherSearch(searcher, request.space, run, fits) if searcher else candidates
-        if fits is not None and not searcher:
+        search: Search = candidates
+        if isinstance(searcher, str):
+            search = StructureSearch(request.space, run, fits)
+        elif searcher is not None:
+            search = SearcherSearch(searcher, request.space, run, fits)
+        elif fits is not None:
             search = RandomSearch(*sampled, fits)
         result = _train(run, search, settings.sweep, backend)
         if shown is not None:

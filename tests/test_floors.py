@@ -43,7 +43,7 @@ FLOORS = (
     {"contracts"},
     {"processes"},
     {"training"},
-    {"backends", "bubbles", "search", "stages"},
+    {"backends", "bubbles", "search", "stages", "structure_search"},
     {"cli", "dashboard", "integrations", "request", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""

@@ -31,7 +31,11 @@ def call_of(asked: Mapping[str, Any]) -> str:
         own = {**own, "metric": asked["metric"], "mode": asked["mode"], "objectives": ()}
     made = {"rule": asked.get("sweep_rule"), "searcher": asked.get("searcher")}
     of_sweep = _changed(sweep, SweepConfig())
-    of_sweep += [f"{name}={kind!r}" if kind in RULES else f"{name}={kind}(...)" for name, kind in made.items() if kind]
+    of_sweep += [
+        f"{name}={kind!r}" if kind in (*RULES, "structures") else f"{name}={kind}(...)"
+        for name, kind in made.items()
+        if kind
+    ]
     of_sweep += ["first=first"] if "first" in digests else []
     if "constraints" in digests:
         of_sweep = [told for told in of_sweep if not told.startswith("constraints=")] + ["constraints=constraints"]

@@ -46,7 +46,7 @@ class Identity:
     ) -> None:
         self._named = {
             "space": describe(hide(space, secrets_of(space))),  # their digest counts
-            "searcher": type(searcher).__name__ if searcher else None,
+            "searcher": _name_of(searcher) if searcher else None,
             "sweep_rule": None if sweep_rule == HALVING else _name_of(sweep_rule),
         }
         self._made = {"space": content(space), "searcher": parameters(searcher)}
@@ -90,8 +90,8 @@ class Identity:
         }
 
 
-def _name_of(rule: object) -> str:
-    return rule if isinstance(rule, str) else type(rule).__name__
+def _name_of(given: object) -> str:
+    return given if isinstance(given, str) else type(given).__name__
 
 
 def environment() -> dict[str, Any]:
