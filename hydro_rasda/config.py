@@ -18,8 +18,10 @@ from hydro_rasda.checks import (
     is_number,
     require,
 )
+from hydro_rasda.objectives import Comparison, Constraints, Objectives, bounds_of, check_constraints
 from hydro_rasda.schedulers.milestones import milestones, sweep_milestones
 from hydro_rasda.schedulers.named_rules import RULES, RuleName
+from hydro_rasda.schedulers.pareto import Spread
 from hydro_rasda.schedulers.ranking import Mode as Mode
 from hydro_rasda.schedulers.rasda import GROW, Grow
 from hydro_rasda.schedulers.sweep_rule import SweepRule
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 Keep = Literal["last", "best"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Graph = bool | Literal["auto"]
-SearcherName = Literal["random", "tpe", "gp", "cma", "qmc"]
+SearcherName = Literal["random", "structures", "tpe", "gp", "cma", "qmc"]
 
 KEEP: tuple[str, ...] = ("last", "best")
 PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16")
@@ -76,13 +78,19 @@ class SweepConfig(_Part):
             "median": after each epoch, a trial stops whose best score is worse than the median of the others' averages
             (Golovin et al. 2017). "pbt": population based training (Jaderberg et al. 2017). After each `grace_period`
             epochs, the worst quarter of the trials goes on as copies of the best quarter. Floats that the space draws
-            change by a factor of 0.8 or 1.2 with each copy, or are drawn anew. "none": no trial stops. Or an object of
-            your own subclass of `hydro_rasda.schedulers.SweepRule`, which does not look at `grace_period` and
-            `reduction_factor`.
-        searcher: The source of configurations. "random" samples all of them at once. Optuna's samplers are asked for a
-            batch at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process), "cma" (CMA-ES), and "qmc"
-            (scrambled Sobol points, which learn nothing). They need `hydro-rasda[searchers]`. Or one of Ray Tune's
-            searchers, such as `OptunaSearch(seed=0)`.
+            change by a factor of 0.8 or 1.2 with each copy, or are drawn anew. "none": no trial stops. "epsilon-net":
+            "halving" for several metrics, but of a front the trials that cover it go on first (Schmucker et al. 2021).
+            Or an object of your own subclass of `hydro_rasda.schedulers.SweepRule`, which does not look at
+            `grace_period` and `reduction_factor`.
+        searcher: The source of configurations. "random" samples all of them at once. "structures": half of the samples
+            are shared among all structures, the others go to the best third, so that fused groups fill. Optuna's
+            samplers are asked for a batch at a time, seeded by `tune(seed=...)`: "tpe", "gp" (a Gaussian process),
+            "cma" (CMA-ES), and "qmc" (scrambled Sobol points, which learn nothing). They need
+            `hydro-rasda[searchers]`. Or one of Ray Tune's searchers, such as `OptunaSearch(seed=0)`.
+        constraints: A dict of bounds, such as `{"macs": (None, 1e9)}`, or a function `fits(config)`, or functions among
+            the values of the dict. Configurations that break a bound of the full-size model's cost (see `metric` of
+            `tune`), or that do not fit, are drawn anew and never trained. A trial that breaks a bound of a metric loses
+            against any that keeps it.
         first: Configurations that are known to be good. They are tried first, and count as samples; keys that one
             leaves out are sampled.
         fusion: Most trials in one fused model. "auto" measures what is fastest, once on a machine; the measurements
@@ -97,6 +105,7 @@ class SweepConfig(_Part):
     reduction_factor: int = 3
     rule: RuleName | SweepRule = "halving"
     searcher: SearcherName | Searcher | None = None
+    constraints: Constraints | None = None
     first: Sequence[Mapping[str, Any]] = ()
     fusion: int | Literal["auto"] = "auto"
     check_transfer: bool = False
@@ -109,6 +118,7 @@ class SweepConfig(_Part):
         known = isinstance(rule, SweepRule) or (isinstance(rule, str) and rule in RULES)
         told = f"one of {RULES}, or an object of a subclass of `hydro_rasda.schedulers.SweepRule`"
         require(known, "sweep.rule", rule, told)
+        check_constraints(self.constraints)
         require(isinstance(self.first, list | tuple), "sweep.first", self.first, "a list of configurations")
         if isinstance(self.searcher, str):
             told = f"None, one of {SEARCHERS}, or one of Ray Tune's searchers"
@@ -231,6 +241,7 @@ class TuneConfig:
 
     metric: str = "val_loss"
     mode: Mode = "min"
+    objectives: Objectives = ()
     num_samples: int = 64
     max_t: int = 27
     full_trainings: float = 3.0
@@ -268,22 +279,33 @@ class TuneConfig:
         require((race.grace_period or 1) <= self.max_t, "race.grace_period", race.grace_period, at_most)
         rule = "None where `race.keep` is 'last': one that trained longer would win"
         require(self.stop_at is None or race.keep == "best", "stop_at", self.stop_at, rule)
+        require(self.stop_at is None or not self.objectives, "stop_at", self.stop_at, "None where `metric` is a list")
+        rule = "another one for a single metric, without bounds on metrics: 'epsilon-net' orders a front"
+        require(sweep.rule != "epsilon-net" or self.comparison.by_place, "sweep.rule", sweep.rule, rule)
         scaled_apart = self.precision == "fp16" and race.strategy == "fsdp"
         require(not scaled_apart, "precision", self.precision, "another one with race.strategy 'fsdp'")
 
     def plain(self) -> TuneConfig:
-        """Leave out the user's objects, which other processes need not have: rule, searcher, `first`, `train`."""
+        """Leave out the user's objects, which other processes need not have: rule, searcher, `first`, functions."""
         rule = self.sweep.rule if isinstance(self.sweep.rule, str) else SweepConfig.rule
+        bounds = bounds_of(self.sweep.constraints)
         return replace(
             self,
-            sweep=replace(self.sweep, rule=rule, searcher=None, first=()),
+            sweep=replace(self.sweep, rule=rule, searcher=None, first=(), constraints=bounds or None),
             race=replace(self.race, train=None),
         )
 
     @property
+    def comparison(self) -> Comparison:
+        """The comparison of trials: by `metric` alone, or by all metrics and bounds that were asked for."""
+        spread: Spread = "epsilon-net" if self.sweep.rule == "epsilon-net" else "crowding"
+        objectives = self.objectives or ((self.metric, self.mode),)
+        return Comparison(objectives, bounds_of(self.sweep.constraints), spread)
+
+    @property
     def unaveraged(self) -> str:
         """Name of the metric of the weights that training left, where averaged ones are validated."""
-        return f"{self.metric}_unaveraged"
+        return unaveraged(self.metric)
 
     @property
     def first_look(self) -> int:
@@ -309,6 +331,11 @@ class TuneConfig:
     def out_of_patience(self, epochs: int) -> bool:
         """Return whether a full-size training ends that has not become better for so many epochs."""
         return self.race.patience is not None and epochs >= self.race.patience
+
+
+def unaveraged(metric: str) -> str:
+    """Name a metric of the weights that training left, where averaged ones are validated."""
+    return f"{metric}_unaveraged"
 
 
 def check_steps(graph: object, loader_workers: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,9 @@ from hydro_rasda.batch_checks import (
 from hydro_rasda.checks import require
 from hydro_rasda.config_access import Notes
 from hydro_rasda.data import Batch, batch_length, naming_batch
+from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
+from hydro_rasda.objectives import COSTS
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import NoModule, Problem, width_form
 from hydro_rasda.secret_masking import shown
@@ -77,9 +79,6 @@ class DryRun:
     narrowed: str = ""
     mostly_wide: bool = False
 
-
-_BESIDE_A_STEP = 4
-"""Further memory of a training, in sizes of the model: its weights, their average, and two moments of Adam's."""
 
 PRETRAINED_SHARE = 0.1
 """So many of a model's elements come out the same from two seeds where they were trained before."""
@@ -150,8 +149,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     parts, began = parts_of(trial, train, "train_data"), time.perf_counter()
     with objects_so_far_set_aside(problem.device), peak_memory(problem.device) as step:
         trained = run_batch(problem, target.train(), parts[0], "train_data")
-    weights = sum(tensor.nbytes for tensor in (*target.parameters(), *target.buffers()))
-    peak = step.bytes + _BESIDE_A_STEP * weights
+    peak = step.bytes + BESIDE_A_STEP * weight_bytes(target)
     with naming_batch("val_data", "its first batch", trial.batch_size):
         validation = next(problem.val_data.in_order(trial.batch_size))
     with torch.no_grad():
@@ -164,7 +162,7 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     found |= {f"val_{name}": value.item() for name, value in validated.items()}
     found |= {f"val_{name}": value for name, value in whole.items()}
     found = {name: value for name, value in found.items() if not is_weight(name.partition("_")[2])}
-    require(problem.settings.metric in found, "metric", problem.settings.metric, f"one of {sorted(found)}")
+    _check_names(problem, found)
     for argument, data in (("train_data", problem.train_data), ("val_data", problem.val_data)) if survey else ():
         survey_batches(problem, trial, target, data, argument)
     if survey:
@@ -179,6 +177,16 @@ def _try(problem: Problem, trial: Trial, target: nn.Module, survey: bool) -> Dry
     steady = min(epoch_seconds, _repeated(problem, target, parts[0]) * len(parts) * steps)
     told = ("", False) if narrow is None else (narrow.summary, narrow.mostly_wide)
     return DryRun(parameters, example, pretrained, shared, reads, tuple(whole), peak, epoch_seconds, steady, *told)
+
+
+def _check_names(problem: Problem, found: Collection[str]) -> None:
+    """Refuse a metric, or a bound of one, that training does not measure."""
+    comparison = problem.settings.comparison
+    named = {name: "metric" for name, _ in comparison.objectives}
+    several = len(named) > 1 or comparison.bounds
+    rule = f"one of {sorted(found)}" + (f", or a cost of the model: {', '.join(COSTS)}" if several else "")
+    for name in comparison.trained:
+        require(name in found, named.get(name, "sweep.constraints"), name, rule)
 
 
 def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:

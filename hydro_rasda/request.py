@@ -15,6 +15,7 @@ from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, make_batches
 from hydro_rasda.objective import LossFn, as_objective, takes_config
+from hydro_rasda.objectives import functions_of
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
 from hydro_rasda.run.identity import Identity
@@ -83,16 +84,16 @@ class Request:
         }
         given = {name: function for name, function in functions.items() if function is not None}
         sweep = self.settings.sweep
-        return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first)
+        return Identity(self.space, sweep.searcher, sweep.rule, given, sweep.first, functions_of(sweep.constraints))
 
-    def searcher(self) -> Searcher | None:
+    def searcher(self) -> Searcher | str | None:
         """A copy that knows the space and will learn: the user's own can begin the same run again, or another."""
         asked = self.settings.sweep.searcher
         if isinstance(asked, str):
             return named_searcher(asked, self.space, self.settings)
         searcher = copy.deepcopy(asked)
         if searcher is not None:
-            prepare(searcher, self.space, self.settings.metric, self.settings.mode)
+            prepare(searcher, self.space, self.settings.comparison.objectives)
         return searcher
 
     def problem(self, backend: Backend) -> Problem:

@@ -15,8 +15,9 @@ from fusion.streams import preserved_generators, seed_generators
 from fusion.warn import warn
 from hydro_rasda.branches import chosen, indexed, reachable, restricted
 from hydro_rasda.checks import require
-from hydro_rasda.config import Mode, TuneConfig
+from hydro_rasda.config import SEARCHERS, TuneConfig
 from hydro_rasda.domains import plain, to_ray
+from hydro_rasda.objectives import Fits, Objectives
 from hydro_rasda.run.journal import name_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.secret_masking import hide, restore, secrets_of
@@ -26,6 +27,9 @@ from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
+
+DRAWS = 100
+"""So many times `num_samples` configurations are drawn in search of some that meet the constraints."""
 
 SEARCHER_ROUNDS = 4
 """A searcher is asked for this many batches: it learns from the first rung of each before it gives the next."""
@@ -54,6 +58,10 @@ class RandomSearch:
         num_samples: See `sample`; those that come first count as samples, but for a grid, of which all is tried.
         first: Known configurations, or parts of them, which are tried first; what one leaves out is sampled.
         strategy: See `check_config`.
+        fits: Tells which configurations may be tried; others are drawn anew. Of a grid, they are left out.
+
+    Raises:
+        ValueError: if none of many that were drawn fits, or one of `first` does not.
     """
 
     def __init__(
@@ -63,11 +71,14 @@ class RandomSearch:
         seed: int,
         first: Sequence[Mapping[str, Any]] = (),
         strategy: str = "ddp",
+        fits: Fits | None = None,
     ) -> None:
         known = [_completed(space, config, derive_seed(seed, "first", i)) for i, config in enumerate(first)]
-        sampled = sample(space, num_samples, seed)
-        cut = len(known) if len(sampled) == num_samples else 0
-        configs = [*known, *sampled[: max(0, len(sampled) - cut)]]
+        for i, config in enumerate(known if fits is not None else ()):
+            require(fits is None or fits(config), f"sweep.first[{i}]", config, "one that meets `sweep.constraints`")
+        sampled = fitting_sample(space, num_samples, seed, fits)
+        is_grid = len(sampled) > num_samples
+        configs = [*known, *(sampled if is_grid else sampled[: max(0, num_samples - len(known))])]
         self.trials = [Trial(number, config) for number, config in enumerate(configs)]
         self._given = False
         for trial in self.trials:
@@ -82,6 +93,32 @@ class RandomSearch:
 
     def close(self, number: int, epoch: int, score: float) -> None:
         """Random sampling does not learn."""
+
+
+def fitting_sample(space: Mapping[str, Any], wanted: int, seed: int, fits: Fits | None) -> list[Config]:
+    """Sample configurations that fit, in so many draws that there are as many as wanted, if that can be had.
+
+    Raises:
+        ValueError: if none of `DRAWS` times as many does.
+    """
+    sampled = sample(space, wanted, seed)
+    if fits is None:
+        return sampled
+    drawn, is_grid = len(sampled), len(sampled) > wanted
+    fitting = [config for config in sampled if fits(config)]
+    while len(fitting) < wanted and drawn < DRAWS * wanted and not is_grid:
+        # The same seed gives the same first ones.
+        more = sample(space, min(2 * drawn, DRAWS * wanted), seed)[drawn:]
+        drawn += len(more)
+        fitting += [config for config in more if fits(config)]
+    refuse_if_none(bool(fitting), drawn)
+    return fitting if is_grid else fitting[:wanted]
+
+
+def refuse_if_none(any_fits: bool, drawn: int) -> None:
+    """Refuse constraints that none of so many configurations meets."""
+    if drawn and not any_fits:
+        raise ValueError(f"`sweep.constraints` leaves nothing to try: none of {drawn} configurations of `space` fits")
 
 
 def check_first(first: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> None:
@@ -112,33 +149,37 @@ def check_searcher(searcher: object) -> None:
     """
     from ray.tune.search import ConcurrencyLimiter, Searcher
 
-    rule = "one of Ray Tune's searchers, such as OptunaSearch()"
+    rule = f"one of {SEARCHERS}, or one of Ray Tune's searchers, such as OptunaSearch()"
     require(isinstance(searcher, Searcher), "sweep.searcher", searcher, rule)
     rule = "the searcher that it wraps: `tune` asks for whole batches"
     require(not isinstance(searcher, ConcurrencyLimiter), "sweep.searcher", searcher, rule)
 
 
-def prepare(searcher: Searcher, space: Mapping[str, Any], metric: str, mode: Mode) -> None:
+def prepare(searcher: Searcher, space: Mapping[str, Any], objectives: Objectives) -> None:
     """Tell a searcher what to search.
 
     Raises:
-        ValueError: if it cannot search this space.
+        ValueError: if it cannot search this space, or by several metrics.
     """
+    several = len(objectives) > 1
+    rule = "an `OptunaSearch`, or None, where `metric` is a list: no other one learns from several metrics"
+    require(not several or type(searcher).__name__ == "OptunaSearch", "sweep.searcher", searcher, rule)
+    metric, mode = ([*each] if several else each[0] for each in zip(*objectives, strict=True))
     try:
         searcher.set_search_properties(metric, mode, to_ray(indexed(space)))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`space` cannot be searched by {type(searcher).__name__}: {error}") from error
 
 
-def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | None:
-    """Make the searcher of this name, one of `config.SEARCHERS`, over Optuna's sampler; None for "random".
+def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) -> Searcher | str | None:
+    """Make the searcher of this name over Optuna's sampler; for "structures", return the name, for "random" None.
 
     Raises:
         ImportError: if a package is missing; it says what to install.
         ValueError: if it cannot search this space.
     """
-    if name == "random":
-        return None
+    if name in ("random", "structures"):
+        return None if name == "random" else name
     needed = ["optuna", *{"gp": ["scipy"], "cma": ["cmaes"]}.get(name, [])]
     if missing := [package for package in needed if find_spec(package) is None]:
         told = f"`sweep.searcher` {name!r} needs {', '.join(missing)}, which is not there"
@@ -157,7 +198,7 @@ def named_searcher(name: str, space: Mapping[str, Any], settings: TuneConfig) ->
         }
         sampler = make[name](seed=seed)
     searcher = OptunaSearch(sampler=sampler)
-    prepare(searcher, space, settings.metric, settings.mode)
+    prepare(searcher, space, settings.comparison.objectives)
     if name == "qmc":
         # Optuna would draw at random until a trial is complete, which tells it the space.
         drawn = OptunaSearch.convert_search_space(to_ray(indexed(space)))
@@ -176,9 +217,10 @@ class SearcherSearch:
     not repeat its suggestions (it has no seed), the trials of the journal count, and it goes on without them.
     """
 
-    def __init__(self, searcher: Searcher, space: Mapping[str, Any], run: Run) -> None:
+    def __init__(self, searcher: Searcher, space: Mapping[str, Any], run: Run, fits: Fits | None = None) -> None:
         """Args: as `prepare` has made them ready."""
-        num_samples = run.settings.num_samples
+        num_samples, self._run, self._fits, self._refused = run.settings.num_samples, run, fits, 0
+        self._ids: dict[int, str] = {}
         self._searcher, self._space, self._metric, self._store = searcher, space, run.settings.metric, run.store
         self._left, self._given, self._batch = num_samples, 0, -(-num_samples // SEARCHER_ROUNDS)
         self._seed, self._strategy, self._warned = run.settings.seed, run.settings.race.strategy, False
@@ -196,7 +238,7 @@ class SearcherSearch:
         # Some searchers, TuneBOHB among them, draw from the global generators whatever seed they were given.
         with preserved_generators():
             seed_generators(derive_seed(self._seed, "search", first))
-            while len(suggested) < wanted and (config := self._suggest(first + len(suggested))) is not None:
+            while len(suggested) < wanted and (config := self._fitting(first + len(suggested))) is not None:
                 suggested.append(config)
         if not suggested and known is None:
             return []
@@ -205,8 +247,20 @@ class SearcherSearch:
         self._given += len(recorded)
         return [Trial(first + i, self._agree(first + i, suggested[i : i + 1], kept)) for i, kept in enumerate(recorded)]
 
+    def _fitting(self, number: int) -> Config | None:
+        """The next suggestion that fits; the searcher learns of the others that they failed."""
+        for _ in range(DRAWS * self._run.settings.num_samples):
+            config = self._suggest(number)
+            if config is None or self._fits is None or self._fits(config):
+                return config
+            self._searcher.on_trial_complete(self._id(number), error=True)
+            self._refused += 1
+            self._ids[number] = f"{_id(number)}-{self._refused}"  # a searcher gives one suggestion by each name
+        refuse_if_none(number > 0, self._refused)
+        return None
+
     def _suggest(self, number: int) -> Config | None:
-        suggestion = self._searcher.suggest(_id(number))
+        suggestion = self._searcher.suggest(self._id(number))
         if suggestion is None or suggestion == self._searcher.FINISHED:
             return None
         config: Config = plain(chosen(self._space, _merged(indexed(self._space), suggestion)))
@@ -227,26 +281,32 @@ class SearcherSearch:
                 "from the trials before the break, too",
             )
         if suggested:
-            self._searcher.on_trial_complete(_id(number), error=True)
+            self._searcher.on_trial_complete(self._id(number), error=True)
         return recorded
 
     def tell(self, number: int, epoch: int, score: float) -> None:
         if number in self._open:
             self._open[number] = (epoch, score)
             if math.isfinite(score):
-                self._searcher.on_trial_result(_id(number), self._result(epoch, score))
+                self._searcher.on_trial_result(self._id(number), self._result(number, epoch, score))
 
     def close(self, number: int, epoch: int, score: float) -> None:
         if self._open.pop(number, None) is None:
             return
         if math.isfinite(score):
-            self._searcher.on_trial_complete(_id(number), result=self._result(epoch, score))
+            self._searcher.on_trial_complete(self._id(number), result=self._result(number, epoch, score))
         else:
-            self._searcher.on_trial_complete(_id(number), error=True)
+            self._searcher.on_trial_complete(self._id(number), error=True)
 
-    def _result(self, epoch: int, score: float) -> dict[str, Any]:
+    def _id(self, number: int) -> str:
+        return self._ids.get(number, _id(number))
+
+    def _result(self, number: int, epoch: int, score: float) -> dict[str, Any]:
+        # A score of several metrics is a place among trials.
+        by_place = self._run.settings.comparison.by_place
+        scores = self._run.values_at("surrogate", number, epoch) if by_place else {self._metric: score}
         # BOHB reads its budget from where Ray's own HyperBandForBOHB puts it.
-        return {self._metric: score, "training_iteration": epoch, "hyperband_info": {"budget": epoch}}
+        return {**scores, "training_iteration": epoch, "hyperband_info": {"budget": epoch}}
 
 
 def _id(number: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from hydro_rasda.config import RaceConfig, TuneConfig
+from hydro_rasda.objectives import bounds_of, split_metrics
 
 _OWN = ("metric", "mode", "num_samples", "max_t", "full_trainings", "precision", "seed")
 _OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer")
@@ -22,8 +23,12 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
 
     Not among them: what a run may cost, or must find, how often it is saved, and how its steps are run.
     """
+    bounds = bounds_of(settings.sweep.constraints)
+    several = {"metric": [name for name, _ in settings.objectives], "mode": [mode for _, mode in settings.objectives]}
     return {
         **{name: getattr(settings, name) for name in _OWN},
+        **(several if settings.objectives else {}),
+        **({"constraints": {name: [*pair] for name, pair in bounds.items()}} if bounds else {}),
         **{name: getattr(settings.sweep, name) for name in _OF_SWEEP},
         **{name: getattr(settings.race, name) for name in _OF_RACE},
         "rasda": {name: getattr(settings.race, name) for name in _OF_RASDA},
@@ -32,8 +37,11 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
 
 def recorded(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Fields of `TuneConfig`, `SweepConfig` and `RaceConfig` from a `run.json`; earlier versions kept others, too."""
+    own, sweep = _among(_OWN, asked), _among([*_OF_SWEEP, "constraints"], asked)
+    if isinstance(asked.get("metric"), list):
+        own |= dict(zip(("metric", "mode", "objectives"), split_metrics(asked["metric"], asked["mode"]), strict=True))
     race = _among(_OF_RACE, asked) | _among(_OF_RASDA, asked.get("rasda", {}))
-    return _among(_OWN, asked), _among(_OF_SWEEP, asked), race
+    return own, sweep, race
 
 
 def _among(names: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:

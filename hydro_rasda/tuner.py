@@ -19,6 +19,7 @@ from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, Sw
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data
 from hydro_rasda.objective import LossFn
+from hydro_rasda.objectives import split_metrics
 from hydro_rasda.renames import refuses_renamed
 from hydro_rasda.request import Request
 from hydro_rasda.results.overfitting import overfitting_line
@@ -32,10 +33,12 @@ from hydro_rasda.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.secret_masking import hide, secrets_of
 from hydro_rasda.settings_record import determining
 from hydro_rasda.signatures import readable
+from hydro_rasda.stages.costs import Costs, all_fit
 from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.stages.sweep import sweep as run_sweep
+from hydro_rasda.structure_search import StructureSearch
 from hydro_rasda.warning_lines import HeldBack, warnings_in_one_line
 from hydro_rasda.whole_metrics import WholeMetrics
 
@@ -54,8 +57,8 @@ def tune(
     loss_fn: LossFn | None = None,
     objective: Callable[..., Mapping[str, Tensor]] | None = None,
     metrics: WholeMetrics | None = None,
-    metric: str = "val_loss",
-    mode: Mode = "min",
+    metric: str | Sequence[str] = "val_loss",
+    mode: Mode | Sequence[Mode] = "min",
     num_samples: int = 64,
     max_t: int = 27,
     full_trainings: float = 3.0,
@@ -101,8 +104,11 @@ def tune(
             on the CPU, after each epoch and for each trial by itself. An `objective` then returns the two as "outputs"
             and "targets", examples first, too.
         metric: The metric by which trials are compared: "val_" or "train_" and a key of the objective's dict; or "val_"
-            and a name that `metrics` returns.
-        mode: "min" or "max".
+            and a name that `metrics` returns. Or a list of several: then rungs keep the front (NSGA-II, Deb et al.
+            2002), and `TuneResult.pareto` has it. A list may have costs of the full-size model, measured before it
+            trains: "params"; "macs", multiply-accumulate operations of an example; "seconds_per_example" of an
+            evaluation; and "peak_memory", bytes of training. The first metric of training chooses the best trial.
+        mode: "min" or "max"; for several metrics, also a list of as many.
         num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
             run: the first are the same, and rungs are decided anew over all.
         max_t: Epochs of a full training.
@@ -112,7 +118,7 @@ def tune(
         time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. The same call with
             more goes on where it ended: first with the sweep, then at full size.
         stop_at: A score of `metric` that is good enough: once a full-size model has it, nothing more trains. The same
-            call with a better one, or None, goes on.
+            call with a better one, or None, goes on. Not for a list of metrics.
         sweep: How the sweep tries configurations; see `SweepConfig`.
         race: How the finalists train at full size; see `RaceConfig`.
         backend: "local": all devices of this machine, as `LocalBackend()` has it. "ray": all devices of a Ray cluster,
@@ -145,9 +151,11 @@ def tune(
         AllTrialsFailed: if no trial has a finite metric.
         KeyboardInterrupt: on Ctrl-C; the same call goes on from the last finished unit of work.
     """
+    metric, mode, objectives = split_metrics(metric, mode)
     settings = TuneConfig(
         metric=metric,
         mode=mode,
+        objectives=objectives,
         num_samples=num_samples,
         max_t=max_t,
         full_trainings=full_trainings,
@@ -226,7 +234,8 @@ def _run(
     identity, searcher, settings = request.identity(), request.searcher(), request.settings
     problem = request.problem(backend)
     sampled = (request.space, settings.num_samples, settings.seed, settings.sweep.first, settings.race.strategy)
-    candidates = RandomSearch(*sampled)
+    constraints = settings.sweep.constraints
+    candidates = RandomSearch(*sampled, all_fit(constraints))
     where, named_rule = None if name is None else folder / name, isinstance(settings.sweep.rule, str)
     with held_back.catching():
         ready = get_ready(problem, request.space, candidates.trials, where, named_rule=named_rule)
@@ -238,7 +247,14 @@ def _run(
         run = Run(ready.problem, store, listeners, space=request.space, hidden=secrets_of(request.space))
         _announce(run, ready)
         held_back.give()
-        search = SearcherSearch(searcher, request.space, run) if searcher else candidates
+        fits = all_fit(constraints, Costs(run))
+        search: Search = candidates
+        if isinstance(searcher, str):
+            search = StructureSearch(request.space, run, fits)
+        elif searcher is not None:
+            search = SearcherSearch(searcher, request.space, run, fits)
+        elif fits is not None:
+            search = RandomSearch(*sampled, fits)
         result = _train(run, search, settings.sweep, backend)
         if shown is not None:
             shown.conclude(result.shown())

@@ -18,7 +18,7 @@ FLOORS = (
         *("trial", "warning_lines"),
     },
     {"schedulers"},
-    {"config", "seeds", "settings_record"},
+    {"config", "objectives", "seeds", "settings_record"},
     {
         *(
             "batch_checks",
@@ -29,6 +29,7 @@ FLOORS = (
             "dry_run",
             "loss_weight",
             "metrics",
+            "model_costs",
             "objective",
             "precision",
             "problem",
@@ -42,7 +43,7 @@ FLOORS = (
     {"contracts"},
     {"processes"},
     {"training"},
-    {"backends", "bubbles", "search", "stages"},
+    {"backends", "bubbles", "search", "stages", "structure_search"},
     {"cli", "dashboard", "integrations", "request", "testing", "tuner"},
 )
 """The rooms of hydro_rasda, the lowest first; those of one floor may use each other, but for those in `BESIDE`."""
@@ -52,7 +53,7 @@ BESIDE = {frozenset({"backends", "stages"}), frozenset({"bubbles", "stages"})}
 
 FREE_STANDING = {
     "packing": {"checks", "console", "schedulers", "run"},
-    "simulator": {"checks", "config", "schedulers", "run"},
+    "simulator": {"checks", "config", "objectives", "schedulers", "run"},
 }
 """Rooms apart from the floors, and all that they may use."""
 

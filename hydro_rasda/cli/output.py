@@ -29,7 +29,7 @@ def say(text: object, end: str = "\n", error: bool = False) -> None:
 
 def trial_values(trial: TrialRecord) -> dict[str, Any]:
     """Return a trial for JSON: all values but its curves."""
-    return {name: value for name, value in vars(trial).items() if name != "history"}
+    return {name: value for name, value in vars(trial).items() if name != "history" and (value or name != "costs")}
 
 
 def print_record(console: Console, record: RunRecord) -> None:

@@ -99,9 +99,12 @@ def show_run(path: str, json: bool) -> None:
         trials = [trial_values(trial) for trial in record.trials]
         transfer = asdict(record.transfer) if record.transfer else None
         cost = asdict(record.cost)
-        more = {"path": str(record.path), "state": state_of(record), "trials": trials, "cost": cost}
+        more: dict[str, Any] = {"path": str(record.path), "state": state_of(record), "trials": trials, "cost": cost}
         agreement = asdict(record.agreement) if record.agreement else None
         said = [message._asdict() for message in record.messages]
+        if record.others:
+            more["objectives"] = dict(record.comparison.objectives)
+            more["pareto"] = [trial.trial for trial in record.pareto]
         print_json(values | more | {"transfer": transfer, "agreement": agreement, "messages": said})
         return
     console = make_console()

@@ -41,7 +41,7 @@ def list_trials(
     require(not (as_csv and as_json), "--csv", True, "left out where --json is given")
     record = read_record(path)
     ordered = best_first(record)
-    rows = [jsonable(row(trial)) for trial in ordered]
+    rows = [jsonable(row(trial, record.others)) for trial in ordered]
     columns = list(dict.fromkeys(name for each in rows for name in each)) or [*COLUMNS]
     rows = filtered(rows, columns, where)
     if sort is not None:
@@ -58,7 +58,7 @@ def list_trials(
             told = [["" if value is None else one_line(value) for value in each] for each in told]
         csv.writer(sys.stdout, lineterminator="\n").writerows(told)
     else:
-        _print(rows, columns, ordered)
+        _print(rows, columns, ordered, record.others)
 
 
 def filtered(rows: Sequence[Row], columns: Sequence[str], where: Sequence[str]) -> list[Row]:
@@ -115,7 +115,7 @@ def column(option: str, name: str, columns: Sequence[str]) -> str:
     return found
 
 
-def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRecord]) -> None:
+def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRecord], others: Sequence[str]) -> None:
     """Print the trials' numbers and the hyperparameters that differ between trials; below, the other hyperparameters.
 
     A cell is empty if nothing reads the hyperparameter in that trial.
@@ -130,6 +130,7 @@ def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRe
         "surrogate_epochs": "epochs",
         "metric": "full size",
         "epochs": "epochs",
+        **{name: name for name in others},
     }
     # A cell without epochs stays empty, rather than 0.
     shown = [{name: value for name, value in each.items() if value != 0 or "epochs" not in name} for each in rows]

@@ -27,11 +27,15 @@ def call_of(asked: Mapping[str, Any]) -> str:
     """The call as Python; what JSON has no form for is there by its name."""
     digests = asked.get("digests", {})
     own, sweep, race = recorded(asked)
+    if "objectives" in own:
+        own = {**own, "metric": asked["metric"], "mode": asked["mode"], "objectives": ()}
     made = {"rule": asked.get("sweep_rule"), "searcher": asked.get("searcher")}
     of_sweep = _changed(sweep, SweepConfig())
     named = (*RULES, *SEARCHERS)
     of_sweep += [f"{name}={kind!r}" if kind in named else f"{name}={kind}(...)" for name, kind in made.items() if kind]
     of_sweep += ["first=first"] if "first" in digests else []
+    if "constraints" in digests:
+        of_sweep = [told for told in of_sweep if not told.startswith("constraints=")] + ["constraints=constraints"]
     of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
     arguments = _changed(own, TuneConfig())
     arguments += [f"sweep=SweepConfig({', '.join(of_sweep)})"] if of_sweep else []

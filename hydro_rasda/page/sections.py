@@ -27,6 +27,9 @@ def sections(record: RunRecord) -> Iterator[Section]:
     asked, units = asked_of(record), journal_of(record)
     best = words.configuration(record)
     yield Section("Answer", words.answer(record), best)
+    if len(record.comparison.objectives) > 1:
+        joined = "Full-size models. No other one is better in each metric than those on the line."
+        yield Section("Front", [joined], figures=[drawing(plots.front, record)])
     yield Section("Cost", facts=words.cost_facts(record, asked.get("max_t")), figures=[drawing(plots.cost, record)])
     yield Section("Best score over time", figures=[drawing(plots.best_over_time, record)])
     fates = "Surrogates by the epoch at which they fell (of more than 60, quantiles); finalists again below."
@@ -88,6 +91,8 @@ def _table(record: RunRecord) -> str:
         f"surrogate {metric}": [trial.surrogate_metric if trial.surrogate_epochs else None for trial in trials],
         "surrogate epochs": [trial.surrogate_epochs or None for trial in trials],
     }
+    for name in record.others:
+        columns[name] = [trial.metrics.get(name) for trial in trials]
     used = [trial.used for trial in trials]
     own = {name: [values.get(name) for values in used] for name in varied(record)}
     named = [*columns.items(), *own.items()]  # a hyperparameter may have the name of another column

@@ -16,6 +16,7 @@ from hydro_rasda.results.report import (
     best_score,
     doubt_line,
     explained,
+    front_lines,
     kept_weights,
     progress_of,
     state_of,
@@ -43,7 +44,9 @@ def answer(record: RunRecord) -> list[str]:
         ]
     else:
         told = ["No trial has a finite score."]
-    return told + [f"{line[0].upper()}{line[1:]}." for line in [*_doubt(record), *agreement_line(record)]]
+    return told + [
+        f"{line[0].upper()}{line[1:]}." for line in [*front_lines(record), *_doubt(record), *agreement_line(record)]
+    ]
 
 
 def _doubt(record: RunRecord) -> list[str]:

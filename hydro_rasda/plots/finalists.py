@@ -1,12 +1,23 @@
-"""Narrow against full: whether what did well on a surrogate does well at full size."""
+"""Figures of the finalists: narrow against full size, and the front of several metrics."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hydro_rasda.plots.look import BEST, FINALISTS, describe, escaped, figures_of, graph_objects, new_figure, nothing
-from hydro_rasda.results.records import RunRecord
+from hydro_rasda.objectives import Objectives
+from hydro_rasda.plots.look import (
+    BEST,
+    FINALISTS,
+    describe,
+    escaped,
+    figures_of,
+    graph_objects,
+    new_figure,
+    nothing,
+    score_axis,
+)
+from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.results.report import agreement_line
 
 if TYPE_CHECKING:
@@ -49,3 +60,51 @@ def narrow_vs_full(result: RunRecord) -> Figure:
     told = "<br>".join(escaped(part) for line in agreement_line(result) for part in line.split(": ", 1))
     place = {"x": 0, "y": 1.02, "xref": "paper", "yref": "paper", "align": "left", "yanchor": "bottom"}
     return figure.add_annotation(text=told, showarrow=False, **place)
+
+
+def front(result: RunRecord) -> Figure:
+    """The full-size models by the first two metrics that `tune` was given; those on the front are joined by a line."""
+    objectives = result.comparison.objectives
+    trials = {
+        t.trial: (t, [t.metrics.get(name, math.nan) for name, _ in objectives]) for t in result.trials if t.epochs
+    }
+    trials = {n: (trial, values) for n, (trial, values) in trials.items() if all(map(math.isfinite, values))}
+    if len(objectives) < 2 or not trials:
+        few = len(objectives) < 2
+        return nothing("one metric alone was asked for" if few else "no full-size model has a score in each metric yet")
+    go, best = graph_objects(), [trial.trial for trial in result.pareto]
+    (down, _), (across, _), *_ = objectives
+    columns = {name: [values[i] for _, values in trials.values()] for i, (name, _) in enumerate(objectives[:2])}
+    figure = new_figure(
+        xaxis=score_axis(columns[across], "min", across, 1.0), yaxis=score_axis(columns[down], "min", down, 1.0)
+    )
+    others = [number for number in trials if number not in best]
+    joined = sorted(best, key=lambda number: trials[number][1][1])
+    looks: list[tuple[str, list[int], dict[str, Any]]] = [
+        ("other models", others, {"mode": "markers", "marker": {"color": FINALISTS[0], "size": 9}}),
+        (
+            "the front",
+            joined,
+            {"mode": "lines+markers", "marker": {"color": BEST, "size": 12}, "line": {"dash": "dot"}},
+        ),
+    ]
+    for name, numbers, look in looks:
+        told = [_of_point(trials[n][0], objectives) for n in numbers]
+        figure.add_trace(
+            go.Scatter(
+                x=[figures_of(trials[n][1][1]) for n in numbers],
+                y=[figures_of(trials[n][1][0]) for n in numbers],
+                name=name,
+                customdata=told,
+                hovertemplate="%{customdata}<extra></extra>",
+                **look,
+            )
+        )
+    return figure
+
+
+def _of_point(trial: TrialRecord, objectives: Objectives) -> str:
+    """A trial and its metrics in lines for the box that shows over a point."""
+    return "<br>".join(
+        [describe(trial), *(f"{escaped(name)} {figures_of(trial.metrics[name])}" for name, _ in objectives)]
+    )

@@ -119,6 +119,7 @@ def _take_in_sweep(run: Run) -> set[int]:
                     run.failures.pop(number, None)
                     run.trials[number] = Trial(number, {**before[move.copy_of].config, **move.changes})
                     run.unread[number] = run.unread.get(move.copy_of, frozenset())
+                    run.costs[number] = run.costs.get(move.copy_of, {})
     return dropped
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hydro_rasda.checks import require
+from hydro_rasda.checks import is_number, require
 from hydro_rasda.config import Keep, Mode
+from hydro_rasda.objectives import Comparison
 from hydro_rasda.results.lineage import Ancestor, lineages, schedule_of, smoothed
 from hydro_rasda.run.messages import Message, read_messages
 from hydro_rasda.run.portable import Portable
 from hydro_rasda.run.store import Store
 from hydro_rasda.schedulers import Agreement
+from hydro_rasda.schedulers.pareto import hypervolume, losses
 from hydro_rasda.secret_masking import Place, hide
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class TrialRecord(Portable):
             `keep="best"` the best one.
         history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
         error: Traceback of a failed trial.
+        costs: Costs of the full-size model by which trials are compared, such as `macs` (see `metric` of `tune`).
         unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; nested ones are written
             `a.b`. Empty if a function of the user's may read any key.
     """
@@ -65,6 +68,17 @@ class TrialRecord(Portable):
     history: tuple[Mapping[str, Any], ...] = field(repr=False)
     error: str | None = field(repr=False)
     unread: tuple[str, ...] = field(default=(), repr=False)
+    costs: Mapping[str, float] = field(default_factory=dict, repr=False, kw_only=True)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name of the weights that count, and `costs`; on the surrogate if none trained at full size."""
+        epoch = self.kept_epoch if self.epochs else self.surrogate_epochs
+        lines = [line for line in self.history if line["epoch"] == epoch]
+        full = [line for line in lines if line["stage"] == "target"] if self.epochs else []
+        (line, *_) = full or lines or [{}]
+        named = {name: value for name, value in line.items() if name.startswith(METRICS)}
+        return {name: math.nan if value is None else value for name, value in named.items()} | {**self.costs}
 
     @property
     def used(self) -> dict[str, Any]:
@@ -141,6 +155,7 @@ class RunRecord(Portable):
     averaged: bool | None = field(default=None, kw_only=True)
     seconds_left: float | None = field(default=None, kw_only=True)
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
+    _comparison: Comparison | None = field(default=None, kw_only=True)
 
     def shown(self) -> Self:
         """Return the record as others may see it: without the secrets that `tune` was given."""
@@ -157,6 +172,44 @@ class RunRecord(Portable):
         `["best"]["model"]` is the state dict after that epoch.
         """
         return self._checkpoints.get(self.best_trial)
+
+    @property
+    def comparison(self) -> Comparison:
+        """The metrics by which trials were compared, each with its mode, and the bounds that they have to keep."""
+        return self._comparison or Comparison(((self.metric, self.mode),))
+
+    @property
+    def others(self) -> list[str]:
+        """The names by which trials were compared beside `metric`."""
+        names = [*(name for name, _ in self.comparison.objectives), *self.comparison.bounds]
+        return [name for name in dict.fromkeys(names) if name != self.metric]
+
+    @property
+    def pareto(self) -> tuple[TrialRecord, ...]:
+        """The front of the full-size models, by all metrics that `tune` was given: no other model is better in each.
+
+        A record's `metrics` has its values, and `best_model(trial=record.trial)` is its model. The best in the first
+        metric comes first. A model that breaks a bound is there only if none keeps all of them.
+        """
+        able = {trial.trial: trial for trial in self.trials if trial.epochs and math.isfinite(trial.metric)}
+        front = self.comparison.front({number: trial.metrics for number, trial in able.items()})
+        return tuple(able[number] for number in front)
+
+    def hypervolume(self, reference: Mapping[str, float]) -> float:
+        """Return the volume between the front and a reference point: the larger, the better the front.
+
+        Args:
+            reference: For each metric that `tune` was given, a value that is worse than the front's.
+
+        Raises:
+            ValueError: if a metric is missing.
+        """
+        names, modes = zip(*self.comparison.objectives, strict=True)
+        known = isinstance(reference, Mapping) and all(is_number(reference.get(name)) for name in names)
+        require(known, "reference", reference, f"a dict with a number for each of {[*names]}")
+        points = [[trial.metrics[name] for name in names] for trial in self.pareto]
+        worst = losses([reference[name] for name in names], modes)
+        return hypervolume([losses(point, modes) for point in points], worst)
 
     @property
     def messages(self) -> list[Message]:
@@ -198,10 +251,10 @@ class RunRecord(Portable):
         return smoothed(self.lineage(self.best_trial))
 
     def dataframe(self) -> pd.DataFrame:
-        """Return one row a trial: number, status, scores, epochs, and a column `config/<name>` a hyperparameter."""
+        """Return one row a trial: number, status, scores, epochs, other metrics, and columns `config/<name>`."""
         import pandas as pd
 
-        return pd.DataFrame(map(row, self.trials))
+        return pd.DataFrame([row(trial, self.others) for trial in self.trials])
 
     def curves(self) -> pd.DataFrame:
         """Return the learning curves: one row for each trial, stage, epoch and metric.
@@ -216,11 +269,14 @@ class RunRecord(Portable):
             for record in self.trials
             for line in record.history
             for name, value in line.items()
-            if name.startswith(("train_", "val_"))
+            if name.startswith(METRICS)
         ]
         frame = pd.DataFrame(rows, columns=["trial", "stage", "epoch", "metric", "value"])
         return frame.astype({"value": float})
 
+
+METRICS = ("train_", "val_")
+"""Beginnings of the names of metrics in a history."""
 
 STAGES = {"surrogate": "sweep", "target": "full size"}
 """The stages of the journal, by the names that people read."""
@@ -228,10 +284,11 @@ STAGES = {"surrogate": "sweep", "target": "full size"}
 COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", "epochs", "chance", "kept_epoch")
 
 
-def row(record: TrialRecord) -> dict[str, Any]:
-    """Return a trial as a row of the table: its numbers, and `config/<name>` for each hyperparameter."""
+def row(record: TrialRecord, others: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a trial as a row of the table: its numbers, other metrics, and `config/<name>` for each hyperparameter."""
     config = {f"config/{name}": value for name, value in flat(record.config).items()}
-    return {name: getattr(record, name) for name in COLUMNS} | config
+    metrics = record.metrics if others else {}
+    return {name: getattr(record, name) for name in COLUMNS} | {n: metrics.get(n, math.nan) for n in others} | config
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -39,7 +39,13 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     for record in records:
         settings = " ".join(f"{name}={show(value)}" for name, value in record.used.items() if name in names)
         table.add_row(*_row(record), Text(settings))
-    lines = [cost_line(result), *chosen_line(result), *doubt_line(result), *agreement_line(result)]
+    lines = [
+        cost_line(result),
+        *chosen_line(result),
+        *front_lines(result),
+        *doubt_line(result),
+        *agreement_line(result),
+    ]
     lines += [bad] if (bad := failed_and_diverged(result)) else []
     return Group(table, *map(Text, lines))
 
@@ -55,7 +61,13 @@ def as_html(result: RunRecord, shown: int = SHOWN) -> str:
     best = ", ".join(f"{name}={show(value)}" for name, value in used.items())
     lines = [f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"]
     lines += [f"best configuration (trial {result.best_trial}): {best}"] if best else []
-    lines += [cost_line(result), *chosen_line(result), *doubt_line(result), *agreement_line(result)]
+    lines += [
+        cost_line(result),
+        *chosen_line(result),
+        *front_lines(result),
+        *doubt_line(result),
+        *agreement_line(result),
+    ]
     table = "".join(f"<tr>{_cells('td', cells)}</tr>" for cells in rows)
     told = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
     return f"<div>{told}<table><thead><tr>{_cells('th', heads)}</tr></thead><tbody>{table}</tbody></table></div>"
@@ -118,6 +130,19 @@ def chosen_line(result: RunRecord) -> list[str]:
     """Say which weights the winner hands back; return no line if no full-size model has a metric."""
     by = kept_weights(result)
     return [f"trial {result.best_trial} wins, by {result.metric} ({result.mode}); it keeps {by}"] if by else []
+
+
+def front_lines(result: RunRecord) -> list[str]:
+    """Name the full-size models on the front of several metrics, and those that break a bound; no lines for neither."""
+    comparison, front = result.comparison, result.pareto
+    lines = []
+    if len(comparison.objectives) > 1 and front:
+        names = [name for name, _ in comparison.objectives]
+        told = [f"trial {t.trial} ({', '.join(f'{n} {show(t.metrics[n], 4)}' for n in names)})" for t in front]
+        lines = [f"on the front of the full-size models: {'; '.join(told)}"]
+    if front and comparison.bounds and any(comparison.violations({t.trial: t.metrics for t in front}).values()):
+        lines.append("no full-size model keeps all bounds of `sweep.constraints`: these break them least")
+    return lines
 
 
 def doubt_line(result: RunRecord) -> list[str]:
@@ -234,6 +259,7 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     else:
         score = f"Its {result.metric} on the {data} data is {show(winner.surrogate_metric, 4)}, on its surrogate"
         lines.append(f"{score}: no full-size model has a score yet.")
+    lines += [f"{line[0].upper()}{line[1:]}." for line in front_lines(result)]
     cost = result.cost
     swept = f"{cost.surrogate_epochs} epochs of surrogates in {duration(cost.surrogate_seconds)}"
     trained = f"{cost.target_epochs} epochs at full size in {duration(cost.target_seconds)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydro_rasda.results.records import STAGES, RunRecord, TrialRecord
 from hydro_rasda.run.journal import jsonable
 from hydro_rasda.run.spec import read_asked
+from hydro_rasda.schedulers.pareto import violation
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -43,9 +44,9 @@ def make_study(record: RunRecord) -> Study:
     distributions = {
         name: _distribution({*laws[tuple(name.split("/"))]}, [*of.values()]) for name, of in values.items() if of
     }
-    study = optuna.create_study(
-        study_name=record.path.name, direction="minimize" if record.mode == "min" else "maximize"
-    )
+    modes = [mode for _, mode in record.comparison.objectives]
+    directions: list[Any] = ["minimize" if mode == "min" else "maximize" for mode in modes]
+    study = optuna.create_study(study_name=record.path.name, directions=directions)
     for name, value in {"metric": record.metric, "run": str(record.path), "finished": record.finished}.items():
         study.set_user_attr(name, value)
     # As in `summary.eligible`: last weights count only in trials that came furthest, best ones in all.
@@ -72,18 +73,23 @@ def _trial(
 
     stage = "target" if trial.epochs else "surrogate"
     value = trial.metric if trial.epochs else trial.surrogate_metric
-    scored = math.isfinite(value)
+    values = [
+        value if name == record.metric else trial.metrics.get(name, math.nan)
+        for name, _ in record.comparison.objectives
+    ]
+    scored = all(map(math.isfinite, values))
     curve = {line["epoch"]: line[record.metric] for line in trial.history if line["stage"] == stage}
     more = ("status", "surrogate_metric", "surrogate_epochs", "epochs", "kept_epoch", "chance", "error")
     # A trial of the surrogate alone may score better there than the best model at full size, but it cannot win.
     may_win = trial.epochs >= enough
+    broken = violation(trial.metrics, record.comparison.bounds) if record.comparison.bounds and scored else 0.0
     return create_trial(
         state=TrialState.COMPLETE if scored else TrialState.FAIL,
-        value=value if scored else None,
+        values=values if scored else None,
         params=dict(params),
         distributions=dict(distributions),
         user_attrs={"stage": STAGES[stage], **{name: jsonable(getattr(trial, name)) for name in more}},
-        system_attrs={"constraints": [0.0 if may_win else 1.0]},
+        system_attrs={"constraints": [0.0 if may_win else 1.0, *([broken] if record.comparison.bounds else [])]},
         intermediate_values={epoch: math.nan if at is None else at for epoch, at in curve.items()},
     )
 

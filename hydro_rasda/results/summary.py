@@ -54,6 +54,7 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         averaged=_averaged(run, records[best]) if best in records else None,
         seconds_left=None if over else next((unit.left for unit in [*run.store.units().values()][-1:]), None),
         _hidden=frozenset(run.hidden),
+        _comparison=run.settings.comparison,
         _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
     )
 
@@ -78,9 +79,13 @@ def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
     """Return the winner and its metric at full size; if no trial has one, the best surrogate, and NaN.
 
     The winner is the best at its end (`deciding_curve`). If no training came to an end, or a score was as good as
-    `stop_at` asks, it is the trial whose kept weights are best.
+    `stop_at` asks, it is the trial whose kept weights are best. Trials that break a bound of a metric more than others
+    do cannot win.
     """
     if able := eligible(run, finalists):
+        comparison = run.settings.comparison
+        if comparison.of_training:
+            able = comparison.best({n: run.values_at("target", n, _kept(run, n)[0]) for n in able})
         ended = [] if found_enough(run) else [n for n in able if at_the_end(run, n)]
         ends = {n: [*deciding_curve(run, n).values()][-1] for n in ended}
         scores = [ends[n] for n in ended] or [_kept(run, n)[1] for n in able]
@@ -163,6 +168,7 @@ def _record(run: Run, number: int, at_end: Collection[int], undecided: Collectio
             if line["stage"] == stage
         ),
         error=run.failures.get(number),
+        costs=dict(run.costs.get(number, {})),
         unread=tuple(sorted(run.unread.get(number, ()))),
     )
 

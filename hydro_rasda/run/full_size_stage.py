@@ -20,7 +20,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
-from hydro_rasda.config import Mode
+from hydro_rasda.config import Mode, unaveraged
 from hydro_rasda.run.events import TrialEnded
 from hydro_rasda.run.journal import JournalLine, Unit
 from hydro_rasda.run.state import FINALISTS, Run, decision_key, failure_line
@@ -55,6 +55,16 @@ def deciding_curve(run: Run, number: int) -> dict[int, float]:
         return dict(zip(curve, accumulate(curve.values(), partial(_better, mode=settings.mode))))
     lines, name = run.metrics.get(("target", number), ()), settings.unaveraged
     return {line["epoch"]: run.score_of(line, name) for line in lines if name in line} or curve
+
+
+def places_at(run: Run, stop: int, scores: Mapping[int, float]) -> dict[int, float]:
+    """Return the places of full-size trials at a milestone by all that they are compared by.
+
+    Args:
+        scores: Their metric there; see `deciding_curve`.
+    """
+    values = {n: run.values_at("target", n, stop, suffix=unaveraged("")) for n in scores}
+    return run.settings.comparison.places({n: of | {run.settings.metric: scores[n]} for n, of in values.items()})
 
 
 def _better(one: float, other: float, mode: Mode) -> float:

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Identity:
         sweep_rule: A name, or a rule of the user's.
         functions: The user's functions, by argument: "model_fn", and "loss_fn" or "objective".
         first: The configurations that are tried first.
+        constraints: The user's functions that tell whether a configuration fits, by the argument's path.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Identity:
         sweep_rule: Any,
         functions: Mapping[str, Callable[..., Any]],
         first: Sequence[Mapping[str, Any]] = (),
+        constraints: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     ) -> None:
         self._named = {
             "space": describe(hide(space, secrets_of(space))),  # their digest counts
@@ -51,6 +54,8 @@ class Identity:
             self._made["sweep_rule"] = parameters(sweep_rule)
         if first:
             self._made["first"] = content([dict(config) for config in first])
+        if constraints:
+            self._made["constraints"] = content([*constraints.items()])
         self._functions = functions
         self._before = {name: content(function) for name, function in functions.items()}
 
@@ -85,8 +90,8 @@ class Identity:
         }
 
 
-def _name_of(rule: object) -> str:
-    return rule if isinstance(rule, str) else type(rule).__name__
+def _name_of(given: object) -> str:
+    return given if isinstance(given, str) else type(given).__name__
 
 
 def environment() -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Run:
         trials: All configurations so far, by number.
         metrics: By stage and trial, the journal's lines, one an epoch.
         failures: By trial that raised, the traceback.
+        costs: By trial, the costs of the full-size model that trials are compared by; see `objectives.COSTS`.
         unread: By trial, the keys of its configuration that nothing reads; nested ones are written `a.b`.
         sources: By trial that the sweep may go on with, the name of the checkpoint that holds it. Once the sweep is
             done, only finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
@@ -66,6 +67,7 @@ class Run:
     trials: dict[int, Trial] = field(default_factory=dict)
     metrics: dict[tuple[Stage, int], list[JournalLine]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    costs: dict[int, Mapping[str, float]] = field(default_factory=dict)
     unread: dict[int, frozenset[str]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
@@ -121,6 +123,8 @@ class Run:
                 known.append(line)
             elif line["event"] == "trial":
                 self.unread[line["trial"]] = frozenset(line.get("unread", ()))
+                costs = line.get("costs", {})
+                self.costs[line["trial"]] = {name: math.nan if of is None else of for name, of in costs.items()}
             elif line["event"] == "failed":
                 self.failures[line["trial"]] = line["error"]
         return unit
@@ -241,6 +245,19 @@ class Run:
         """Return the metric, or another one, in a line of the journal; NaN if the trial had diverged."""
         value = None if line.get("train_loss", 0.0) is None else line[metric or self.settings.metric]
         return math.nan if value is None else float(value)
+
+    def values_at(self, stage: Stage, number: int, epoch: int, suffix: str = "") -> dict[str, float]:
+        """Return all that a trial is compared by after an epoch; NaN for a metric that it has not, or has no more.
+
+        Args:
+            suffix: Of the metrics' names, where an epoch has them with it; see `config.unaveraged`.
+        """
+        found: dict[str, float] = {**self.costs.get(number, {})}
+        line = next((line for line in self.metrics.get((stage, number), ()) if line["epoch"] == epoch), {})
+        for name in self.settings.comparison.trained:
+            there = name + suffix if name + suffix in line else name
+            found[name] = self.score_of(line, there) if there in line else math.nan
+        return found
 
     def passed(self, stage: Stage, number: int, epoch: int) -> bool:
         """Tell whether a trial is through with an epoch: it trained the epoch, or diverged or failed before."""

@@ -15,7 +15,7 @@ from hydro_rasda.schedulers.population import Explored, PopulationBasedTraining
 from hydro_rasda.schedulers.ranking import Mode
 from hydro_rasda.schedulers.sweep_rule import SweepRule
 
-RuleName = Literal["halving", "hyperband", "median", "none", "pbt"]
+RuleName = Literal["halving", "hyperband", "median", "none", "pbt", "epsilon-net"]
 RULES: tuple[str, ...] = get_args(RuleName)
 HALVING: RuleName = "halving"
 """The default. A `run.json` of an earlier version has no name for it, so that none has."""
@@ -53,4 +53,5 @@ def named_rule(
         return NoStopping(stops[-1])
     if name == "hyperband":
         return Hyperband(SuccessiveHalving(stops, reduction_factor, mode))
+    # An epsilon-net is another order of the trials: halving does the same with it.
     return Bracket(SuccessiveHalving(stops, reduction_factor, mode, keep_at_least=top_k))

@@ -80,7 +80,8 @@ class SweepState:
     """The state of a sweep. Rules read it; only the sweep itself changes it.
 
     Attributes:
-        mode: "min" if a lower metric is better, "max" if a higher one is.
+        mode: "min" if a lower score is better, "max" if a higher one is. With several metrics, a score is the place
+            among all trials that came to a milestone, from 0; the mode is "min".
         max_t: Epochs of a full training.
         top_k: How many finalists are wanted.
         seed: The run's: a rule that needs random numbers derives them from it, and from what it is asked.
@@ -156,13 +157,19 @@ class SweepState:
         assert standing.goal is not None
         standing.epoch, standing.goal = standing.goal, None
         standing.curve |= scores
-        stop, score = standing.epoch, standing.score
-        self.scores.setdefault(stop, {})[number] = score
+        score = self.scores.setdefault(stop := standing.epoch, {})[number] = standing.score
         if math.isfinite(score):
             insort(self._ranked.setdefault(stop, []), (score if self.mode == "min" else -score, number))
         else:
             self._diverged.add(number)
         self._put(standing)
+
+    def place(self, stop: int, places: Mapping[int, float]) -> None:
+        """Replace the scores of all trials that came to a milestone by their places."""
+        self.scores[stop] |= places
+        self._ranked[stop] = sorted((place, number) for number, place in places.items() if math.isfinite(place))
+        for number, place in places.items():
+            self.trials[number].curve[stop] = place
 
     def _taken(self, number: int) -> Standing:
         standing = self.trials[number]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hydro_rasda.objectives import split_metrics
 from hydro_rasda.run.files import parse_json, read_file, read_json
 from hydro_rasda.run.journal import MOST
 from hydro_rasda.simulator.past_run import PastRun, Stretch, Sweep, continued, costs, restart_seconds
@@ -87,8 +88,9 @@ def _lines(text: bytes) -> Iterable[dict[str, Any]]:
 def _workload(
     lines: Iterable[Line], stage: str, of_all: bool, settings: Mapping[str, Any], work: Mapping[int, float]
 ) -> Workload:
-    numbers, scores = _curves(lines, stage, of_all, settings["metric"], int(settings["max_t"]))
-    return Workload(continued(scores), np.array([work.get(n, 1.0) for n in numbers]), settings["mode"])
+    metric, mode, _ = split_metrics(settings["metric"], settings["mode"])
+    numbers, scores = _curves(lines, stage, of_all, metric, int(settings["max_t"]))
+    return Workload(continued(scores), np.array([work.get(n, 1.0) for n in numbers]), mode)
 
 
 def _curves(lines: Iterable[Line], stage: str, of_all: bool, metric: str, max_t: int) -> tuple[list[int], Floats]:

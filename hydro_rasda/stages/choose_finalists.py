@@ -61,6 +61,12 @@ def finalists_in_time(run: Run, search: Search) -> list[int]:
     numbers = sorted(run.trials)
     scores = {n: run.score("surrogate", n) for n in numbers}
     best_first = [numbers[i] for i in rank(list(scores.values()), run.settings.mode)]
+    if (comparison := run.settings.comparison).by_place:
+        last = {
+            n: run.values_at("surrogate", n, run.epochs("surrogate", n)) for n in numbers if math.isfinite(scores[n])
+        }
+        places = comparison.places(last)
+        best_first = sorted((n for n in last if math.isfinite(places[n])), key=places.__getitem__)
     left = [n for n in best_first if math.isfinite(scores[n])]
     if not left:
         raise _all_failed(run, len(numbers), max(run.epochs("surrogate", n) for n in numbers))

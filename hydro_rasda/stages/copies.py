@@ -49,6 +49,7 @@ def make_copies(
         run.failures.pop(number, None)
         run.trials[number] = Trial(number, {**trials[copied].config, **moves[number].changes})
         run.unread[number] = run.unread.get(copied, frozenset())
+        run.costs[number] = run.costs.get(copied, {})
         config = hide(run.trials[number].config, run.hidden)
         run.notify(TrialConfigured, trial=number, config=config, recalled=recalled)
     before = {number: run.sources[number] for number in of if number in run.sources}

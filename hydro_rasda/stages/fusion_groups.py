@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,11 +29,18 @@ from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.trial import Trial
 
 
-def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: CrashLog | None = None) -> Unit:
+def find_kinds(
+    problem: Problem,
+    trials: Sequence[Trial],
+    children: int,
+    doing: CrashLog | None = None,
+    costs: Mapping[int, Mapping[str, float]] = {},
+) -> Unit:
     """Look with whom each trial's surrogate can be fused; a trial whose model cannot be built, fails alone.
 
     Args:
         children: Processes that are forked to build them; 0 builds them in this one.
+        costs: Of the full-size models, by trial; for the unit's lines.
 
     Returns:
         A unit whose value has, by trial, a digest of its fusion key, batch size and muP multipliers: trials of one
@@ -51,7 +58,8 @@ def find_kinds(problem: Problem, trials: Sequence[Trial], children: int, doing: 
     lines: list[JournalLine] = []
     for trial in trials:
         unread = found[trial.number].unread
-        lines.append({"event": "trial", "trial": trial.number, "config": dict(trial.config), "unread": unread})
+        line = {"event": "trial", "trial": trial.number, "config": dict(trial.config), "unread": unread}
+        lines.append({**line, "costs": dict(costs[trial.number])} if trial.number in costs else line)
         if (error := found[trial.number].error) is not None:
             lines.append(failure_line(trial.number, error))
     # In the order of the trials, whichever child was done first: one seed gives one journal.

@@ -19,6 +19,7 @@ from hydro_rasda.run.full_size_stage import (
     end_targets,
     ended_early,
     found_enough,
+    places_at,
     race_of,
     recall_targets,
     record_done,
@@ -82,10 +83,17 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             break
         reached = stop
         if racing > 1 or stop == stops[-1]:
-            kept, leads = (f"{len(left)} of {racing} go on", "leads") if stop < stops[-1] else ("done", "wins")
-            _, score = run.best.get(left[0], (stop, run.score_at("target", left[0], stop)))
-            run.say(f"full size at epoch {stop}: {kept}; trial {left[0]} {leads} with {settings.metric} {score:.4g}")
+            _tell(run, left, racing, stop)
     end_targets(run, finalists)
+
+
+def _tell(run: Run, left: Sequence[int], racing: int, stop: int) -> None:
+    """Tell how many go on from a milestone, and who leads; with several metrics, nobody does."""
+    ends, metric = stop == run.settings.max_t, run.settings.metric
+    kept = "done" if ends else f"{len(left)} of {racing} go on"
+    _, score = run.best.get(left[0], (stop, run.score_at("target", left[0], stop)))
+    leads = f"; trial {left[0]} {'wins' if ends else 'leads'} with {metric} {score:.4g}"
+    run.say(f"full size at epoch {stop}: {kept}{'' if run.settings.comparison.by_place else leads}")
 
 
 def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]], stop: int) -> list[int]:
@@ -124,11 +132,13 @@ def _decide(run: Run, candidates: Sequence[int], stop: int, trained: int) -> lis
 
 
 def _going_on(run: Run, stop: int, scores: Mapping[int, float], trained: int) -> list[int]:
-    rule = race_of(run)
+    rule, deciding = race_of(run), scores
+    if run.settings.comparison.by_place:
+        rule, deciding = replace(rule, mode="min"), places_at(run, stop, scores)
     if stop == run.settings.max_t or len(scores) < 2 or unbeaten_chance(run, "target", scores) is None:
-        return rule.promote(stop, scores, trained)
+        return rule.promote(stop, deciding, trained)
     run.say(f"no finalist's {run.settings.metric} differs from chance at epoch {stop}: none is stopped")
-    return replace(rule, reduction_factor=1).promote(stop, scores, trained)
+    return replace(rule, reduction_factor=1).promote(stop, deciding, trained)
 
 
 def _train_to(stop: int, run: Run, numbers: Sequence[int], devices: FullSizeTrainer, raised: Counter[int]) -> None:

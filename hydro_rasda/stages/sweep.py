@@ -35,6 +35,7 @@ from hydro_rasda.space import derived, explored
 from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.choose_finalists import finalists_in_time, finalists_of_rule
 from hydro_rasda.stages.copies import cannot_grow, make_copies
+from hydro_rasda.stages.costs import Costs
 from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.run_plan import SURROGATES, RunPlan
@@ -78,9 +79,12 @@ class _Sweep:
     def __init__(self, run: Run, search: Search, devices: Devices, rule: SweepRule) -> None:
         settings = run.settings
         self._run, self._search, self._devices, self._rule = run, search, devices, rule
-        self._state = SweepState(settings.mode, settings.max_t, settings.race.top_k, settings.seed)
+        self._by_place = settings.comparison.by_place
+        self._state = SweepState(
+            "min" if self._by_place else settings.mode, settings.max_t, settings.race.top_k, settings.seed
+        )
         self._state.left = settings.num_samples
-        self._dispatcher = Dispatcher(run, devices)
+        self._dispatcher, self._costs = Dispatcher(run, devices), Costs(run)
         self._plan = RunPlan(run, devices, self._dispatcher, rule, self._state)
         self._candidates: deque[Trial] = deque()
         self._unread: Unread = {}
@@ -89,6 +93,7 @@ class _Sweep:
         self._done = 0
         self._first_rung_is_over = False
         self._told_of = 0
+        self._unplaced: set[int] = set()
         # Groups of an earlier process, and of this one, that have not come in yet; in the order of their ends.
         self._recorded = deque(key for key in run.store.units() if "/group-" in key)
         self._finished: deque[str] = deque()
@@ -137,9 +142,10 @@ class _Sweep:
     def _find_kinds(self, unseen: Sequence[Trial]) -> None:
         """See which trials can train as one; a run that was given more samples has built the first of them before."""
         run = self._run
+        costs = {trial.number: of for trial in unseen if (of := self._costs.of(trial.config))}
         while unseen:
             key = f"surrogate/kinds-from-{unseen[0].number}"
-            unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._children, run.store.doing))
+            unit = run.unit(key, partial(find_kinds, run.problem, unseen, self._children, run.store.doing, costs))
             self._dispatcher.kinds |= {int(number): kind for number, kind in unit.value.items()}
             seen = {line["trial"] for line in unit.lines}
             if unseen[0].number not in seen:
@@ -160,6 +166,7 @@ class _Sweep:
     def _decide(self) -> bool:
         """Have the rule decide, or the journal where it was decided before; whether any trial goes on or is dropped."""
         state, run = self._state, self._run
+        self._place()
         if not state.waiting and not state.idle:
             return False
         first_rung = None if self._first_rung_is_over else self._first_rung()
@@ -180,6 +187,14 @@ class _Sweep:
                 self._show()
         return bool(moves)
 
+    def _place(self) -> None:
+        """If one score does not order trials, place those that came to a milestone anew once more have come there."""
+        run, state = self._run, self._state
+        for stop in sorted(self._unplaced):
+            values = {n: run.values_at("surrogate", n, stop) for n in state.scores[stop]}
+            state.place(stop, run.settings.comparison.places(values))
+        self._unplaced.clear()
+
     def _decision_key(self) -> str:
         """Name of a decision in the journal, which says where the sweep stands; so more samples make it another one."""
         state = self._state
@@ -195,6 +210,8 @@ class _Sweep:
         first = min(state.scores, default=0)
         if not first or state.left or any(trial.epoch < first for trial in state.trials.values()):
             return None
+        if self._by_place:
+            return {number: self._run.score_at("surrogate", number, first) for number in state.trials}, first
         return {number: trial.curve.get(first, math.nan) for number, trial in state.trials.items()}, first
 
     def _carry_out(self, moves: Mapping[int, Move], recalled: bool) -> None:
@@ -228,6 +245,9 @@ class _Sweep:
         run.notify(RungDecided, stage="surrogate", epoch=stop, **over)
         if kept:
             told = f"trial {kept[0]} leads with {run.settings.metric} {scores[kept[0]]:.4g}"
+            if self._by_place:
+                front = run.settings.comparison.front({n: run.values_at("surrogate", n, stop) for n in scores})
+                told = f"{len({*front} & {*kept})} of them are on the front of all"
             run.say(f"surrogates at epoch {stop}: {len(kept)} of {len(scores)} go on; {told}")
 
     def _dispatch(self) -> bool:
@@ -305,6 +325,11 @@ class _Sweep:
             return False
         if not run.passed("surrogate", number, standing.goal):
             return False
+        if self._by_place:
+            self._unplaced.add(standing.goal)
+            whole = all(map(math.isfinite, run.values_at("surrogate", number, standing.goal).values()))
+            self._state.come(number, {standing.goal: 0.0 if whole else math.nan})
+            return True
         epochs = range(standing.epoch + 1, standing.goal + 1)
         self._state.come(number, {epoch: run.score_at("surrogate", number, epoch) for epoch in epochs})
         return True

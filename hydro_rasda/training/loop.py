@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from fusion.width.microbatch import Sums
+from hydro_rasda.config import unaveraged
 from hydro_rasda.contracts import EpochMetrics, Span
 from hydro_rasda.data import Share
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
@@ -64,8 +65,7 @@ def train_epochs(
         values = {**_named("train", train), **values}
         if learner.averages and epoch + 1 in problem.settings.race_milestones:
             own = _validated(learner, problem, batch_size, averaged=False)
-            if problem.settings.metric in own:
-                values[problem.settings.unaveraged] = own[problem.settings.metric]
+            values |= {unaveraged(name): own[name] for name in problem.settings.comparison.trained if name in own}
         yield epoch + 1, values
         if should_stop() or diverged(values):
             return

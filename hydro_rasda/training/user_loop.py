@@ -43,11 +43,12 @@ class Kept:
         """Return an epoch's metrics as floats, and a function that returns its checkpoint: "own", "model" and "best".
 
         Raises:
-            ValueError: If the run's metric is not among them, or the state has no model.
+            ValueError: If a metric of the run's is not among them, or the state has no model.
         """
         metric, mode = self._settings.metric, self._settings.mode
-        rule = f"a mapping with the number {metric!r}, which is `tune`'s `metric`"
-        require(is_metric(metrics.get(metric)), "metrics", dict(metrics), rule)
+        for name in self._settings.comparison.trained:
+            rule = f"a mapping with the number {name!r}, which is `tune`'s `metric`, or has bounds"
+            require(is_metric(metrics.get(name)), "metrics", dict(metrics), rule)
         require(saving is not None, "state", None, "given with every report")
         numbers = {n: float(v) for n, v in metrics.items() if n.startswith(METRICS) and is_metric(v)}
         if self._settings.race.keep == "best":

@@ -156,7 +156,7 @@ def searchable(of: Any) -> dict[str, Any]:
 def test_a_searcher_searches_them_as_ray_tunes_own() -> None:
     def suggested(space: dict[str, Any]) -> list[Any]:
         searcher = OptunaSearch(seed=0)
-        prepare(searcher, space, "loss", "min")
+        prepare(searcher, space, (("loss", "min"),))
         return [searcher.suggest(str(number)) for number in range(8)]
 
     expected = suggested(searchable(tune))

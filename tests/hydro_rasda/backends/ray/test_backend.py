@@ -82,6 +82,15 @@ def test_a_local_run_goes_on_with_more_time_and_more_samples(quick: Quick) -> No
 
 
 @pytest.mark.slow
+def test_the_front_of_several_metrics_is_that_of_the_local_backend(ray8: None, quick: Quick) -> None:
+    sweep = SweepConfig(constraints={"params": (None, 1e5)})
+    asked: dict[str, Any] = {"metric": ["val_loss", "macs"], "race": {"top_k": 3}, "sweep": sweep}
+    local, there = quick(**asked, name="local"), quick(**asked, **on_devices(1))
+    assert [trial.trial for trial in there.pareto] == [trial.trial for trial in local.pareto]
+    assert [(a.status, a.costs) for a in there.trials] == [(a.status, a.costs) for a in local.trials]
+
+
+@pytest.mark.slow
 def test_a_function_of_the_users_trains_the_finalists(ray8: None, quick: Quick, digits: Any) -> None:
     """On workers that double, and whose gradients are averaged."""
     result = quick(race=RaceConfig(train=train), **on_devices(2))

@@ -1,0 +1,159 @@
+"""The comparison of trials: by one metric or several, costs of the full-size model among them, and constraints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from hydro_rasda.checks import check_function, check_mode, is_number, require
+from hydro_rasda.schedulers.pareto import Bounds, Spread, front_of, places, violation
+from hydro_rasda.schedulers.ranking import Mode
+
+COSTS = ("params", "macs", "seconds_per_example", "peak_memory")
+"""Objectives that are known of the full-size model before it trains; `hydro_rasda.model_costs` measures them."""
+
+Objectives = tuple[tuple[str, Mode], ...]
+"""Metrics, each with its mode, in the order in which they were given."""
+
+Fits = Callable[[Mapping[str, Any]], bool]
+"""A constraint on configurations: whether one may be trained."""
+
+Constraints = Mapping[str, Bounds | Fits] | Fits
+"""Bounds by metric, functions of a configuration by any other name, or one function."""
+
+
+def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
+    """Split a list of metrics into the first that training measures, with its mode, and all of them.
+
+    A single metric stays as it is, without objectives.
+
+    Raises:
+        ValueError: if they are not a list of different names and as many modes, or none of them is of training.
+
+    >>> split_metrics(["macs", "val_accuracy"], ["min", "max"])
+    ('val_accuracy', 'max', (('macs', 'min'), ('val_accuracy', 'max')))
+    """
+    if not isinstance(metric, list | tuple):
+        rule = f"the name of a metric that training measures, or a list with one beside it ({', '.join(COSTS)})"
+        require(metric not in COSTS, "metric", metric, rule)
+        return cast(str, metric), cast(Mode, mode), ()
+    named = all(isinstance(name, str) and name for name in metric)
+    require(named and len({*metric}) == len(metric) > 1, "metric", metric, "a name, or a list of two different ones")
+    modes = [mode] * len(metric) if isinstance(mode, str) else mode
+    rule = f"'min', 'max', or a list of {len(metric)} of them, one for each metric"
+    require(isinstance(modes, list | tuple) and len(modes) == len(metric), "mode", mode, rule)
+    for each in cast(Sequence[object], modes):
+        check_mode(each)
+    objectives = tuple(zip(metric, cast(Sequence[Mode], modes), strict=True))
+    trained = [each for each in objectives if each[0] not in COSTS]
+    require(bool(trained), "metric", metric, "a list with a metric that training measures, such as 'val_loss'")
+    return *trained[0], objectives
+
+
+def check_constraints(constraints: object) -> None:
+    """Refuse what neither bounds a metric nor tells of a configuration whether it fits.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if constraints is None:
+        return
+    if not isinstance(constraints, Mapping):
+        rule = "None, a dict such as {'macs': (None, 1e9)}, or a function (no class) of a configuration"
+        check_function("sweep.constraints", constraints, 1, rule=rule)
+        return
+    for name, bounds in constraints.items():
+        of = f"sweep.constraints[{name!r}]"
+        require(
+            isinstance(name, str) and bool(name), "sweep.constraints", [*constraints], "a dict whose keys are names"
+        )
+        if not isinstance(bounds, list | tuple):
+            check_function(of, bounds, 1, rule="(lowest, highest), or a function (no class) of a configuration")
+            continue
+        known = [bound for bound in bounds if bound is not None]
+        sound = len(bounds) == 2 and bool(known) and all(is_number(bound) and math.isfinite(bound) for bound in known)
+        rule = "a pair (lowest, highest) of finite numbers in rising order, one of which may be None"
+        require(sound and known == sorted(known), of, bounds, rule)
+
+
+def bounds_of(constraints: Constraints | None) -> dict[str, Bounds]:
+    """Return the constraints that bound a metric."""
+    if not isinstance(constraints, Mapping):
+        return {}
+    pairs = {name: of for name, of in constraints.items() if isinstance(of, list | tuple)}
+    return {name: (low, high) for name, (low, high) in pairs.items()}
+
+
+def functions_of(constraints: Constraints | None) -> dict[str, Fits]:
+    """Return the constraints that are functions of a configuration, by the argument's path."""
+    if constraints is None:
+        return {}
+    if not isinstance(constraints, Mapping):
+        return {"sweep.constraints": constraints}
+    return {f"sweep.constraints[{name!r}]": of for name, of in constraints.items() if callable(of)}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of a run's trials.
+
+    Attributes:
+        objectives: At least one.
+        bounds: By metric, what a trial has to keep.
+        spread: The order of trials on one front.
+    """
+
+    objectives: Objectives
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    spread: Spread = "crowding"
+
+    @property
+    def costs(self) -> tuple[str, ...]:
+        """Costs of the full-size model that are asked for, by which trials are compared or left out."""
+        return tuple(name for name in COSTS if name in self._names)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Metrics that training has to measure."""
+        return tuple(name for name in self._names if name not in COSTS)
+
+    @property
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys([*(name for name, _ in self.objectives), *self.bounds])
+
+    @property
+    def of_training(self) -> dict[str, Bounds]:
+        """The bounds that only training can break."""
+        return {name: bounds for name, bounds in self.bounds.items() if name not in COSTS}
+
+    @property
+    def by_place(self) -> bool:
+        """True if one score does not order trials, so that their places among each other do."""
+        return len(self.objectives) > 1 or bool(self.of_training)
+
+    def places(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+        """Return the place of each trial among these, 0 for the first; NaN where a value is missing.
+
+        >>> Comparison((("val_loss", "min"),), {"val_gap": (None, 0.1)}).places(
+        ...     {0: {"val_loss": 0.1, "val_gap": 0.3}, 1: {"val_loss": 0.9, "val_gap": 0.0}})
+        {0: 1.0, 1: 0.0}
+        """
+        points = {n: [of.get(name, math.nan) for name, _ in self.objectives] for n, of in values.items()}
+        return places(points, [mode for _, mode in self.objectives], self.violations(values), self.spread)
+
+    def violations(self, values: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+        """Return by how much each trial breaks the bounds; 0 for one that keeps them."""
+        return {n: violation(of, self.bounds) for n, of in values.items()}
+
+    def best(self, values: Mapping[int, Mapping[str, float]]) -> list[int]:
+        """Return the trials that break the bounds least: all that keep them, if any does."""
+        broken = self.violations(values)
+        least = min(broken.values(), default=0.0)
+        return [n for n in values if broken[n] == least]
+
+    def front(self, values: Mapping[int, Mapping[str, float]]) -> list[int]:
+        """Return the trials that no other one dominates, of those that break the bounds least."""
+        points = {n: [values[n].get(name, math.nan) for name, _ in self.objectives] for n in self.best(values)}
+        return front_of(points, [mode for _, mode in self.objectives])

@@ -1,0 +1,87 @@
+"""The costs of the full-size models of a run's configurations, and the constraints on them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hydro_rasda.config_access import Notes, Reads, all_of
+from hydro_rasda.model_costs import model_costs
+from hydro_rasda.objectives import COSTS, Constraints, Fits, bounds_of, functions_of
+from hydro_rasda.run.journal import name_of
+from hydro_rasda.run.state import Run
+from hydro_rasda.schedulers.pareto import violation
+from hydro_rasda.trial import Trial
+
+
+class Costs:
+    """Costs by configuration. Each is measured once in the life of the run, and only if the settings name it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._names = run, run.settings.comparison.costs
+        self._known: list[tuple[int, Reads, dict[str, float]]] = []
+
+    def of(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Return the costs of a configuration; NaN if its model cannot be built or run."""
+        if not self._names:
+            return {}
+        text = json.dumps(config, default=name_of, sort_keys=True)
+        key = f"search/costs-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        found = self._run.store.once(key, lambda: self._measured(config)).value
+        return {name: math.nan if value is None else value for name, value in found.items()}
+
+    def _measured(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Measure them, unless a model was measured of the same values: what else is there changes no model."""
+        trial, own = Trial(0, config), all_of(config)
+        for batch_size, reads, costs in self._known:
+            if batch_size == trial.batch_size and reads <= own:
+                return costs
+        notes = Notes(may_be_kept=False)
+        problem = self._run.problem
+        try:
+            costs = model_costs(replace(problem, model_fn=notes.taken_by(problem.model_fn)), trial, self._names)
+        except (Exception, SystemExit):  # its own, or the model keeps its configuration, of which it may read more
+            return self._alone(trial)
+        if (read := notes.of(config)) is not None:
+            self._known.append((trial.batch_size, read, costs))
+        return costs
+
+    def _alone(self, trial: Trial) -> dict[str, float]:
+        try:
+            return model_costs(self._run.problem, trial, self._names)
+        except (Exception, SystemExit):
+            return dict.fromkeys(self._names, math.nan)
+
+
+def all_fit(constraints: Constraints | None, costs: Costs | None = None) -> Fits | None:
+    """Return one function that tells whether a configuration meets all constraints that are known before training.
+
+    Args:
+        costs: Of configurations; None leaves bounds on them out. A cost that cannot be measured breaks its bounds.
+
+    Returns:
+        None where there are no such constraints.
+
+    Raises:
+        ValueError: by that function, if one of the user's raises.
+    """
+    functions = functions_of(constraints)
+    of_costs = {name: pair for name, pair in bounds_of(constraints).items() if name in COSTS and costs is not None}
+    if not functions and not of_costs:
+        return None
+
+    def fits(config: Mapping[str, Any]) -> bool:
+        for path, function in functions.items():
+            try:
+                if not function(copy.deepcopy(dict(config))):
+                    return False
+            except Exception as error:
+                raise ValueError(f"`{path}` fails for {config!r} with {type(error).__name__}: {error}") from error
+        return costs is None or violation(costs.of(config), of_costs) == 0
+
+    return fits

@@ -1,0 +1,201 @@
+"""Several metrics and constraints, from the call to the result, on each backend, resumed and loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ray.tune.search.optuna import OptunaSearch
+from torch import Tensor, nn
+
+from hydro_rasda import AllTrialsFailed, RunExists, SweepConfig, TuneResult, choice, load, loguniform, plots
+from hydro_rasda.contracts import Event
+from hydro_rasda.page.write import Page
+from hydro_rasda.results.report import closing_lines
+from hydro_rasda.run.events import EpochEnded, RungDecided
+from hydro_rasda.schedulers.pareto import dominates
+
+Quick = Callable[..., TuneResult]
+
+SPACE: dict[str, Any] = {"lr": loguniform(1e-2, 0.3), "width": choice([16, 32, 64]), "batch_size": 32}
+BOTH: dict[str, Any] = {"space": SPACE, "metric": ["val_loss", "macs"], "race": {"top_k": 4}, "full_trainings": 4}
+
+
+def sized(config: dict[str, Any], width_ratio: float = 1.0) -> nn.Module:
+    """64 -> width -> 10: 74 multiply-accumulates for each unit."""
+    width = int(config["width"] * width_ratio)
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def with_gap(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """A loss, and a metric that is larger for wider models."""
+    output = model(batch[0])
+    weight = next(iter(model.parameters()))
+    gap = output.mean() * 0 + weight.shape[0] / 16
+    return {"loss": nn.functional.cross_entropy(output, batch[1]), "gap": gap}
+
+
+def without_paths(result: TuneResult) -> list[Any]:
+    return [dataclasses.astuple(trial) for trial in result.trials]
+
+
+def test_the_front_holds_every_model_that_no_other_beats(quick: Quick) -> None:
+    events: list[Event] = []
+    result = quick(model_fn=sized, **BOTH, callbacks=[events.append])
+    full = [trial for trial in result.trials if trial.epochs]
+    points = {t.trial: (t.metrics["val_loss"], t.metrics["macs"]) for t in full}
+    best = [n for n, point in points.items() if not any(dominates(other, point) for other in points.values())]
+    assert sorted(trial.trial for trial in result.pareto) == sorted(best)
+    assert [t.metrics["val_loss"] for t in result.pareto] == sorted(t.metrics["val_loss"] for t in result.pareto)
+    assert all(trial.costs == {"macs": 74.0 * trial.config["width"]} for trial in result.trials)
+    for trial in result.pareto:
+        model = result.best_model(trial=trial.trial)
+        assert sum(p.numel() for p in model.parameters()) == 75 * trial.config["width"] + 10
+        assert trial.metrics["val_loss"] == trial.metric
+    # A rung's order is that of places: its first is one that no other beats.
+    first = next(e for e in events if isinstance(e, RungDecided))
+    swept = [e for e in events if isinstance(e, EpochEnded) and (e.stage, e.epoch) == ("surrogate", first.epoch)]
+    scores = {e.trial: e.metrics["val_loss"] for e in swept}
+    rung = {n: (scores[n], result.trials[n].costs["macs"]) for n in first.candidates}
+    assert not any(dominates(other, rung[first.kept[0]]) for other in rung.values())
+
+
+def test_one_metric_goes_the_path_that_it_went(quick: Quick) -> None:
+    one = quick(model_fn=sized, space=SPACE)
+    assert [trial.trial for trial in one.pareto] == [one.best_trial] or one.pareto[0].metric < one.best_metric
+    assert all(trial.costs == {} for trial in one.trials)
+    assert one.others == []
+    assert one.hypervolume({"val_loss": one.pareto[0].metric + 2.0}) == pytest.approx(2.0)
+
+
+def test_a_run_that_was_interrupted_ends_as_the_whole_one(quick: Quick) -> None:
+    whole = quick(model_fn=sized, **BOTH)
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, RungDecided) and not event.recalled:
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            quick(model_fn=sized, **BOTH, name="cut", callbacks=[Raising(interrupt)])
+    resumed = quick(model_fn=sized, **BOTH, name="cut")
+    assert without_paths(resumed) == without_paths(whole)
+
+
+class Raising:
+    """A callback whose interrupts end the run, as one from a terminal would."""
+
+    def __init__(self, act: Callable[[Event], None]) -> None:
+        self.on_event = act
+
+
+def test_a_loaded_run_has_the_same_front(quick: Quick) -> None:
+    result = quick(model_fn=sized, **BOTH)
+    loaded = load(result.path)
+    reference = {"val_loss": 3.0, "macs": 1e4}
+    assert [t.trial for t in loaded.pareto] == [t.trial for t in result.pareto]
+    assert loaded.hypervolume(reference) == result.hypervolume(reference) > 0
+    with pytest.raises(ValueError, match=r"`reference` is \{'val_loss': 3\.0\}, but must be a dict with a number"):
+        loaded.hypervolume({"val_loss": 3.0})
+    assert list(loaded.dataframe()["macs"]) == [trial.costs["macs"] for trial in result.trials]
+    study = loaded.to_optuna()
+    assert {trial.number for trial in study.best_trials} == {trial.trial for trial in result.pareto}
+
+
+def test_figure_page_and_last_lines_show_the_front(quick: Quick) -> None:
+    result = quick(model_fn=sized, **BOTH)
+    drawn = plots.front(result)
+    joined = next(trace for trace in drawn.data if trace.name == "the front")
+    assert sorted(joined.x) == sorted(trial.costs["macs"] for trial in result.pareto)
+    html = Page(result).html()
+    assert "<h2>Front</h2>" in html
+    assert "On the front of the full-size models" in html
+    lines = "\n".join(closing_lines(result, "runs/run", 4))
+    assert all(f"trial {trial.trial} (val_loss" in lines for trial in result.pareto)
+    alone = quick(model_fn=sized, space=SPACE, name="one")
+    assert plots.front(alone).layout.annotations[0].text == "one metric alone was asked for"
+    assert "<h2>Front</h2>" not in Page(alone).html()
+
+
+def test_a_bound_on_a_cost_trains_nothing_beyond_it(quick: Quick) -> None:
+    sweep = SweepConfig(constraints={"params": (None, 75 * 32 + 10), "wide": lambda config: config["width"] > 16})
+    result = quick(model_fn=sized, space=SPACE, sweep=sweep)
+    assert [trial.config["width"] for trial in result.trials] == [32] * 9
+    assert len({trial.config["lr"] for trial in result.trials}) == 9
+    grown = quick(model_fn=sized, space=SPACE, sweep=sweep, num_samples=12)
+    assert [trial.config for trial in grown.trials[:9]] == [trial.config for trial in result.trials]
+    assert [trial.config["width"] for trial in grown.trials] == [32] * 12
+    with pytest.raises(RunExists, match=r"constraints"):
+        quick(model_fn=sized, space=SPACE, sweep=SweepConfig(constraints={"params": (None, 9.0)}))
+
+
+@pytest.mark.parametrize("constraints", [{"params": (None, 9.0)}, lambda config: False])
+def test_a_space_where_nothing_fits_is_refused(quick: Quick, constraints: Any) -> None:
+    with pytest.raises(ValueError, match=r"`sweep\.constraints` leaves nothing to try: none of 900 configurations"):
+        quick(model_fn=sized, space=SPACE, sweep=SweepConfig(constraints=constraints))
+
+
+def test_a_bound_on_a_metric_loses_against_any_that_keeps_it(quick: Quick) -> None:
+    asked: dict[str, Any] = {"model_fn": sized, "objective": with_gap, "space": SPACE, "race": {"top_k": 3}}
+    free = quick(**asked, full_trainings=3, name="free", sweep=SweepConfig(surrogate=1))
+    bounded = quick(**asked, full_trainings=3, sweep=SweepConfig(surrogate=1, constraints={"val_gap": (None, 1.0)}))
+    assert free.trials[free.best_trial].config["width"] > 16
+    assert bounded.trials[bounded.best_trial].config["width"] == 16
+    assert bounded.best_metric > free.best_metric
+    assert load(bounded.path).best_trial == bounded.best_trial
+    assert {trial.config["width"] for trial in bounded.trials} > {16}  # they did train
+    hard = quick(**asked, name="none", sweep=SweepConfig(surrogate=1, constraints={"val_gap": (None, 0.5)}))
+    assert hard.trials[hard.best_trial].config["width"] == 16  # breaks it least
+    assert "No full-size model keeps all bounds" in "\n".join(closing_lines(hard, "runs/none", 4))
+
+
+def test_an_epsilon_net_and_other_rules_sweep_by_places(quick: Quick) -> None:
+    for rule in ("epsilon-net", "pbt"):
+        result = quick(model_fn=sized, **BOTH, sweep=SweepConfig(rule=rule), name=rule)
+        assert result.pareto
+        again = quick(model_fn=sized, **BOTH, sweep=SweepConfig(rule=rule), name=rule)
+        assert without_paths(again) == without_paths(result)
+
+
+@pytest.mark.slow  # the quick test above has two of them
+@pytest.mark.parametrize("rule", ["hyperband", "median", "none"])
+def test_all_rules_sweep_by_places(quick: Quick, rule: Any) -> None:
+    assert quick(model_fn=sized, **BOTH, sweep=SweepConfig(rule=rule)).pareto
+
+
+def test_optuna_learns_from_all_metrics(quick: Quick) -> None:
+    told: list[Any] = []
+
+    class Noting(OptunaSearch):  # type: ignore[misc]
+        def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+            told.append(result)
+            super().on_trial_complete(trial_id, result, error)
+
+    Noting.__name__ = "OptunaSearch"
+    sweep = SweepConfig(searcher=Noting(seed=0), constraints=lambda config: config["width"] < 64)
+    result = quick(model_fn=sized, **BOTH, sweep=sweep)
+    assert {trial.config["width"] for trial in result.trials} <= {16, 32}
+    scored = [each for each in told if each is not None]
+    assert len(scored) == 9
+    assert all(each["macs"] in (74 * 16, 74 * 32) and each["val_loss"] > 0 for each in scored)
+
+
+def test_names_that_training_does_not_measure_are_refused(quick: Quick) -> None:
+    with pytest.raises(ValueError, match=r"`metric` is 'val_f1', but must be one of .* or a cost of the model: params"):
+        quick(model_fn=sized, space=SPACE, metric=["val_loss", "val_f1"])
+    sweep = SweepConfig(constraints={"val_f1": (0.5, None)})
+    with pytest.raises(ValueError, match=r"`sweep\.constraints` is 'val_f1', but must be one of"):
+        quick(model_fn=sized, space=SPACE, sweep=sweep)
+    first = SweepConfig(first=[{"width": 64}], constraints={"params": (None, 2500)})
+    with pytest.raises(ValueError, match=r"`sweep\.first\[0\]` is .* but must be one that meets `sweep\.constraints`"):
+        quick(model_fn=sized, space=SPACE, sweep=first)
+
+
+def test_a_function_of_the_users_reports_all_metrics(quick: Quick) -> None:
+    def train(worker: Any) -> None:
+        worker.report({"val_loss": 1.0, "train_loss": 1.0}, {"model": sized(worker.config).state_dict()})
+
+    with pytest.raises(AllTrialsFailed, match="the number 'val_accuracy', which is `tune`'s `metric`"):
+        quick(model_fn=sized, space=SPACE, metric=["val_loss", "val_accuracy"], race={"train": train, "top_k": 2})
