@@ -36,7 +36,7 @@ from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
 from hydro_rasda.objectives import COSTS
 from hydro_rasda.precision import as_given
-from hydro_rasda.problem import NoModule, Problem, width_form
+from hydro_rasda.problem import NoModule, Problem, about_width_argument, width_form
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.trial import Trial
@@ -246,7 +246,8 @@ def _try_surrogate(problem: Problem, trial: Trial) -> WidthPlan | None:
         narrow = problem.surrogate(trial, checked=True)
     except (Exception, SystemExit) as error:
         if width_form(problem.model_fn):
-            raise Misfit(error) from error
+            told = about_width_argument(problem.model_fn)
+            raise (misfit(f"{error} ({told})", error) if told else Misfit(error)) from error
         raise misfit(
             f"`sweep.surrogate` is {problem.settings.sweep.surrogate:g}, but the model cannot be made narrower by "
             f"itself ({error}); give `model_fn` an argument `width_ratio`, or set `sweep.surrogate=1`",

@@ -83,7 +83,9 @@ def tune(
 
     Args:
         model_fn: `model_fn(config, width_ratio)` builds the model at that fraction of its full width;
-            `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower.
+            `model_fn(config)` builds it at full width, and `surrogate.shrink` makes it narrower. A second argument
+            with the default 1.0 is the ratio, too, if its name says so (`width`, `width_mult`, `scale`, `ratio`, `r`)
+            and no other argument is like it. The run's first lines name it.
         space: Maps hyperparameters to domains, of `hydro_rasda` or Ray Tune. It needs `lr`. `fusion.hyperparameters`
             lists all keys that the library reads, such as `optimizer`, `batch_size` and `schedule`. All keys reach
             `model_fn`.

@@ -14,7 +14,7 @@ from hydro_rasda.data import naming_batch
 from hydro_rasda.dry_run import DryRun
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
 from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem
+from hydro_rasda.problem import Problem, about_width_argument
 from hydro_rasda.run.fingerprint import spread_indices
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.space import has_shares, longest_warmup, schedules, tuned
@@ -88,7 +88,7 @@ def get_ready(
     if settings.sweep.surrogate < 1:
         for trial in trials:
             check_rule(trial.config)
-    messages += _of_surrogates(found, settings.sweep.surrogate)
+    messages += _of_surrogates(problem, found, settings.sweep.surrogate)
     _warn_of_doubtful(space, settings.sweep.surrogate)
     _warn_of_endless(warmup, settings.max_t)
     later = _without_rungs_before(warmup, settings)
@@ -149,13 +149,14 @@ def _check_largest_batches(problem: Problem, trials: Sequence[Trial]) -> None:
                 next(data.in_order(size))
 
 
-def _of_surrogates(found: DryRun, ratio: float) -> list[str]:
+def _of_surrogates(problem: Problem, found: DryRun, ratio: float) -> list[str]:
     """Return the line about the surrogates' width, and warn of surrogates that are hardly narrower."""
     if not found.narrowed:
         return []
+    told = about_width_argument(problem.model_fn)
     if found.mostly_wide:
         warn(f"only {found.narrowed}: surrogates save little. Give `model_fn` an argument `width_ratio`")
-    return [f"surrogates have {ratio:g} of the width: {found.narrowed}"]
+    return [f"surrogates have {ratio:g} of the width: {found.narrowed}" + (f"; {told}" if told else "")]
 
 
 def _warn_of_doubtful(space: Mapping[str, Any], ratio: float) -> None:

@@ -66,10 +66,11 @@ def test_the_first_lines_say_where_and_what_and_the_last_ones_what_was_found(
     lines = shown.splitlines()
     assert lines[0] == f"Run folder: {result.path}"
     assert lines[1] == f"Follow it from another terminal: hydro-rasda watch {result.path}"
-    assert lines[2].startswith("4 configurations of 1 structure")
-    assert lines[3] == "First, surrogates of 1/2 of the width train for 4 epochs in all."
-    assert lines[4].startswith("Then the best 2 train at full size, for at most 3 epochs in all. Expect ")
-    assert lines[4].endswith(" s; the time left is measured as it trains.")
+    assert lines[2] == "surrogates have 0.5 of the width: 5 of 6 parameters are narrower"
+    assert lines[3].startswith("4 configurations of 1 structure")
+    assert lines[4] == "First, surrogates of 1/2 of the width train for 4 epochs in all."
+    assert lines[5].startswith("Then the best 2 train at full size, for at most 3 epochs in all. Expect ")
+    assert lines[5].endswith(" s; the time left is measured as it trains.")
     used = result.trials[result.best_trial].used
     assert [*used] == ["lr", "optimizer", "schedule"]
     settings = " ".join(f"{name}={show(value)}" for name, value in used.items())
