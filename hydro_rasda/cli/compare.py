@@ -15,7 +15,7 @@ from hydro_rasda.run.spec import read_asked
 
 def compare_runs(paths: Sequence[str], as_json: bool, out: str | None = None) -> None:
     """Print runs beside each other, and write them as a page."""
-    require(len({*paths}) > 1, "PATH", " ".join(paths), "the folders of two runs or more")
+    require(len(paths) > 1, "PATH", " ".join(paths), "the folders of two runs or more")
     records = [read_record(path) for path in paths]
     asked = [read_asked(Path(path).expanduser()) for path in paths]
     told, decided = compared(records, asked), verdict(records, asked)

@@ -26,6 +26,7 @@ from hydro_rasda.results.report import (
     best_line,
     explained,
     failed_and_diverged,
+    progress_of,
     render,
     rung_lines,
     rungs,
@@ -138,8 +139,12 @@ def _print_lines(looks: Iterator[RunRecord | None], folder: Path, console: Conso
 def _line(record: RunRecord | None, folder: Path) -> str:
     if record is None:
         return f"waiting for a run in {folder}"
-    parts = (state_of(record), *rung_lines(record), best_line(record), failed_and_diverged(record))
+    parts = (state_of(record), _progress(record), *rung_lines(record), best_line(record), failed_and_diverged(record))
     return "; ".join(part for part in parts if part)
+
+
+def _progress(record: RunRecord) -> str:
+    return "" if record.ended else progress_of(record, time.time() - written(record))
 
 
 def _show_live(looks: Iterator[RunRecord | None], folder: Path, console: Console) -> None:
@@ -155,7 +160,8 @@ def _screen(record: RunRecord | None, folder: Path) -> RenderableType:
     state = state_of(record)
     lines = [Text(f"{record.path.name}: {state}", style="bold")]
     if not record.ended:
-        lines[0].append(f", last written {age(written(record))}", style="not bold")
+        done = f", {told}" if (told := _progress(record)) else ""
+        lines[0].append(f"{done}, last written {age(written(record))}", style="not bold")
     if state == "interrupted":
         lines.append(Text(explained(state)))
     trained = rung_lines(record)

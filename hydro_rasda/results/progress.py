@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console, show
+from hydro_rasda.console import LINE_SECONDS, PrintableConsole, duration, make_console, roughly, show
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import closing_lines
 from hydro_rasda.run.events import (
@@ -133,7 +133,7 @@ class Progress:
             self._said = event.seconds
         if not self.console.is_terminal and event.seconds - self._said >= LINE_SECONDS:
             done = f"{self._trained} of {self._stage.epochs} epochs after {duration(event.seconds)}"
-            left = "" if self._left is None else f", about {duration(round(self._left))} left"
+            left = "" if self._left is None else f", about {roughly(self._left)} left"
             best = self._leader() or event.note
             note = f", {best}" if best else ""
             self._say(f"{self._stage.title}: {done}{left}{note}", event.seconds)

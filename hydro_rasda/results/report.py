@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hydro_rasda.console import duration, show
+from hydro_rasda.console import duration, roughly, show
 from hydro_rasda.results.records import RunRecord, TrialRecord
 from hydro_rasda.run.run_lock import held
 
@@ -207,7 +207,7 @@ def progress_of(record: RunRecord, idle: float) -> str:
     if left is None:
         return ""
     share = f"{record.cost.seconds / max(record.cost.seconds + left, 1e-9):.0%}".replace("%", " %")
-    return f"{share}, about {duration(round(max(0.0, left - idle)))} left" if held(record.path) else share
+    return f"{share}, about {roughly(max(0.0, left - idle))} left" if held(record.path) else share
 
 
 def explained(state: str) -> str:

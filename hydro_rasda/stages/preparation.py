@@ -76,7 +76,8 @@ def get_ready(
             batches exceed the data, or if no rule is known by which learning rates transfer from surrogates for an
             optimizer.
     """
-    settings, messages = problem.settings, []
+    settings = problem.settings
+    messages: list[str] = []
     _check_schedules(problem, space, trials)
     found = survived_dry_run(problem, trials, folder)
     _check_largest_batches(problem, trials)

@@ -99,13 +99,12 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
 
 def _expected(run: Run) -> str:
     """Say in which range the time left lies, if it is known: nobody knows yet what else the machine will do."""
-    from hydro_rasda.console import duration
+    from hydro_rasda.console import roughly
 
     left = run.time_left.foreseen()
     if left is None:
         return ""
-    ends = (duration(float(f"{factor * left:.1g}")) for factor in (1 / EITHER_WAY, EITHER_WAY))
-    low, high = (each.removesuffix(" 0 s").removesuffix(" 0 min") for each in ends)
+    low, high = (roughly(float(f"{factor * left:.1g}")) for factor in (1 / EITHER_WAY, EITHER_WAY))
     return f" Expect {low} to {high}; the time left is measured as it trains."
 
 

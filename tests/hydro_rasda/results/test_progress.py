@@ -133,7 +133,7 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_it_is(terminal: bool) -
         assert lines == ["7 of 9 go on"]
         return
     assert lines[:4] == [
-        "surrogates: 61 of 500 epochs after 17 min 41 s, about 7 min 20 s left, val_loss 0.5",
+        "surrogates: 61 of 500 epochs after 17 min 41 s, about 7 min left, val_loss 0.5",
         "7 of 9 go on",
         "surrogates: 161 of 500 epochs after 19 min 21 s, val_loss 0.5",
         "surrogates: 221 of 500 epochs after 20 min 21 s",
