@@ -110,7 +110,9 @@ def photograph(browser: Any, url: str, scheme: str, titles: Sequence[str]) -> by
     """Return a PNG of the sections of a page from the first of `titles` to the last."""
     from tests.hydro_rasda.browser import ALL_DRAWN, open_page, wait
 
-    open_page(browser, url, PAGE_WIDTH, scheme=scheme)
+    open_page(
+        browser, url, PAGE_WIDTH, height=12_000, scheme=scheme
+    )  # without a scroll bar, which the photograph lacks
     wait(browser, ALL_DRAWN)
     places = {}
     for section in browser.find_elements("css selector", "section"):

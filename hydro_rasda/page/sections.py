@@ -73,8 +73,9 @@ def _of_hyperparameters(record: RunRecord) -> Iterator[Section]:
         return plots.parallel_coordinates(record, ranked())
 
     yield Section("The two most important", figures=[drawing(score_map)])
-    drag = "The most important come first, and on a narrow screen alone. Drag along an axis to choose trials; drag its "
-    yield Section("Parallel coordinates", [drag + "name to move it."], figures=[drawing(parallel_coordinates)])
+    drag = "Drag along an axis to choose trials; drag its name to move it."
+    told = f"Axes stand by importance; a narrow screen has the first three. {drag}"
+    yield Section("Parallel coordinates", [told], figures=[drawing(parallel_coordinates)])
 
 
 def _table(record: RunRecord) -> str:

@@ -30,7 +30,7 @@ def render(result: RunRecord, shown: int | None = SHOWN) -> Group:
     """
     records = best_first(result)[:shown]
     title = f"{len(records)} of {len(result.trials)} trials, by {result.metric} ({result.mode})"
-    table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE)
+    table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("trial", "surrogate\n(epochs)", "full size\n(epochs)"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)

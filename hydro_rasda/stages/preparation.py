@@ -33,8 +33,8 @@ _PRETRAINED = (
 )
 
 _NO_DECAY = (
-    'the learning rate never decays: a decay usually gains more than any other key. Add `"schedule": "linear"` to '
-    'the space, and `"decay_start": uniform(0, 0.9)` to search where it begins'
+    'hint: the learning rate never decays. A decay usually gains more than any other key. Add `"schedule": "linear"` '
+    'to the space, and `"decay_start": uniform(0, 0.9)` to search where it begins'
 )
 
 

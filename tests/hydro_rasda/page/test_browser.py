@@ -76,13 +76,23 @@ def test_a_phone_shows_whole_titles_and_legends(
     open_page(browser, write_page([sorts[sort]], tmp_path / "page.html").as_uri(), width=400, height=9000)
     wait(browser, ALL_DRAWN)
     outside = browser.execute_script("""
-        const texts = [...document.querySelectorAll('.figure text')];
+        const texts = [...document.querySelectorAll('.figure text:not(.bartext)')];
         return texts.filter((text) => text.textContent.trim() && text.checkVisibility()).filter((text) => {
             const [inner, outer] = [text, text.closest('.figure')].map((each) => each.getBoundingClientRect());
             return inner.width && (inner.left < outer.left - 2 || inner.right > outer.right + 2);
         }).map((text) => text.textContent);
     """)
     assert outside == []
+    cut_off = browser.execute_script("""
+        return [...document.querySelectorAll('.legend')].filter((legend) => {
+            const parts = [...legend.querySelectorAll('.bg, .legendtext')];
+            const [frame, ...texts] = parts.map((part) => part.getBoundingClientRect());
+            return texts.some((text) => text.bottom > frame.bottom + 2 || text.right > frame.right + 2);
+        }).map((legend) => legend.closest('.figure').id);
+    """)
+    assert cut_off == []
+    sideways = "return [...document.querySelectorAll('.figure')].filter((each) => each.scrollWidth > each.clientWidth)"
+    assert browser.execute_script(sideways) == []
 
 
 def test_what_is_below_is_drawn_when_it_comes_near(browser: Any, sorts: dict[str, RunRecord], tmp_path: Path) -> None:
@@ -213,4 +223,17 @@ def test_a_phone_scrolls_down_but_not_sideways(browser: Any, sorts: dict[str, Ru
     open_page(browser, write_page([sorts["over"]], tmp_path / "page.html").as_uri(), width=390, height=9000)
     wait(browser, ALL_DRAWN)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+    assert errors(browser) == []
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_runs_side_by_side_fit_phone_and_desk(
+    browser: Any, sorts: dict[str, RunRecord], tmp_path: Path, width: int, scheme: str
+) -> None:
+    both = write_page([sorts["over"], sorts["large"]], tmp_path / "page.html")
+    open_page(browser, both.as_uri(), width=width, scheme=scheme)
+    wait(browser, ALL_DRAWN)
+    assert browser.execute_script("return document.documentElement.scrollWidth") == width
+    assert len(browser.find_elements("css selector", ".js-plotly-plot")) == 3
     assert errors(browser) == []

@@ -25,7 +25,7 @@ WHOLE = json.dumps(UNIT).encode() + b"\n"
         b'{"event": "unit"}',
         b"\xff\xfe",
         b"\0" * 40,
-        *(json.dumps({**UNIT, name: []}).encode() for name in ("key", "seconds", "at", "swept")),
+        *(json.dumps({**UNIT, name: []}).encode() for name in ("key", "seconds", "at", "swept", "left")),
         b'{"event": "metrics", "stage": "target", "trial": 0}',
         b'{"event": "metrics", "stage": "target", "trial": "0", "epoch": 1}',
         b'{"event": "trial", "trial": 0, "config": []}',

@@ -53,7 +53,7 @@ def timeless(journal: Path) -> list[str]:
     """Lines without when things were done, and beside what."""
     kept = []
     for line in lines(journal):
-        told = {name: value for name, value in line.items() if name not in ("seconds", "at", "swept")}
+        told = {name: value for name, value in line.items() if name not in ("seconds", "at", "swept", "left")}
         if isinstance(value := told.get("value"), dict):
             told["value"] = {name: part for name, part in value.items() if name not in ("beside", "device")}
         kept.append(json.dumps(told))

@@ -74,6 +74,14 @@ def test_what_is_read_back_is_what_was_given(path: Path) -> None:
     assert (read["3"], read["nan"], read["inf"], read["f"]) == ([1, 2], None, None, "contents")
 
 
+def test_a_unit_keeps_the_estimate_of_the_time_left(path: Path) -> None:
+    with Store.open(path, ASKED, "auto") as store:
+        store.once("a", lambda: 1)
+        store.left = 12.34
+        store.once("b", lambda: 2)
+    assert [unit.left for unit in Store.read(path).units().values()] == [None, 12.3]
+
+
 def test_a_unit_that_raises_leaves_nothing(path: Path) -> None:
     with Store.open(path, ASKED, "auto") as store:
         before = contents(path)

@@ -20,7 +20,7 @@ from hydro_rasda.trial import Trial
 Quick = Callable[..., TuneResult]
 SPACE: dict[str, Any] = {"lr": choice([0.3]), "optimizer": "sgd", "batch_size": 32}
 DECAYS = {**SPACE, "schedule": "linear"}
-NONE = "the learning rate never decays"
+NONE = "hint: the learning rate never decays"
 TOLD = "between epochs 1 and 2 of the sweep, schedules pass to their ends"
 
 pytestmark = pytest.mark.usefixtures("one_process")
