@@ -6,10 +6,13 @@ Both are measured as a mean of absolute values, on one and the same batch after 
 log width is 0 in theory, or below 0 in the first steps, if outputs start smaller in a wider model. In an ordinary model
 under Adam it is about 1/2 to 1 in the last layers.
 
-Three moments show a single layer that is not scaled, before others make up for it. At the start, outputs may not grow,
+Outputs show a single layer that is not scaled, before others make up for it. At the start, outputs may not grow,
 and those of hidden layers may not shrink either: an unscaled initialization has a slope of 1/2. The first step's change
-is small enough to be linear in each rate, and is held to a stricter limit. Later steps but the last are not judged:
-right models overshoot there.
+is small enough to be linear in each rate, and is held to a stricter limit. Outputs of later steps but the last are not
+judged: right models overshoot there.
+
+Parameters show each step, and the culprit. A hidden weight's initial values times the root of its fan-in, and each
+step's change times its fan-in, stay as the width grows. A layer's output also depends on those before it; these do not.
 """
 
 from __future__ import annotations
@@ -27,12 +30,17 @@ from torch import nn
 from surrogate.build import ModelFn, make_surrogate, mark_as_target
 from surrogate.checks import check_flag, check_function, check_int, check_list, check_width_ratio, is_metric, require
 from surrogate.multipliers import width_plan
-from surrogate.recording import record_training
+from surrogate.recording import Recording, record_training
 from surrogate.training import Objective
+from surrogate.widths import ParamWidth, Shape, shapes_of
 
 MAX_SLOPE = 0.25
 _FIRST_STEP = 0.5
 """Of the largest slope, for the first step's change: right models show 0.08 at most, unscaled rates 0.16 or more."""
+
+
+_EACH_STEP = 2.0
+"""Of the largest slope, for each step's change of a hidden weight: right models show 0.3 at most, unscaled rates 1."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,8 @@ class CoordinateCheck:
         start_slopes: Module name -> slope of the size before the first step.
         first_slopes: Module name -> slope of the first step's change.
         hidden: Modules with a hidden weight, one of two widths: their outputs may not shrink at the start.
+        parameter_slopes: Parameter name -> slope of its initial values and, for a hidden weight, of each step's change.
+            Both are relative to muP's rule, so that 0 is right.
     """
 
     rows: tuple[Coordinate, ...]
@@ -75,6 +85,7 @@ class CoordinateCheck:
     start_slopes: Mapping[str, float] = field(default_factory=dict)
     first_slopes: Mapping[str, float] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
+    parameter_slopes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def growing(self) -> tuple[str, ...]:
@@ -95,9 +106,30 @@ class CoordinateCheck:
         )
 
     @property
+    def unscaled(self) -> dict[str, str]:
+        """Parameters that do not follow muP's rules -> what they do instead.
+
+        Initial values are held to `max_slope` in both directions. A hidden weight's changes are held to twice as much,
+        as gradients of a few examples are noisy. They may grow at no step, and may not shrink at all of them. Wrong
+        initial values are named alone, as changes of other parameters follow from them.
+        """
+        starts = {name: slopes[0] for name, slopes in self.parameter_slopes.items()}
+        wrong = {name: slope for name, slope in starts.items() if not abs(slope) <= self.max_slope}
+        if wrong:
+            return {name: f"starts {'smaller' if wrong[name] < 0 else 'larger'} in a wider model" for name in wrong}
+        found = {}
+        for name, (_, *changes) in self.parameter_slopes.items():
+            grown = next((i for i, slope in enumerate(changes, 1) if not slope <= _EACH_STEP * self.max_slope), None)
+            if grown is not None:
+                found[name] = f"changes more in a wider model, at step {grown}"
+            elif changes and max(changes) < -_EACH_STEP * self.max_slope:
+                found[name] = "changes less in a wider model, at each step"
+        return found
+
+    @property
     def passed(self) -> bool:
-        """Return whether no output grows with the width, and no hidden layer's starts smaller in a wider model."""
-        return not self.growing and not self.shrinking
+        """Return whether outputs neither grow with the width nor start smaller, and each parameter follows muP."""
+        return not self.growing and not self.shrinking and not self.unscaled
 
     def table(self) -> str:
         """Sizes and slopes after the last step, one line for each module, and the verdict."""
@@ -110,7 +142,8 @@ class CoordinateCheck:
             lines.append(_row(name or "(output)", cells, f"{slope:.2f}", f"{self.change_slopes[name]:.2f}"))
         growing = ", ".join(name or "(output)" for name in self.growing)
         shrinking = ", ".join(self.shrinking)
-        found = "; ".join([*[growing] * bool(growing), *[f"{shrinking} shrinks at the start"] * bool(shrinking)])
+        told = [*[growing] * bool(growing), *[f"{shrinking} shrinks at the start"] * bool(shrinking)]
+        found = "; ".join([*told, *(f"parameter {name} {what}" for name, what in self.unscaled.items())])
         lines.append(f"failed after step {last}: {found}" if found else f"passed after step {last}")
         return "\n".join(lines)
 
@@ -173,23 +206,68 @@ def coordinate_check(
     check_flag("plain", plain)
     require(is_metric(max_slope) and max_slope >= 0, "max_slope", max_slope, "a number >= 0")
     build = _build_plain if plain else make_surrogate
-    hidden = set[str]()
-    found: dict[tuple[str, float, int], list[tuple[float, float]]] = defaultdict(list)
+    measured = _Measured()
     for seed in range(seeds):
         for width_ratio in width_ratios:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = build(model_fn, config, width_ratio)
-                hidden |= {name.rpartition(".")[0] for name, p in width_plan(model).params.items() if p.is_matrix}
-                for (name, step), pair in record_training(model, config, batches, objective).items():
-                    found[name, width_ratio, step].append(pair)
-    rows = tuple(Coordinate(*key, *map(_mean, zip(*pairs))) for key, pairs in found.items())
+                measured.add(width_ratio, model, record_training(model, config, batches, objective))
+    rows = tuple(Coordinate(*key, *map(_mean, zip(*pairs))) for key, pairs in measured.outputs.items())
 
     def slopes(step: int, kind: str) -> dict[str, float]:
         return _slopes({(row.module, row.width_ratio): getattr(row, kind) for row in rows if row.step == step})
 
     sizes, changes = slopes(len(batches), "size"), slopes(len(batches), "change")
-    return CoordinateCheck(rows, sizes, changes, max_slope, slopes(0, "size"), slopes(1, "change"), frozenset(hidden))
+    at_first = (slopes(0, "size"), slopes(1, "change"), frozenset(measured.hidden))
+    return CoordinateCheck(rows, sizes, changes, max_slope, *at_first, measured.parameter_slopes(len(batches)))
+
+
+class _Measured:
+    """Measurements of all widths and seeds."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[tuple[str, float, int], list[tuple[float, float]]] = defaultdict(list)
+        self.hidden = set[str]()
+        self._parameters: dict[tuple[str, int, float], list[float]] = defaultdict(list)
+        self._shapes: dict[float, dict[str, Shape]] = {}
+        self._bilinear = set[str]()
+
+    def add(self, width_ratio: float, model: nn.Module, recording: Recording) -> None:
+        """Take what was measured of one training."""
+        params = width_plan(model).params
+        self.hidden |= {name.rpartition(".")[0] for name, p in params.items() if p.is_matrix}
+        self._bilinear |= {name for name, p in params.items() if p.bilinear}
+        self._shapes[width_ratio] = shapes_of(model)
+        for (name, step), pair in recording.outputs.items():
+            self.outputs[name, width_ratio, step].append(pair)
+        for (name, step), size in recording.parameters.items():
+            self._parameters[name, step, width_ratio].append(size)
+
+    def parameter_slopes(self, steps: int) -> dict[str, tuple[float, ...]]:
+        """Slopes of each parameter that has a width: of its values at the start, and of each step's change.
+
+        In muP, a hidden weight's values fall with the root of its fan-in, and its changes with the fan-in, under every
+        optimizer (Yang et al. 2023, "A spectral condition"). Values of other parameters stay. Their changes are not
+        held to anything: a bias before a norm has no gradient but noise.
+        """
+        full = self._shapes[max(self._shapes)]
+        slopes = {}
+        for name, shape in full.items():
+            widths = {
+                ratio: ParamWidth(shape, own[name], name in self._bilinear) for ratio, own in self._shapes.items()
+            }
+            matrix = any(width.is_matrix for width in widths.values())
+            if any(width.shape != shape for width in widths.values()):
+                slopes[name] = tuple(
+                    self._slope(name, step, {r: w.width_mult if matrix else 1.0 for r, w in widths.items()})
+                    for step in range(1 + steps * matrix)
+                )
+        return slopes
+
+    def _slope(self, name: str, step: int, fan_in: Mapping[float, float]) -> float:
+        sizes = {ratio: _mean(self._parameters[name, step, ratio]) for ratio in fan_in}
+        return _slope([(math.log(r), sizes[r] * fan_in[r] ** (1.0 if step else 0.5)) for r in fan_in])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -132,6 +132,7 @@ def test_one_unscaled_initialization_fails(
     found = check(model_fn, optimizer, plain=False, steps=1)
     assert not found.passed, found.table()
     assert name.rpartition(".")[0] in (found.growing if factor > 0 else found.shrinking)
+    assert found.unscaled == {name: f"starts {'larger' if factor > 0 else 'smaller'} in a wider model"}
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -148,6 +149,24 @@ def test_one_unscaled_rate_fails(model_fn: ModelFn, name: str, steps: int, monke
     monkeypatch.setattr("surrogate.recording.make_plain_optimizer", unscaled)
     found = check(model_fn, "adam", plain=False, steps=steps)
     assert not found.passed, found.table()
+    assert found.unscaled[name] == "changes more in a wider model, at step 1"
+    assert f"parameter {name} changes more" in found.table()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_rate_that_is_too_low_in_wide_models_fails(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No output grows, so that only the weight's own changes show it."""
+
+    def lowered(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
+        optimizer = make_optimizer(model, config)
+        for (found, _), group in zip(model.named_parameters(), optimizer.param_groups):
+            group["lr"] /= width_plan(model).params[found].width_mult if found == "2.weight" else 1.0
+        return optimizer
+
+    monkeypatch.setattr("surrogate.recording.make_plain_optimizer", lowered)
+    found = check(deep, optimizer, plain=False)
+    assert found.unscaled == {"2.weight": "changes less in a wider model, at each step"}
+    assert not found.passed
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
