@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rasda_beyond
-from benchmarks.claims import fusion, held_out, rasda, shared_devices, tune
+from benchmarks.claims import fusion, held_out, rasda, rules, shared_devices, tune
 from benchmarks.claims.claim import Claim, read_file
 from benchmarks.rasda_report import RESULTS
 
@@ -24,6 +24,7 @@ QUICK = "quick.json"
 SUBJECTS: dict[str, tuple[Callable[[Path], list[Claim]], ...]] = {
     "Tasks that chose no rule": (held_out.held_out,),
     "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.replayed),
+    "Rules and schedules of the sweep": (rules.in_the_replay, rules.of_a_population, rules.of_schedules),
     "Fusion": (fusion.throughput, fusion.between_versions, fusion.compiled, fusion.on_a_gpu),
     "Surrogates": (fusion.ranking,),
     "RASDA in virtual time": (rasda.as_published, rasda.beyond_the_paper),

@@ -3,8 +3,8 @@
     python -m docs.pictures           all; `make pictures` does the same
     python -m docs.pictures NAME ...  these, such as docs/report-light.png
 
-Pictures of measurements are drawn from the result files. Those of the report are photographs by Chromium of a run of
-`examples/digits.py` (a minute); without chromium and chromedriver they stay as they are, and the command says so.
+Pictures of measurements are drawn from the result files. Those of the report are photographs by Chromium of runs of
+`examples/digits.py` (a minute each); without chromium and chromedriver they stay as they are, and the command says so.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE_WIDTH = 1000
 
 REPORT = {
-    "docs/report-light.png": ("light", ("Best score over time", "Learning curves")),
-    "docs/report-dark.png": ("dark", ("The two most important", "Parallel coordinates", "Timeline")),
+    "docs/report-light.png": ("halving", "light", ("Best score over time", "Learning curves")),
+    "docs/report-dark.png": ("halving", "dark", ("The two most important", "Parallel coordinates", "Timeline")),
+    "docs/population.png": ("pbt", "light", ("Population",)),
 }
-"""Colour scheme and sections of the pictures of the report."""
+"""Rule of the sweep, colour scheme and sections of the pictures of the report."""
 
 
 def rasda_paper(path: Path) -> None:
@@ -91,19 +92,20 @@ PICTURES: dict[str, Callable[[Path], None]] = {
 
 
 def draw_report(names: Sequence[str]) -> None:
-    """Tune `examples/digits.py` once, and photograph its report."""
+    """Tune `examples/digits.py` once by each rule, and photograph the reports."""
+    from hydro_rasda import load
+
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        program = [sys.executable, str(ROOT / "examples" / "digits.py"), "--name", "digits"]
-        subprocess.run(program, cwd=folder, env=environment, check=True)
-        from hydro_rasda import load
-
-        page = Path(folder) / "page.html"
-        load(Path(folder) / "runs" / "digits").report(page)
+        for rule in dict.fromkeys(REPORT[name][0] for name in names):
+            program = [sys.executable, str(ROOT / "examples" / "digits.py"), "--name", rule, "--rule", rule]
+            subprocess.run(program, cwd=folder, env=environment, check=True)
+            load(Path(folder) / "runs" / rule).report(Path(folder) / f"{rule}.html")
         with _chromium(folder) as browser:
             for name in names:
-                scheme, titles = REPORT[name]
-                (ROOT / name).write_bytes(photograph(browser, page.as_uri(), scheme, titles))
+                rule, scheme, titles = REPORT[name]
+                page = (Path(folder) / f"{rule}.html").as_uri()
+                (ROOT / name).write_bytes(photograph(browser, page, scheme, titles))
 
 
 def photograph(browser: Any, url: str, scheme: str, titles: Sequence[str]) -> bytes:

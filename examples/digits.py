@@ -9,7 +9,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hydro_rasda import RayBackend, choice, loguniform, tune, uniform
+from hydro_rasda import RayBackend, SweepConfig, choice, loguniform, tune, uniform
+from hydro_rasda.schedulers.named_rules import RULES
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", help="name of the run; a run that was interrupted goes on under its name")
+    parser.add_argument("--rule", default="halving", choices=RULES, help="decides which trials go on in the sweep")
     parser.add_argument("--backend", default="local", choices=["local", "ray"])
     parser.add_argument("--address", help="of a running Ray cluster; without it, --backend ray starts one here")
     arguments = parser.parse_args()
@@ -56,6 +58,7 @@ def main() -> None:
         val_data=val_data,
         num_samples=128,
         max_t=27,
+        sweep=SweepConfig(rule=arguments.rule),
         seed=arguments.seed,
         name=arguments.name,
         backend=arguments.backend if arguments.address is None else RayBackend(arguments.address),

@@ -44,6 +44,9 @@ class Method:
 METHODS = {
     "today: tune's defaults": Method(today, "#000000"),
     "first look after a ninth": Method(Tune(first_look=1 / 9, by="best epochs"), "#56B4E9"),
+    "Hyperband in the sweep": Method(Tune(rule="hyperband"), "#009E73"),
+    "median stopping in the sweep": Method(Tune(rule="median"), "#009E73", "--"),
+    "no stopping in the sweep": Method(Tune(rule="none"), "#009E73", ":"),
     "Hydro: the best surrogate's alone": Method(swept(1), "#0072B2", "--"),
     "one epoch each, two to the end": Method(one_epoch(2), "#CC79A7"),
     "two at random": Method(at_random(2), "#7F7F7F", "--"),

@@ -13,8 +13,18 @@ from typing import Literal
 
 from benchmarks.replay.table import Table
 from benchmarks.replay.truth import Floats, after_cooldown, goodness
-from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision, Race, first_milestone, milestones
+from hydro_rasda.schedulers import (
+    AsyncSuccessiveHalving,
+    Decision,
+    Race,
+    Stop,
+    SweepRule,
+    SweepState,
+    first_milestone,
+    milestones,
+)
 from hydro_rasda.schedulers.milestones import sweep_milestones
+from hydro_rasda.schedulers.named_rules import HALVING, RuleName, named_rule
 
 TOP_K = 4
 REDUCTION_FACTOR = 3
@@ -165,6 +175,7 @@ class Tune:
         sweep_by: The weights that the sweep compares.
         first_look: Share of a training after which the race compares its finalists first.
         full_trainings: What the race may cost.
+        rule: Name of the sweep's rule, "halving" with cooldowns and weights as these say; others compare own weights.
         by: Whether the race compares the last weights at its milestones and chooses by the ends, or averaged ones, and
             by the best epoch of each.
     """
@@ -177,6 +188,7 @@ class Tune:
     first_look: float = 1 / 2
     full_trainings: float = 3.0
     by: Literal["ends", "best epochs"] = "ends"
+    rule: RuleName = HALVING
 
     def __call__(self, search: Search) -> int:
         """The winner's number."""
@@ -192,10 +204,13 @@ class Tune:
         return best_of({n: best_epoch(search, n) for n in finalists}, 1)[0]
 
     def sweep(self, search: Search) -> list[int]:
-        """Successive halving as `tune`'s: the finalists, best first."""
+        """Sweep as `tune` does: the finalists, best first."""
         first = first_milestone(1, search.max_t, REDUCTION_FACTOR, search.warmup)
-        left = list(search.numbers)
-        for stop in sweep_milestones(first, search.max_t, REDUCTION_FACTOR):
+        left, stops = list(search.numbers), sweep_milestones(first, search.max_t, REDUCTION_FACTOR)
+        if self.rule != HALVING:
+            rule = named_rule(self.rule, stops, REDUCTION_FACTOR, "max", self.finalists)
+            return played(rule, search, self.width, self.finalists)
+        for stop in stops:
             if self.cooldown:
                 scores = {n: search.look_cooled(self.width, n, stop, self.cooldown) for n in left}
             else:
@@ -214,6 +229,27 @@ class Tune:
         if self.race_cooldown and stop < search.max_t:
             return search.look_cooled(1.0, number, stop, self.race_cooldown)
         return search.look(1.0, number, stop, "own" if self.by == "ends" else "averaged")
+
+
+def played(rule: SweepRule, search: Search, width: float, finalists: int) -> list[int]:
+    """Sweep by a rule, on one device that trains each trial to its milestone at once."""
+    state = SweepState("max", search.max_t, finalists)
+    for place in range(len(search.numbers)):
+        state.admit(place, {})
+    while True:
+        moves = rule.decide(state)
+        if not moves:
+            state.idle = True
+            moves, state.idle = rule.decide(state), False
+        if not moves:
+            return [search.numbers[place] for place in rule.finalists(state)][:finalists]
+        for place, move in moves.items():
+            if isinstance(move, Stop):
+                state.drop(place)
+                continue
+            number, start = search.numbers[place], state.trials[place].epoch
+            state.go_on(place, move.to)
+            state.come(place, {at: search.look(width, number, at) for at in range(start + 1, move.to + 1)})
 
 
 def best_epoch(search: Search, number: int) -> float:

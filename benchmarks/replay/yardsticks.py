@@ -30,6 +30,9 @@ MOST_TRAININGS = 4.0
 """A half chooses no rule that costs more in the mean over its tasks; on some, a sweep is as dear as a race."""
 RULES: dict[str, Policy] = {
     TODAY: today,
+    "Hyperband sweeps": Tune(rule="hyperband"),
+    "median stopping sweeps": Tune(rule="median"),
+    "no stopping in the sweep": Tune(rule="none"),
     "cooldowns of 10 % in the sweep": Tune(cooldown=0.1),
     "cooldowns of 25 % in the sweep": Tune(cooldown=0.25),
     "cooldowns of 50 % in the sweep": Tune(cooldown=0.5),

@@ -13,6 +13,7 @@ from hydro_rasda.page.call import call_of
 from hydro_rasda.page.drawing import Drawing, Drawn, Once, Section, drawing, safe
 from hydro_rasda.plots.importance import importance_bars, importance_of
 from hydro_rasda.plots.look import nothing
+from hydro_rasda.results.lineage import decided_copies
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.report import best_first, varied
 from hydro_rasda.results.timeline import journal_of
@@ -35,6 +36,9 @@ def sections(record: RunRecord) -> Iterator[Section]:
     fates = "Surrogates by the epoch at which they fell (of more than 60, quantiles); finalists again below."
     rungs = "Dotted lines are rungs, and tell how many went on."
     yield Section("Learning curves", [f"{fates} {rungs}"], figures=[drawing(plots.learning_curves, record)])
+    if any(decided_copies(units)):
+        lines = "A grey line is a trial, a blue one a copy; orange is the lineage of the best trial."
+        yield Section("Population", [lines], figures=[drawing(plots.population, record)])
     close = "Finalists are the best of all surrogates, and lie closer together than all do: agreement is harder."
     yield Section("Narrow against full size", [close], figures=[drawing(plots.narrow_vs_full, record)])
     yield from _of_hyperparameters(record)

@@ -8,6 +8,7 @@ from hydro_rasda.plots.curves import best_over_time, learning_curves
 from hydro_rasda.plots.finalists import front, narrow_vs_full
 from hydro_rasda.plots.hyperparameters import parallel_coordinates, score_map, slices
 from hydro_rasda.plots.importance import importances
+from hydro_rasda.plots.population import population
 from hydro_rasda.plots.spending import cost, timeline
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "learning_curves",
     "narrow_vs_full",
     "parallel_coordinates",
+    "population",
     "score_map",
     "slices",
     "timeline",

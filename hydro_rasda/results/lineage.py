@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -47,23 +47,59 @@ def lineages(units: Mapping[str, Unit], epochs: Mapping[int, int]) -> dict[int, 
         By trial, its ancestors, the first one first and the trial itself last. A finalist that trains by the schedule
         of another trial has that one's.
     """
-    found: dict[int, list[Ancestor]] = {}
-    sources: dict[int, int] = {}
-    for key, unit in units.items():
-        for line in unit.lines:
-            if line["event"] == "trial":
-                found[line["trial"]] = [Ancestor(line["trial"], 0, 0, line["config"])]
-        if key.startswith(SCHEDULES):
-            sources |= {number: source for number, source, _ in unit.value}
-        if (decision := SWEEP_DECISION.fullmatch(key)) is not None:
-            before, at = dict(found), int(decision["epoch"] or 0)
-            for number, *plain in unit.value:
-                move = move_of(plain)
-                if isinstance(move, Continue) and move.copy_of is not None:
-                    config = {**before[move.copy_of][-1].config, **move.changes}
-                    found[number] = [*_ended(before[move.copy_of], at), Ancestor(number, at, at, config)]
+    found = {
+        line["trial"]: [Ancestor(line["trial"], 0, 0, line["config"])]
+        for unit in units.values()
+        for line in unit.lines
+        if line["event"] == "trial"
+    }
+    for together in decided_copies(units):
+        before = dict(found)
+        for copy in together:
+            earlier = _ended(before[copy.source], copy.epoch)
+            found[copy.trial] = [*earlier, Ancestor(copy.trial, copy.epoch, copy.epoch, copy.after)]
+    sources = {
+        number: source for key, unit in units.items() if key.startswith(SCHEDULES) for number, source, _ in unit.value
+    }
     ended = {number: _ended(of, epochs.get(number, 0)) for number, of in found.items()}
     return {number: ended[sources.get(number, number)] for number in ended}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A trial that went on as a copy of another.
+
+    Attributes:
+        epoch: Epochs trained by then.
+        trial: The trial that became a copy.
+        source: The trial that was copied.
+        replaced: Its configuration until then.
+        before: The source's configuration.
+        after: The copy's, with its changes.
+    """
+
+    epoch: int
+    trial: int
+    source: int
+    replaced: Mapping[str, Any]
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+
+def decided_copies(units: Mapping[str, Unit]) -> Iterator[list[Copy]]:
+    """Yield the copies of each decision of a population, in the order of the decisions."""
+    configs: dict[int, Mapping[str, Any]] = {}
+    for key, unit in units.items():
+        configs |= {line["trial"]: line["config"] for line in unit.lines if line["event"] == "trial"}
+        if (decision := SWEEP_DECISION.fullmatch(key)) is not None:
+            found, at = list[Copy](), int(decision["epoch"] or 0)
+            for number, *plain in unit.value:
+                move = move_of(plain)
+                if isinstance(move, Continue) and (source := move.copy_of) is not None:
+                    after = {**configs[source], **move.changes}
+                    found.append(Copy(at, number, source, configs[number], configs[source], after))
+            configs |= {copy.trial: copy.after for copy in found}
+            yield found
 
 
 def _ended(ancestors: Sequence[Ancestor], at: int) -> list[Ancestor]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.replay.policies import Policy, Tune, asha, best_epoch, one_epoch, swept, today
+from benchmarks.replay.policies import TOP_K, Policy, Tune, asha, best_epoch, one_epoch, played, swept, today
 from benchmarks.replay.record import record
 from benchmarks.replay.table import load
 from benchmarks.replay.truth import goodness, seed_spread, truth
@@ -15,6 +15,7 @@ from benchmarks.replay.yardsticks import RULES
 from benchmarks.tasks.load import load_task
 from benchmarks.vs_asha.methods import asha as live_asha
 from benchmarks.vs_asha.methods import hydro_rasda
+from hydro_rasda.schedulers.named_rules import named_rule
 from hydro_rasda.training.kept_epoch import kept_epoch
 from tests.benchmarks.replay.tables import parallel, search, table_of
 
@@ -38,6 +39,14 @@ def test_a_policy_pays_for_the_epochs_that_it_looks_at() -> None:
         run = search(table)
         policy(run)
         assert run.spent == pytest.approx(cost)
+
+
+def test_a_sweep_that_its_rule_plays_is_todays_sweep() -> None:
+    table = table_of(np.random.default_rng(0).normal(size=(48, 9)))
+    halving = named_rule("halving", (1, 3), 3, "max", TOP_K)
+    theirs, ours = search(table), search(table)
+    assert played(halving, theirs, 1 / 8, TOP_K) == Tune().sweep(ours)
+    assert theirs.spent == pytest.approx(ours.spent)
 
 
 def test_a_cooldown_is_compared_and_paid_and_leaves_the_training_as_it_was() -> None:

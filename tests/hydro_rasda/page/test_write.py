@@ -185,7 +185,7 @@ def test_a_served_page_draws_nothing_and_each_figure_once(sorts: Sorts, monkeypa
         assert all(drawing.drawn().served for drawing in served.drawings.values())
     slices = sum(name.startswith("slice-") for name in served.drawings)
     assert counted.pop("slices") == slices
-    assert counted.keys() == {*plots.__all__, "importance"} - {"front", "importances", "slices"}
+    assert counted.keys() == {*plots.__all__, "importance"} - {"front", "importances", "slices", "population"}
     assert {*counted.values()} == {1}
 
 

@@ -27,14 +27,15 @@ from tests.hydro_rasda.journals import SCRIPT
 
 Sorts = dict[str, RunRecord]
 
+COMMON = set(plots.__all__) - {"population"}
 SHOWN = {
-    "over": set(plots.__all__),
-    "interrupted": set(plots.__all__) - {"narrow_vs_full"},
-    "swept": set(plots.__all__) - {"narrow_vs_full"},
+    "over": COMMON,
+    "interrupted": COMMON - {"narrow_vs_full"},
+    "swept": COMMON - {"narrow_vs_full"},
     "single": {"best_over_time", "cost", "learning_curves", "narrow_vs_full", "timeline"},
     "failed": {"cost", "parallel_coordinates", "timeline"},
     "empty": set(),
-    "large": set(plots.__all__),
+    "large": COMMON,
 }
 
 

@@ -1,0 +1,73 @@
+"""Rules of the sweep, and schedules as hyperparameters."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from statistics import median
+
+from benchmarks import population, schedules_live
+from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
+
+REPLAY = "replay.md"
+ASKED = {
+    "Hyperband sweeps": "Hyperband",
+    "median stopping sweeps": "median stopping",
+    "no stopping in the sweep": "no stopping",
+}
+"""The rules that the page of the replay compares with halving, by their names there."""
+FASTER, SHARE = 10.0, 0.02
+_SPREADS = 1.0
+
+
+def in_the_replay(folder: Path) -> list[Claim]:
+    """Each rule against halving, the default: cost and quality on the tasks that chose no rule."""
+    page = (folder / REPLAY).read_text() if (folder / REPLAY).exists() else ""
+    _, _, second = page.partition("**The second half**")
+    rows = {cells[0]: cells[2:] for line in second.splitlines() if len(cells := re.split(r" *\| *", line)[1:-1]) == 6}
+    found = []
+    for name, title in ASKED.items():
+        if name in rows and "today's rule" in rows:
+            (cost, _, handed, again), (own, _, own_handed, own_again) = rows[name], rows["today's rule"]
+            measured = f"{cost} full trainings, no worse than ASHA in {handed} (trained again {again})"
+            beside = f"halving {own}, {own_handed} ({own_again})"
+            found.append(Claim(f"{title} in the sweep, replayed", f"{measured}; {beside}", "", None, "", REPLAY))
+    return found
+
+
+def of_a_population(folder: Path) -> list[Claim]:
+    """Population based training of narrow members in one group, against Ray Tune's at full size."""
+    source, result = "population.md", read_file(folder / population.FILE)
+    what = "Population based training, 32 narrow members in one fused group, against Ray Tune's at full size"
+    share = "... the share of an interval that copies take"
+    if result is None:
+        asked = [(what, f"{FASTER:g}x"), (share, f"below {SHARE:.0%}")]
+        return [waiting(*each, source) for each in asked if (folder / REPLAY).exists()]
+    where, found = machine_of(result["environment"]), population.ratios(result, "one group")
+    spread = f"{median(found):.1f}x ({min(found):.1f} to {max(found):.1f}), {len(found)} pairs"
+    default = median(population.ratios(result, "default"))
+    took = population.copy_share(result)
+    return [
+        Claim(what, spread, f"{FASTER:g}x", median(found) >= FASTER, where, source),
+        Claim("... with a group on each core, the default", f"{default:.1f}x", "", None, where, source),
+        Claim(share, f"{took:.2%}", f"below {SHARE:.0%}", took < SHARE, where, source),
+    ]
+
+
+def of_schedules(folder: Path) -> list[Claim]:
+    """A searched decay against the best constant, cosine and linear schedules, by task."""
+    source, result = "schedules_live.md", read_file(folder / schedules_live.FILE)
+    found = []
+    for task in schedules_live.SIZES:
+        what = f"Searched `decay_start` and `floor`, live on {task}, against the best constant and cosine"
+        target = f"better than constant by {_SPREADS:g} sd of seeds, no worse than cosine"
+        arms = {} if result is None else schedules_live.of_task(result["rows"], task)
+        if len(arms) < len(schedules_live.ARMS):
+            found += [waiting(what, target, source)] if (folder / REPLAY).exists() else []
+            continue
+        assert result is not None
+        gains = {arm: schedules_live.gain(arms, arm) for arm in ("constant", "cosine", "linear")}
+        measured = ", ".join(f"{gain:+.1f} sd over {arm}" for arm, gain in gains.items())
+        met = gains["constant"] > _SPREADS and gains["cosine"] >= 0
+        found.append(Claim(what, measured, target, met, machine_of(result["environment"]), source))
+    return found
