@@ -23,7 +23,7 @@ QUICK = "quick.json"
 
 SUBJECTS: dict[str, tuple[Callable[[Path], list[Claim]], ...]] = {
     "Tasks that chose no rule": (held_out.held_out,),
-    "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.replayed),
+    "`tune` against Ray Tune's ASHA": (tune.against_asha, tune.over_folds, tune.replayed),
     "Rules and schedules of the sweep": (rules.in_the_replay, rules.of_a_population, rules.of_schedules),
     "Fusion": (fusion.throughput, fusion.between_versions, fusion.compiled, fusion.on_a_gpu),
     "Surrogates": (fusion.ranking,),

@@ -44,10 +44,13 @@ MOST_TRIALS = 1_000_000
 """More configurations than that are a mistake: they would not fit memory."""
 MOST_WORKERS = 1024
 """More processes than that are one, too."""
+MOST_REPEATS = 100
 MOST_SEED = 2**63 - 1
 GLOBAL_BATCH = "global_batch_size"
 """In a report and in a trial's history, the examples of a step over all workers."""
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
+FULL_TRAININGS = 3.0
+"""The budget of the full-size stage by default; each further seed of the finalists needs as much."""
 UNSPLIT_BATCHES = "1 with race.strategy 'fsdp', more workers in its place"
 """The rule for `accumulate` there: ranks whose shares have unequally many parts would wait for each other for ever."""
 
@@ -98,6 +101,10 @@ class SweepConfig(_Part):
             last digits do, since groups of another width add up in another order.
         check_transfer: True to train 6 configurations at full size to the first milestone, and compare their ranking
             with the surrogates' (`TuneResult.transfer`).
+        repeats: Models that each configuration trains in the sweep, at the same time: each has its own seed, which
+            determines its initial weights, the order of its examples and its dropout. The mean of their scores decides.
+            At full size, a finalist trains as many models as `full_trainings` has threes: 2 of them with
+            `full_trainings=6`. It trains one with less, and never more than `repeats`.
     """
 
     surrogate: float = 1 / 8
@@ -109,6 +116,7 @@ class SweepConfig(_Part):
     first: Sequence[Mapping[str, Any]] = ()
     fusion: int | Literal["auto"] = "auto"
     check_transfer: bool = False
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         width, fusion, rule = self.surrogate, self.fusion, self.rule
@@ -129,6 +137,7 @@ class SweepConfig(_Part):
         if not (isinstance(fusion, str) and fusion == "auto"):
             require(is_int(fusion) and fusion >= 1, "sweep.fusion", fusion, "'auto' or an integer >= 1")
         check_flag("sweep.check_transfer", self.check_transfer)
+        check_int("sweep.repeats", self.repeats, at_least=1, at_most=MOST_REPEATS)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -180,6 +189,9 @@ class RaceConfig(_Part):
             every parameter, gradient and optimizer state, for models that fit no single worker (FSDP2). Entries of an
             `nn.ModuleList` are put together one at a time, as they compute; they must compute by their `forward`.
             Checkpoints are the same. With float16, or `accumulate` in a configuration, "ddp" alone.
+        refit: The model that is handed back where finalists train several. True: with folds, the winner is trained once
+            more, on all examples of `train_data`, to the epoch that was best over the folds. With `sweep.repeats`
+            alone, it is the model of the first seed. False: all models as one, whose output is the mean of theirs.
     """
 
     top_k: int = 4
@@ -198,6 +210,7 @@ class RaceConfig(_Part):
     least_efficiency: float = 0.5
     batch_over_noise: float = 1.0
     strategy: Literal["ddp", "fsdp"] = "ddp"
+    refit: bool = True
 
     def __post_init__(self) -> None:
         self._check_training()
@@ -216,6 +229,7 @@ class RaceConfig(_Part):
         holds = is_number(self.ema) and 0 <= self.ema < 1
         require(holds, "race.ema", self.ema, "a share of a training's steps, in [0, 1)")
         check_int("race.checkpoint_every", self.checkpoint_every, at_least=1, optional=True)
+        check_flag("race.refit", self.refit)
 
     def _check_halving(self) -> None:
         check_int("race.grace_period", self.grace_period, at_least=1, optional=True)
@@ -237,14 +251,17 @@ class RaceConfig(_Part):
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """The arguments of `tune` that are numbers or words, documented there; of the backend, how its steps are run."""
+    """The arguments of `tune` that are numbers or words, documented there.
+
+    Two say how the backend's steps are run, and `folds` is the number of folds of `val_data`, 0 without.
+    """
 
     metric: str = "val_loss"
     mode: Mode = "min"
     objectives: Objectives = ()
     num_samples: int = 64
     max_t: int = 27
-    full_trainings: float = 3.0
+    full_trainings: float = FULL_TRAININGS
     time_budget_s: float | None = None
     stop_at: float | None = None
     sweep: SweepConfig = SweepConfig()
@@ -253,6 +270,7 @@ class TuneConfig:
     graph: Graph = "auto"
     loader_workers: int | None = None
     seed: int = 0
+    folds: int = 0
 
     def __post_init__(self) -> None:
         require(isinstance(self.metric, str) and bool(self.metric), "metric", self.metric, "the name of a metric")
@@ -284,6 +302,9 @@ class TuneConfig:
         require(sweep.rule != "epsilon-net" or self.comparison.by_place, "sweep.rule", sweep.rule, rule)
         scaled_apart = self.precision == "fp16" and race.strategy == "fsdp"
         require(not scaled_apart, "precision", self.precision, "another one with race.strategy 'fsdp'")
+        one, several = self.models("target") == 1, "where a finalist trains several models, of folds or seeds"
+        require(one or race.workers == 1, "race.workers", race.workers, f"1 {several}: a device trains all of them")
+        require(one or race.train is None, "race.train", race.train, f"None {several}")
 
     def plain(self) -> TuneConfig:
         """Leave out the user's objects, which other processes need not have: rule, searcher, `first`, functions."""
@@ -294,6 +315,18 @@ class TuneConfig:
             sweep=replace(self.sweep, rule=rule, searcher=None, first=(), constraints=bounds or None),
             race=replace(self.race, train=None),
         )
+
+    def models(self, stage: Literal["surrogate", "target"]) -> int:
+        """Return how many models each trial trains in a stage: one for each fold and each seed."""
+        seeds = self.sweep.repeats
+        if stage == "target":
+            seeds = max(1, min(seeds, math.floor(self.full_trainings / FULL_TRAININGS / max(1, self.folds))))
+        return seeds * max(1, self.folds)
+
+    @property
+    def spread(self) -> str:
+        """Name of the standard deviation of the metric over the models of a trial, where it trains several."""
+        return f"{self.metric}_std"
 
     @property
     def comparison(self) -> Comparison:

@@ -148,6 +148,7 @@ class FullSizeTask:
         seed: Determines those, and dropout.
         beside: How many trials are trained to this milestone, itself included: they share the devices.
         horizon: Epochs over which its schedule runs; None: those of a full training.
+        refit: True to train one model on the examples of all folds, without validation.
     """
 
     key: str
@@ -157,6 +158,7 @@ class FullSizeTask:
     seed: int
     beside: int = 1
     horizon: int | None = None
+    refit: bool = False
 
 
 @dataclass(frozen=True)

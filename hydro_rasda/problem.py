@@ -21,7 +21,7 @@ from fusion.streams import seed_generators
 from fusion.tensors import duplicate
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.config_access import Notes
-from hydro_rasda.data import Batches, outline
+from hydro_rasda.data import Batches, Folds, outline, reseeded
 from hydro_rasda.objective import Objective, give_config, reads_config, steering
 from hydro_rasda.precision import as_given
 from hydro_rasda.seeds import derive_seed
@@ -55,7 +55,8 @@ class Problem:
     Attributes:
         model_fn: `model_fn(config)` or `model_fn(config, width_ratio)`.
         objective: Loss and metrics of one model and one batch.
-        val_data: Batches to compare trials on.
+        val_data: Batches to compare trials on; with folds, those of the first fold, as `train_data` is.
+        folds: All data and their folds, where `val_data` is a splitter; see `each`.
         settings: Arguments of `tune` that are numbers and words: the surrogates' width, the metric, the seed, ...
         example_input: Arguments of the model for a few examples (`dry_run` finds them): positional ones, or a dict of
             keyword arguments. A model that takes no width is narrowed by following it through the model.
@@ -87,6 +88,7 @@ class Problem:
     whole_names: tuple[str, ...] = ()
     objective_reads: frozenset[str] = frozenset()
     full_size: OwnLoop | None = None
+    folds: Folds | None = None
     copied: bool = False
     peak: float = 0.0
     epoch_seconds: float = math.inf
@@ -107,6 +109,32 @@ class Problem:
         """The same problem for a full-size training with this seed, schedules over so many epochs (None: `max_t`)."""
         return replace(self.with_settings(seed=seed), horizon=horizon, unhurried=0)
 
+    def each(self, stage: Literal["surrogate", "target"]) -> list[Problem]:
+        """Return the problem of each model that a trial trains in a stage: one for each fold and each seed.
+
+        The first has the run's own seed. It is this problem itself if no stage trains several models.
+        """
+        if self.settings.models("surrogate") == 1:
+            return [self]
+        return [self._of_model(i) for i in range(self.settings.models(stage))]
+
+    def _of_model(self, i: int) -> Problem:
+        seed = self.settings.seed if i == 0 else derive_seed(self.settings.seed, "model", i)
+        alone = self._alone(seed)
+        if self.folds is not None and i > 0:
+            train_data, val_data = self.folds.data(i % len(self.folds), seed)
+            return replace(alone, train_data=train_data, val_data=val_data)
+        return alone if i == 0 else replace(alone, train_data=reseeded(self.train_data, seed))
+
+    def _alone(self, seed: int) -> Problem:
+        sweep = replace(self.settings.sweep, repeats=1)
+        return replace(self.with_settings(seed=seed, sweep=sweep, folds=0), folds=None)
+
+    def on_all_examples(self) -> Problem:
+        """Return the problem of one model that trains on the examples of all folds, and validates on none."""
+        assert self.folds is not None
+        return replace(self._alone(self.settings.seed), train_data=self.folds.base, val_data=self.folds.nothing())
+
     def schedule_time(self, epoch: float) -> float:
         """Return the point of a full training, in epochs, whose learning rate a training has at an epoch of its own."""
         if self.horizon is None or epoch <= self.unhurried:
@@ -118,8 +146,11 @@ class Problem:
         """The same problem, its models and batches on another device."""
         if device == self.device:
             return self
-        train_data, val_data = self.train_data.on(device), self.val_data.on(device)
-        return replace(self, device=device, train_data=train_data, val_data=val_data)
+        if self.folds is not None:
+            folds = self.folds.on(device)
+            train_data, val_data = folds.data(0, self.settings.seed)
+            return replace(self, device=device, folds=folds, train_data=train_data, val_data=val_data)
+        return replace(self, device=device, train_data=self.train_data.on(device), val_data=self.val_data.on(device))
 
     def target(self, trial: Trial) -> nn.Module:
         """The full-size model, its initial weights drawn from the trial's own seed."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydro_rasda.checks import check_function
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.contracts import Backend
-from hydro_rasda.data import Data, make_batches
+from hydro_rasda.data import Batches, Data, Folds, Splitter, is_splitter, make_batches, make_folds
 from hydro_rasda.objective import LossFn, as_objective, takes_config
 from hydro_rasda.objectives import functions_of
 from hydro_rasda.precision import in_precision
@@ -35,7 +37,7 @@ class Request:
     model_fn: Callable[..., nn.Module]
     space: Mapping[str, Any]
     train_data: Data
-    val_data: Data
+    val_data: Data | Splitter
     loss_fn: LossFn | None
     objective: Callable[..., Mapping[str, Tensor]] | None
     metrics: WholeMetrics | None
@@ -68,11 +70,27 @@ class Request:
         elif sweep.searcher is not None:
             check_searcher(sweep.searcher)
         check_first(sweep.first, self.space)
+        if self.folds is not None:
+            replace(self.settings, folds=len(self.folds))  # refuses what does not go together with folds
 
     @property
     def data(self) -> dict[str, Data]:
-        """The data, by argument."""
-        return {"train_data": self.train_data, "val_data": self.val_data}
+        """The data, by argument; folds are recognized by the indices of their examples."""
+        folds = self.folds
+        val_data: Any = self.val_data if folds is None else folds.indices()
+        return {"train_data": self.train_data, "val_data": val_data}
+
+    @cached_property
+    def folds(self) -> Folds | None:
+        """The folds of the training data, if `val_data` is a splitter; on the CPU."""
+        if not is_splitter(self.val_data):
+            return None
+        seed = self.settings.seed
+        train_data = self._batches("train_data", self.train_data, torch.device("cpu"))
+        return make_folds(self.val_data, self.train_data, train_data, seed)
+
+    def _batches(self, name: str, data: Data, where: torch.device) -> Batches:
+        return make_batches(data, name, where, self.settings.seed, self.settings.loader_workers)
 
     def identity(self) -> Identity:
         """The identity of the run, noted before any code of the user is called."""
@@ -101,9 +119,16 @@ class Request:
         pickle_config_modules()
         objective = as_objective(self.objective, self.loss_fn or F.cross_entropy, self.metrics is not None)
         settings, where, train = self.settings, backend.device, self.settings.race.train
-        train_data, val_data = (
-            make_batches(data, name, where, settings.seed, settings.loader_workers) for name, data in self.data.items()
-        )
+        folds = None if self.folds is None else self.folds.on(where)
+        train_data: Batches
+        val_data: Batches
+        if folds is not None:
+            settings = replace(settings, folds=len(folds))
+            train_data, val_data = folds.data(0, settings.seed)
+        if settings.models("target") > 1:  # a device trains all of a finalist's models
+            settings = replace(settings, race=replace(settings.race, max_workers=1))
+        if folds is None:
+            train_data, val_data = (self._batches(name, data, where) for name, data in self.data.items())
         return Problem(
             self.model_fn,
             in_precision(objective, settings.precision),
@@ -113,4 +138,5 @@ class Request:
             device=where,
             metrics=self.metrics,
             full_size=None if train is None else OwnLoop(train, tuple(self.data.values())),
+            folds=folds,
         )

@@ -13,9 +13,12 @@ _OWN = ("metric", "mode", "num_samples", "max_t", "full_trainings", "precision",
 _OF_SWEEP = ("surrogate", "grace_period", "reduction_factor", "fusion", "check_transfer")
 _OF_RACE = ("top_k", "keep", "patience", "ema")
 _OF_RASDA = tuple(
-    field.name for field in fields(RaceConfig) if field.name not in (*_OF_RACE, "checkpoint_every", "train")
+    field.name for field in fields(RaceConfig) if field.name not in (*_OF_RACE, "checkpoint_every", "train", "refit")
 )
-"""Settings on which a run's decisions depend: `run.json` has the last as a dict, "rasda", and all others by name."""
+"""Settings on which a run's decisions depend: `run.json` has the last as a dict, "rasda", and all others by name.
+
+Those that earlier versions did not have are there only if they are not the default.
+"""
 
 
 def determining(settings: TuneConfig) -> dict[str, Any]:
@@ -29,18 +32,22 @@ def determining(settings: TuneConfig) -> dict[str, Any]:
         **{name: getattr(settings, name) for name in _OWN},
         **(several if settings.objectives else {}),
         **({"constraints": {name: [*pair] for name, pair in bounds.items()}} if bounds else {}),
+        **({"folds": settings.folds} if settings.folds else {}),
         **{name: getattr(settings.sweep, name) for name in _OF_SWEEP},
+        **({"repeats": settings.sweep.repeats} if settings.sweep.repeats > 1 else {}),
         **{name: getattr(settings.race, name) for name in _OF_RACE},
+        **({} if settings.race.refit else {"refit": False}),
         "rasda": {name: getattr(settings.race, name) for name in _OF_RASDA},
     }
 
 
 def recorded(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Fields of `TuneConfig`, `SweepConfig` and `RaceConfig` from a `run.json`; earlier versions kept others, too."""
-    own, sweep = _among(_OWN, asked), _among([*_OF_SWEEP, "constraints"], asked)
+    own, sweep = _among((*_OWN, "folds"), asked), _among((*_OF_SWEEP, "constraints", "repeats"), asked)
     if isinstance(asked.get("metric"), list):
         own |= dict(zip(("metric", "mode", "objectives"), split_metrics(asked["metric"], asked["mode"]), strict=True))
     race = _among(_OF_RACE, asked) | _among(_OF_RASDA, asked.get("rasda", {}))
+    race |= _among(("refit",), asked)
     return own, sweep, race
 
 

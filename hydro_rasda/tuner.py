@@ -17,13 +17,14 @@ from hydro_rasda.backends.local import LocalBackend
 from hydro_rasda.checks import check_choice, check_flag, check_folder, check_name, require
 from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.contracts import Backend
-from hydro_rasda.data import Data
+from hydro_rasda.data import Data, Splitter
 from hydro_rasda.objective import LossFn
 from hydro_rasda.objectives import split_metrics
 from hydro_rasda.renames import refuses_renamed
 from hydro_rasda.request import Request
 from hydro_rasda.results.overfitting import overfitting_line
 from hydro_rasda.results.result import TuneResult, make_result
+from hydro_rasda.results.sampling_error import undecided_line
 from hydro_rasda.run.callbacks import Callbacks, Listener, check_callbacks
 from hydro_rasda.run.events import RunBegan, RunEnded
 from hydro_rasda.run.files import make_private
@@ -53,7 +54,7 @@ def tune(
     space: Mapping[str, Any],
     *,
     train_data: Data,
-    val_data: Data,
+    val_data: Data | Splitter,
     loss_fn: LossFn | None = None,
     objective: Callable[..., Mapping[str, Tensor]] | None = None,
     metrics: WholeMetrics | None = None,
@@ -93,7 +94,9 @@ def tune(
             tensors is a tuple of as many, be it one. Data that cannot be pickled are read by this process alone.
             Before anything trains, they are read once, for at most 5 seconds. A loader without an end needs a length,
             after which an epoch is over.
-        val_data: The same for validation; trials are compared on it.
+        val_data: The same for validation; trials are compared on it. Or a splitter of scikit-learn's: with `KFold(5)`,
+            each configuration trains on five folds of `train_data`, and the mean of their scores decides. Then
+            `train_data` are tensors or a Dataset, and an epoch of every fold is as long as that of the shortest.
         loss_fn: Mean loss of `(output, target)`, or of `(output, target, config)`; with it, batches are `(inputs,
             target)`. None: cross-entropy. It is told the configuration but for the library's keys. In a fused group, a
             float there may be a tensor without dimensions; trials that differ in anything else (an integer, a word)
@@ -114,7 +117,8 @@ def tune(
         num_samples: Configurations to try (for each point of a `grid_search`). The same call with more goes on with a
             run: the first are the same, and rungs are decided anew over all.
         max_t: Epochs of a full training.
-        full_trainings: Budget of the full-size stage, in trainings of `max_t` epochs. At each milestone, as many
+        full_trainings: Budget of the full-size stage, in trainings of `max_t` epochs. With folds, each fold of a
+            finalist counts as a training, and each seed with `sweep.repeats`. At each milestone, as many
             finalists go on as can train to the end for it, and at least half of them. While no finalist is better than
             a constant prediction, none is stopped.
         time_budget_s: Seconds after which no new work starts; at most half of it goes to the sweep. The same call with
@@ -306,6 +310,8 @@ def _train(run: Run, search: Search, asked: SweepConfig, backend: Backend) -> Tu
         for line in overfitting_line(run, tried):
             run.say(line)
         result = make_result(run, tried)
+        for line in undecided_line(result, tried):
+            run.say(line)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             path = run.store.path

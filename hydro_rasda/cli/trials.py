@@ -130,6 +130,7 @@ def _print(rows: Sequence[Row], columns: Sequence[str], trials: Sequence[TrialRe
         "surrogate_epochs": "epochs",
         "metric": "full size",
         "epochs": "epochs",
+        **({"spread": "± over models"} if "spread" in columns else {}),
         **{name: name for name in others},
     }
     # A cell without epochs stays empty, rather than 0.

@@ -7,6 +7,7 @@ run sees the batches of an unbroken one. Batches are copies, so that writing int
 
 from hydro_rasda.data.batch_splits import MOST_EXAMPLES
 from hydro_rasda.data.batches import Batch, Batches, Data, Share, batch_length, move, outline
+from hydro_rasda.data.folds import Folds, Splitter, is_splitter, make_folds, reseeded
 from hydro_rasda.data.forms import make_batches
 from hydro_rasda.data.rank_shards import ALONE, Part, Shard
 from hydro_rasda.data.survey import naming_batch, non_finite, unlike
@@ -17,14 +18,19 @@ __all__ = [
     "Batch",
     "Batches",
     "Data",
+    "Folds",
     "Part",
     "Shard",
     "Share",
+    "Splitter",
     "batch_length",
+    "is_splitter",
     "make_batches",
+    "make_folds",
     "move",
     "naming_batch",
     "non_finite",
     "outline",
+    "reseeded",
     "unlike",
 ]

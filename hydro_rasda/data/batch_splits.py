@@ -28,6 +28,14 @@ class IndexedBatches:
         """The batches of these examples; the seed is for what a data set draws on the way."""
         raise NotImplementedError
 
+    def on(self, device: torch.device) -> IndexedBatches:
+        """See `Batches`."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """See `Batches`."""
+        raise NotImplementedError
+
     def _order(self, epoch: int) -> Tensor:
         return torch.randperm(
             self._length, generator=torch.Generator().manual_seed(derive_seed(self._seed, "shuffle", epoch))
@@ -58,7 +66,7 @@ class IndexedBatches:
         return self._load(self._split(batch_size, None)[-1:], seed)
 
     def steps(self, batch_size: int) -> int | None:
-        return _num_chunks(self._length, batch_size)
+        return num_chunks(self._length, batch_size)
 
 
 def least(batch_size: int, epoch: int | None) -> int:
@@ -80,7 +88,8 @@ def _chunks(order: Tensor, batch_size: int) -> list[Tensor]:
     return chunks
 
 
-def _num_chunks(length: int, batch_size: int) -> int:
+def num_chunks(length: int, batch_size: int) -> int:
+    """Return how many batches an epoch of so many examples has."""
     full, rest = divmod(length, batch_size)
     return full + (rest > 1 or (rest == 1 and full == 0))
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fusion.streams import Stream
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, length_of
-from hydro_rasda.data.batches import Batch, Batches, move
+from hydro_rasda.data.batches import Batch, move
 from hydro_rasda.seeds import derive_seed
 
 MOST_WORKERS = 4
@@ -44,7 +44,7 @@ class DatasetBatches(IndexedBatches):
         )
         return (move(batch, self._device) for batch in loader)
 
-    def on(self, device: torch.device) -> Batches:
+    def on(self, device: torch.device) -> DatasetBatches:
         moved = copy.copy(self)
         moved._device = device
         return moved

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydro_rasda.checks import require
 from hydro_rasda.data.batch_splits import IndexedBatches, Rows, check_length
-from hydro_rasda.data.batches import Batch, Batches
+from hydro_rasda.data.batches import Batch
 
 
 class TensorBatches(IndexedBatches):
@@ -40,7 +40,7 @@ class TensorBatches(IndexedBatches):
         # A slice shares memory with the whole: with the user's tensor, or with what Ray has mapped read-only.
         return tuple(t[at] if isinstance(rows, Tensor) else t[at].clone() for t in self._tensors)
 
-    def on(self, device: torch.device) -> Batches:
+    def on(self, device: torch.device) -> TensorBatches:
         moved = copy.copy(self)
         moved._tensors = tuple(t.to(device) for t in self._tensors)
         moved._device = device

@@ -37,13 +37,14 @@ def call_of(asked: Mapping[str, Any]) -> str:
     if "constraints" in digests:
         of_sweep = [told for told in of_sweep if not told.startswith("constraints=")] + ["constraints=constraints"]
     of_race = _changed(race, RaceConfig()) + (["train=train"] if "full_size" in digests else [])
+    val_data = asked.get("val_data") if own.pop("folds", 0) else "val_data"
     arguments = _changed(own, TuneConfig())
     arguments += [f"sweep=SweepConfig({', '.join(of_sweep)})"] if of_sweep else []
     arguments += [f"race=RaceConfig({', '.join(of_race)})"] if of_race else []
     arguments += ["metrics=metrics"] if "metrics" in digests else []
     function = "objective" if "objective" in digests else "loss_fn"
     space = _space(asked["space"], 1)
-    lines = ["model_fn", space, "train_data=train_data", "val_data=val_data", f"{function}={function}", *arguments]
+    lines = ["model_fn", space, "train_data=train_data", f"val_data={val_data}", f"{function}={function}", *arguments]
     return "tune(\n" + "".join(f"    {line},\n" for line in lines) + ")"
 
 

@@ -78,6 +78,7 @@ class Peaks:
             functions = digest(content((problem.model_fn, problem.objective)))
             ratio = settings.sweep.surrogate if self._stage == "surrogate" else 1
             like = f"{self._stage} {ratio:g}/{functions}/{outline(problem.example_input)}/{settings.precision}"
+            like += f"/{models} models" if (models := settings.models(self._stage)) > 1 else ""
             self._key = f"peaks/{like}"
             kept = recall(self._key) or {}
             self._known = {name: _sound(kept.get(name)) for name in ("measured", "estimated")}

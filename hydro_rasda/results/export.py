@@ -34,34 +34,42 @@ def checkpoint_of(record: RunRecord, trial: int | None = None) -> tuple[int, Pat
     return number, checkpoint
 
 
-def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> dict[str, Any]:
-    """Return the state dict in a finalist's checkpoint, of its best epoch if that is kept; nothing in it can run code.
+def weights_of(record: RunRecord, checkpoint: Path, device: Any = "cpu") -> list[dict[str, Any]]:
+    """Return the state dict of each model in a finalist's checkpoint; nothing in it can run code.
+
+    They are of the best epoch if that is kept.
 
     Raises:
         DamagedCheckpoint: if the file is not the one that the run wrote there.
     """
     state = load_checkpoint(checkpoint, device, run_id(record.path))
-    weights: dict[str, Any] = state.get("best", state)["model"]
-    return weights
+    return [own.get("best", own)["model"] for own in state.get("models", [state])]
 
 
-def save_model(record: RunRecord, path: str | Path, trial: int | None = None) -> Path:
-    """Write a finalist's trained model into a folder: see `TuneResult.save_model`."""
+def save_model(record: RunRecord, path: str | Path, trial: int | None = None, takes_first: bool = False) -> Path:
+    """Write a finalist's trained model into a folder: see `TuneResult.save_model`.
+
+    Args:
+        takes_first: True if the first model counts where a finalist trained several.
+    """
     import torch  # here, so that listing a run's trials need not wait for it
     from safetensors.torch import save_file
 
     number, checkpoint = checkpoint_of(record, trial)
-    weights = weights_of(record, checkpoint)
+    weights, *others = weights_of(record, checkpoint)
+    if others and not takes_first:
+        told = f"trial {number} is {1 + len(others)} models, whose mean counts, but one model is written"
+        raise ValueError(f"{told}: `best_model().models` are all of them, and `race.refit` makes one")
     strange = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if strange:
         raise ValueError(f"the model's state has {strange}, but safetensors hold tensors alone: {checkpoint} has all")
     folder = Path(path).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     found = record.shown().trials[number]
-    told = {"trial": number, "epoch": found.kept_epoch, record.metric: found.metric, "run": record.path.name}
+    facts = {"trial": number, "epoch": found.kept_epoch, record.metric: found.metric, "run": record.path.name}
     # Tied weights are written once for each name, so that `load_state_dict` finds all of them.
     each = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     # "format" is what transformers asks for.
-    save_file(each, folder / WEIGHTS, {"format": "pt", **{name: str(value) for name, value in told.items()}})
+    save_file(each, folder / WEIGHTS, {"format": "pt", **{name: str(value) for name, value in facts.items()}})
     write_atomically(folder / CONFIG, (json.dumps(jsonable(found.config), indent=2) + "\n").encode())
     return folder

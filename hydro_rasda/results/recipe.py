@@ -35,6 +35,11 @@ def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> 
         raise _cannot(number, f"an earlier version made the run, and did not write down {', '.join(unknown)}")
     if getattr(objective, "optimizer_settings", None) is not None:
         raise _cannot(number, "its objective says by itself how parameters are updated (`optimizer_settings`)")
+    models, refit = problem.settings.models("target"), problem.settings.race.refit
+    if models > 1 and not (refit and (number == record.best_trial or not problem.settings.folds)):
+        raise _cannot(
+            number, f"it is {models} models, of which the winner alone is trained once more, with `race.refit`"
+        )
     swept = swept_epochs(found, problem.settings.sweep.surrogate)
     _check_own_weights(number, swept, Store.read(record.path).units())
     workers = _workers(found)

@@ -49,11 +49,15 @@ class TrialRecord(Portable):
             train there.
         kept_epoch: The epoch whose weights, averaged or not (`ema`), `best_model` gives: the last, or with
             `keep="best"` the best one.
-        history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite).
+        history: One dict an epoch: stage, epoch, and the metrics "train_*" and "val_*" (None where not finite). With
+            folds or `sweep.repeats`, they are means over the trial's models. The standard deviation of the metric over
+            them is beside it, such as "val_loss_std".
         error: Traceback of a failed trial.
         costs: Costs of the full-size model by which trials are compared, such as `macs` (see `metric` of `tune`).
         unread: Keys of the configuration that nothing reads, such as `momentum` with adamw; nested ones are written
             `a.b`. Empty if a function of the user's may read any key.
+        spread: Standard deviation of `metric` over the trial's models, where it trained several (folds or seeds); of
+            `surrogate_metric`, if it did not train at full size. None if it trained one.
     """
 
     trial: int
@@ -68,6 +72,7 @@ class TrialRecord(Portable):
     history: tuple[Mapping[str, Any], ...] = field(repr=False)
     error: str | None = field(repr=False)
     unread: tuple[str, ...] = field(default=(), repr=False)
+    spread: float | None = field(default=None, repr=False)
     costs: Mapping[str, float] = field(default_factory=dict, repr=False, kw_only=True)
 
     @property
@@ -100,9 +105,9 @@ class Cost:
     """The cost of a run.
 
     Attributes:
-        surrogate_epochs: Epochs trained on surrogates, over all trials.
+        surrogate_epochs: Epochs trained on surrogates, over all trials and, with folds or `repeats`, all their models.
         surrogate_seconds: Wall time of the sweep.
-        target_epochs: Epochs trained at full size after the sweep, over the finalists.
+        target_epochs: Epochs trained at full size after the sweep, over the finalists and all their models.
         target_seconds: Wall time of the full-size trainings.
         target_epoch_seconds: Median wall time of an epoch at full size; NaN if none was trained.
         seconds: Wall time of the whole run to its last finished unit of work, interrupted sessions included.
@@ -154,6 +159,7 @@ class RunRecord(Portable):
     keep: Keep | None = field(default=None, kw_only=True)
     averaged: bool | None = field(default=None, kw_only=True)
     seconds_left: float | None = field(default=None, kw_only=True)
+    over: str = field(default="", kw_only=True)
     _hidden: frozenset[Place] = field(default=frozenset(), kw_only=True)
     _comparison: Comparison | None = field(default=None, kw_only=True)
 
@@ -287,8 +293,10 @@ COLUMNS = ("trial", "status", "surrogate_metric", "surrogate_epochs", "metric", 
 def row(record: TrialRecord, others: Sequence[str] = ()) -> dict[str, Any]:
     """Return a trial as a row of the table: its numbers, other metrics, and `config/<name>` for each hyperparameter."""
     config = {f"config/{name}": value for name, value in flat(record.config).items()}
+    spread = {} if record.spread is None else {"spread": record.spread}
     metrics = record.metrics if others else {}
-    return {name: getattr(record, name) for name in COLUMNS} | {n: metrics.get(n, math.nan) for n in others} | config
+    own = {name: metrics.get(name, math.nan) for name in others}
+    return {name: getattr(record, name) for name in COLUMNS} | spread | own | config
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

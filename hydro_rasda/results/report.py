@@ -252,12 +252,14 @@ def closing_lines(result: RunRecord, path: str, max_t: int) -> list[str]:
     winner = result.trials[result.best_trial]
     settings = " ".join(f"{name}={show(value)}" for name, value in winner.used.items())
     lines = [f"Best configuration (trial {result.best_trial}): {settings}"]
-    data = "training" if result.metric.startswith("train_") else "validation"
+    data = f"on the {'training' if result.metric.startswith('train_') else 'validation'} data"
+    if result.over and winner.spread is not None:
+        data = f"over {result.over} (standard deviation {show(winner.spread, 2)})"
     if math.isfinite(result.best_metric):
         kept = f"after epoch {winner.kept_epoch} of {winner.epochs}"
-        lines.append(f"Its {result.metric} on the {data} data is {show(result.best_metric, 4)}, at full size {kept}.")
+        lines.append(f"Its {result.metric} {data} is {show(result.best_metric, 4)}, at full size {kept}.")
     else:
-        score = f"Its {result.metric} on the {data} data is {show(winner.surrogate_metric, 4)}, on its surrogate"
+        score = f"Its {result.metric} {data} is {show(winner.surrogate_metric, 4)}, on its surrogate"
         lines.append(f"{score}: no full-size model has a score yet.")
     lines += [f"{line[0].upper()}{line[1:]}." for line in front_lines(result)]
     cost = result.cost
@@ -308,10 +310,12 @@ def best_score(result: RunRecord) -> tuple[float, Literal["full size", "surrogat
 
 
 def _row(record: TrialRecord) -> tuple[str, ...]:
+    spread = "" if record.spread is None else f" ± {show(record.spread, 2)}"
+    narrow, full = ("", spread) if record.epochs else (spread, "")
     return (
         str(record.trial),
-        f"{show(record.surrogate_metric)} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
-        f"{show(record.metric)} ({_epochs(record)})" if record.epochs else "",
+        f"{show(record.surrogate_metric)}{narrow} ({record.surrogate_epochs})" if record.surrogate_epochs else "",
+        f"{show(record.metric)}{full} ({_epochs(record)})" if record.epochs else "",
         record.status,
     )
 

@@ -21,6 +21,7 @@ from hydro_rasda.metrics import EVAL_BATCH_FACTOR, mean_metrics
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of, save_model, weights_of
+from hydro_rasda.results.mean_of_models import MeanOfModels
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.study import make_study
 from hydro_rasda.results.summary import eligible, sum_up
@@ -68,6 +69,7 @@ class TuneResult(RunRecord):
             the run.
         seconds_left: Estimated seconds that the run still took when its last unit of work was finished. None if it has
             ended, or if that is not known.
+        over: The models of each finalist, over which metrics are means, such as "5 folds"; empty for one model.
     """
 
     _problem: Problem
@@ -115,6 +117,10 @@ class TuneResult(RunRecord):
     def best_model(self, trial: int | None = None, model_fn: Callable[..., nn.Module] | None = None) -> nn.Module:
         """Return the trained full-size model, in evaluation mode, on the device that it was trained on.
 
+        With folds, the best model is trained on all examples; see `RaceConfig.refit`. Other finalists, and the best
+        one without `refit`, have a model for each fold. They come as one module: its output is the mean of theirs, and
+        its attribute `models` has them.
+
         Args:
             trial: Number of the finalist whose model is wanted; None: the best.
             model_fn: The model function of the run, if the result was loaded, or unpickled without it.
@@ -131,10 +137,19 @@ class TuneResult(RunRecord):
         config = self.trials[number].config
         if any(value_at(config, place) == HIDDEN for place in self._hidden):
             problem = replace(problem, model_fn=withholding(problem.model_fn))
-        with preserved_generators():
-            model = problem.target(Trial(number, config))
-        model.load_state_dict(weights_of(self, checkpoint, self._problem.device))
-        return model.eval()
+        models = []
+        for weights in weights_of(self, checkpoint, self._problem.device)[: 1 if self._takes_first else None]:
+            with preserved_generators():
+                model = problem.target(Trial(number, config))
+            model.load_state_dict(weights)
+            models.append(model)
+        return (models[0] if len(models) == 1 else MeanOfModels(models)).eval()
+
+    @property
+    def _takes_first(self) -> bool:
+        """Tell whether the first seed's model counts, of several seeds without folds."""
+        settings = self._problem.settings
+        return settings.race.refit and not settings.folds
 
     def save_model(self, path: str | Path, trial: int | None = None) -> Path:
         """Write the best model for others to load; neither data nor model function are needed.
@@ -149,12 +164,13 @@ class TuneResult(RunRecord):
             The folder.
 
         Raises:
-            ValueError: if that trial was not trained at full size, or its state holds more than tensors.
+            ValueError: if that trial was not trained at full size, its state holds more than tensors, or it has several
+                models of which none counts alone.
             FileNotFoundError: if its checkpoint is gone.
             RuntimeError: if the checkpoint is not the one that was written.
         """
         check_path("path", path)
-        return save_model(self, path, trial)
+        return save_model(self, path, trial, self._takes_first)
 
     def recipe(self, trial: int | None = None) -> str:
         """Write a plain torch loop, as text, that trains the best model again with torch and NumPy alone.
@@ -233,7 +249,7 @@ class TuneResult(RunRecord):
             data: In any form that `tune` takes.
             batch_size: Examples at a time; None: as many as `tune` validated with. For the validation set, None gives
                 `best_metric` again to the last digit. Rounding differs if the sweep trained that model to its end,
-                fused with others.
+                fused with others. With folds, there is no such set.
 
         Raises:
             ValueError: if `data` is in no such form, or `batch_size` is below 1.

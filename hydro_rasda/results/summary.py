@@ -7,12 +7,14 @@ import math
 from collections.abc import Collection, Sequence
 from statistics import median
 
+from hydro_rasda.config import TuneConfig
 from hydro_rasda.results.records import Cost, RunRecord, Status, TrialRecord
 from hydro_rasda.run.full_size_stage import (
     at_the_end,
     deciding_curve,
     expected_ends,
     found_enough,
+    refit_key,
     run_end,
     source_of,
     tried_targets,
@@ -53,10 +55,26 @@ def sum_up(run: Run, finalists: list[int], undecided: Collection[int] | None = N
         keep=run.settings.race.keep,
         averaged=_averaged(run, records[best]) if best in records else None,
         seconds_left=None if over else next((unit.left for unit in [*run.store.units().values()][-1:]), None),
+        over=models_in_words(run.settings, "target"),
         _hidden=frozenset(run.hidden),
         _comparison=run.settings.comparison,
-        _checkpoints={n: run.store.file(name) for n, name in run.checkpoints.items()},
+        _checkpoints={n: run.store.file(name) for n, name in (run.checkpoints | _refit(run)).items()},
     )
+
+
+def models_in_words(settings: TuneConfig, stage: Stage) -> str:
+    """Say how many models a trial trains in a stage, such as "5 folds" or "3 seeds"; empty if it is one."""
+    models, folds = settings.models(stage), settings.folds
+    if models == 1:
+        return ""
+    seeds = models // max(1, folds)
+    return " and ".join([f"{folds} folds"] * (folds > 0) + [f"{seeds} seeds"] * (seeds > 1))
+
+
+def _refit(run: Run) -> dict[int, str]:
+    """Return the checkpoint of the model that was trained once more, if that is what the run hands back."""
+    wanted = run.settings.race.refit
+    return {n: name for n, name in run.refits.items() if wanted and name == refit_key(n, kept_of(run, n)[0])}
 
 
 def _agreement(run: Run, finalists: Sequence[int]) -> Agreement | None:
@@ -85,12 +103,12 @@ def best_of(run: Run, finalists: Sequence[int]) -> tuple[int, float]:
     if able := eligible(run, finalists):
         comparison = run.settings.comparison
         if comparison.of_training:
-            able = comparison.best({n: run.values_at("target", n, _kept(run, n)[0]) for n in able})
+            able = comparison.best({n: run.values_at("target", n, kept_of(run, n)[0]) for n in able})
         ended = [] if found_enough(run) else [n for n in able if at_the_end(run, n)]
         ends = {n: [*deciding_curve(run, n).values()][-1] for n in ended}
-        scores = [ends[n] for n in ended] or [_kept(run, n)[1] for n in able]
+        scores = [ends[n] for n in ended] or [kept_of(run, n)[1] for n in able]
         winner = (ended or able)[rank(scores, run.settings.mode)[0]]
-        return winner, _kept(run, winner)[1]
+        return winner, kept_of(run, winner)[1]
     swept = _longest_trained(run, sorted(run.trials), "surrogate") or [0]
     return swept[rank([run.score("surrogate", n) for n in swept], run.settings.mode)[0]], math.nan
 
@@ -120,7 +138,7 @@ def drop_lost_winner(run: Run, finalists: Sequence[int]) -> bool:
 def eligible(run: Run, finalists: Sequence[int]) -> list[int]:
     """Return the finalists that may win: they have a finite metric and, if last weights count, came furthest."""
     if run.settings.race.keep == "best":
-        return [n for n in finalists if math.isfinite(_kept(run, n)[1])]
+        return [n for n in finalists if math.isfinite(kept_of(run, n)[1])]
     return _longest_trained(run, finalists)
 
 
@@ -139,7 +157,7 @@ def _scored(run: Run, numbers: Sequence[int], stage: Stage = "target") -> list[i
     return [n for n in numbers if math.isfinite(run.score(stage, n))]
 
 
-def _kept(run: Run, number: int) -> tuple[int, float]:
+def kept_of(run: Run, number: int) -> tuple[int, float]:
     """Return the full-size epoch whose weights count, and the metric after it.
 
     A trial's best epoch counts even if it diverged or raised later.
@@ -150,7 +168,7 @@ def _kept(run: Run, number: int) -> tuple[int, float]:
 
 
 def _record(run: Run, number: int, at_end: Collection[int], undecided: Collection[int], chance: float) -> TrialRecord:
-    kept_epoch, metric = _kept(run, number)
+    kept_epoch, metric = kept_of(run, number)
     return TrialRecord(
         trial=number,
         config=run.trials[number].config,
@@ -170,7 +188,17 @@ def _record(run: Run, number: int, at_end: Collection[int], undecided: Collectio
         error=run.failures.get(number),
         costs=dict(run.costs.get(number, {})),
         unread=tuple(sorted(run.unread.get(number, ()))),
+        spread=_spread(run, number, kept_epoch),
     )
+
+
+def _spread(run: Run, number: int, kept_epoch: int) -> float | None:
+    """Return the standard deviation of a trial's score over its models; None if it trained one."""
+    full = run.epochs("target", number) > 0
+    stage: Stage = "target" if full else "surrogate"
+    at = kept_epoch if full else run.epochs("surrogate", number)
+    lines = [line for line in run.metrics.get((stage, number), ()) if line["epoch"] == at]
+    return next((line[run.settings.spread] for line in lines if run.settings.spread in line), None)
 
 
 def _status(run: Run, number: int, at_end: Collection[int], undecided: Collection[int]) -> Status:
@@ -192,11 +220,13 @@ def _cost(run: Run) -> Cost:
     def seconds(stage: str) -> float:
         return sum(unit.seconds for key, unit in units if key.startswith(f"{stage}/"))
 
-    def epochs(stage: str) -> int:
-        return sum(line["stage"] == of == stage for (of, _), lines in run.metrics.items() for line in lines)
+    def epochs(stage: Stage) -> int:
+        of_trials: int = sum(line["stage"] == of == stage for (of, _), lines in run.metrics.items() for line in lines)
+        return of_trials * run.settings.models(stage)
 
+    refit = sum(unit.value["epochs"] for key, unit in units if "/refit-" in key)
     trained = [
-        (unit.seconds, sum(line["event"] == "metrics" for line in unit.lines))
+        (unit.seconds, sum(line["event"] == "metrics" for line in unit.lines) * run.settings.models("target"))
         for key, unit in units
         if key.startswith("target/")
     ]
@@ -204,7 +234,7 @@ def _cost(run: Run) -> Cost:
     return Cost(
         surrogate_epochs=epochs("surrogate"),
         surrogate_seconds=seconds("surrogate"),
-        target_epochs=epochs("target"),
+        target_epochs=epochs("target") + refit,
         target_seconds=seconds("target"),
         target_epoch_seconds=median(each) if each else math.nan,
         seconds=max((unit.at for _, unit in units), default=0.0),

@@ -20,7 +20,7 @@ _WORDS = {
     "train_data": _OF_DATA,
     "val_data": _OF_DATA,
 }
-_NO_DIFFERENCE = ("digests", "environment", "python", "train_data", "val_data")
+_NO_DIFFERENCE = ("digests", "environment", "python", "train_data", "val_data", "folds", "refit")
 """Keys that are compared by their digests, or that are noted without being a part of the run."""
 
 
@@ -78,9 +78,11 @@ def _told(key: str, was: Any, now: Any) -> str | None:
         return "; ".join(f"race.{name} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed) or None
     if key == "sweep_rule":
         was, now = was or HALVING, now or HALVING
+    if key == "repeats":
+        was, now = was or 1, now or 1
     return f"{_argument(key)} was {was!r}, now {now!r}" if was != now else None
 
 
 def _argument(name: str) -> str:
     """Return the argument that `run.json` has by this name."""
-    return ARGUMENTS.get(name, name)
+    return "sweep.repeats" if name == "repeats" else ARGUMENTS.get(name, name)

@@ -8,6 +8,7 @@ All backends record full-size trainings alike, so that each can resume the work 
   the number of trials that shared it, the trial included.
 - `target/trial-{n}/failed-after-{epoch}`: its traceback.
 - `target/trial-{n}/done-after-{epoch}`: its training has ended by itself, before the last epoch.
+- `target/refit-{n}/to-{epoch}`: a trial's model of that epoch, trained once more on the examples of all folds.
 - `target/done`: the stage is over, for the finalists that it names.
 """
 
@@ -33,13 +34,15 @@ _BY_SCORE = f"{_ENDED}score-"
 RunEnd = Literal["finished", "out of time", "open"]
 
 _UNIT = re.compile(r"target/trial-(?P<trial>\d+)/(?P<what>to|failed-after|done-after)-(?P<epoch>\d+)")
+_REFIT = re.compile(r"target/refit-(?P<trial>\d+)/to-\d+")
 _KEPT = re.compile(r"target/to-(\d+)/kept.*")
 
 
 def race_of(run: Run) -> Race:
     """Return the rule that the settings of a run ask for."""
     asked = run.settings
-    return Race(asked.max_t, asked.mode, asked.race.reduction_factor, asked.full_trainings)
+    budget = asked.full_trainings / asked.models("target")
+    return Race(asked.max_t, asked.mode, asked.race.reduction_factor, budget)
 
 
 def deciding_curve(run: Run, number: int) -> dict[int, float]:
@@ -109,7 +112,10 @@ def take_in_targets(run: Run) -> list[str]:
             unit = run.recall(key)
             if name["what"] == "to":
                 replaced |= dict.fromkeys(_advance(run, int(name["trial"]), unit))
-    return [name for name in replaced if name not in run.checkpoints.values()]
+        elif (name := _REFIT.fullmatch(key)) is not None:
+            replaced |= dict.fromkeys(run.refits.values())
+            run.refits = {int(name["trial"]): key}
+    return [name for name in replaced if name not in (*run.checkpoints.values(), *run.refits.values())]
 
 
 def decided_targets(run: Run) -> dict[int, bool]:
@@ -194,6 +200,20 @@ def _keep(
         more["best"] = {name: state["best"][name] for name in ("epoch", "score")}
     value = {"checkpoint": key, **more}
     run.store.discard(_advance(run, number, run.record(key, Unit(value, list(lines), seconds), again=True)))
+
+
+def refit_key(number: int, epoch: int) -> str:
+    """Return the name of the unit that trains a trial's model once more, to this epoch, and of its checkpoint."""
+    return f"target/refit-{number}/to-{epoch}"
+
+
+def record_refit(run: Run, number: int, epoch: int, state: Mapping[str, Any], seconds: float) -> None:
+    """Record a model that was trained once more; an earlier one goes."""
+    key = refit_key(number, epoch)
+    run.save(key, state, [number])
+    run.record(key, Unit({"epochs": epoch}, [], seconds), again=True)
+    before, run.refits = run.refits, {number: key}
+    run.store.discard({*before.values()} - {key})
 
 
 def record_failure(run: Run, number: int, error: str, seconds: float = 0.0) -> None:

@@ -82,7 +82,7 @@ class Identity:
             **determining(settings),
             **self._named,
             "train_data": problem.train_data.describe(),
-            "val_data": problem.val_data.describe(),
+            "val_data": problem.val_data.describe() if problem.folds is None else problem.folds.words,
             "model": model,
             "python": platform.python_version(),
             "environment": environment(),

@@ -54,6 +54,7 @@ class Run:
         sources: By trial that the sweep may go on with, the name of the checkpoint that holds it. Once the sweep is
             done, only finalists are left whose full-size training can begin there (`sweep.surrogate=1`).
         checkpoints: By trial that trained at full size, the name of its last checkpoint.
+        refits: By trial whose model was trained once more on the examples of all folds, the name of that checkpoint.
         best: With `keep="best"`, by the same trials: the epoch whose weights the checkpoint keeps, and its metric.
         transfer: How far the surrogates' ranking can be trusted; None unless it was checked.
         space: The space of the trials' configurations: domains by name, as `tune` was given them.
@@ -71,6 +72,7 @@ class Run:
     unread: dict[int, frozenset[str]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
+    refits: dict[int, str] = field(default_factory=dict)
     best: dict[int, tuple[int, float]] = field(default_factory=dict)
     transfer: RankComparison | None = None
     space: Mapping[str, Any] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -93,14 +94,19 @@ def chance_of(problem: Problem, batch_size: int, classes: bool) -> Chance | None
     Returns:
         None if that is not known, for example if the loss takes no such prediction.
     """
+    if problem.folds is not None:
+        found = [chance_of(of_model, batch_size, classes) for of_model in problem.each("surrogate")]
+        known = [chance for chance in found if chance is not None]
+        both = (fmean(getattr(chance, name) for chance in known) for name in ("score", "margin"))
+        return Chance(*both) if len(known) == len(found) else None
     part, name = problem.settings.metric.split("_", 1)
     measured = problem.val_data if part == "val" else problem.train_data
     try:
         constants = _constants(_targets(problem.train_data.epoch(batch_size, 0)), classes)
-        found = [_measured(problem, constant, measured, EVAL_BATCH_FACTOR * batch_size) for constant in constants]
+        tried = [_measured(problem, constant, measured, EVAL_BATCH_FACTOR * batch_size) for constant in constants]
     except Exception:
         return None
-    best = min(found, key=lambda metrics: metrics["loss"], default={})
+    best = min(tried, key=lambda metrics: metrics["loss"], default={})
     if not math.isfinite(score := best.get(name, math.nan)):
         return None
     error = math.sqrt(score * (1 - score) / best["predictions"]) if name == "accuracy" else 0.0

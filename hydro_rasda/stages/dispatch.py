@@ -125,7 +125,7 @@ class Dispatcher:
         """Return the widths of groups on a device, for each kind of trials."""
         fusion = self._run.settings.sweep.fusion
         if fusion != "auto":
-            return dict.fromkeys(of_kind, Widths(fusion))
+            return dict.fromkeys(of_kind, Widths(fusion, 1 if self._run.settings.models("surrogate") > 1 else 2))
         machine = self._devices.machine(device)
         self._plan(device, {kind: of for kind, of in of_kind.items() if (machine, kind) not in self._widths})
         return {kind: self._widths[machine, kind] for kind in of_kind}

@@ -107,8 +107,9 @@ def get_ready(
         messages.append(_NO_DECAY)
     problem = replace(problem, settings=later, example_input=found.example_input, copied=found.shared)
     problem = replace(problem, objective_reads=found.objective_reads, whole_names=found.whole_names)
-    problem = replace(problem, peak=found.peak, epoch_seconds=found.epoch_seconds)
-    problem = replace(problem, steady_epoch_seconds=found.steady_epoch_seconds)
+    models = settings.models("target")  # a finalist's train to an epoch one after another, all in memory
+    problem = replace(problem, peak=models * found.peak, epoch_seconds=models * found.epoch_seconds)
+    problem = replace(problem, steady_epoch_seconds=models * found.steady_epoch_seconds)
     return Ready(problem, settings, found.parameters, messages)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hydro_rasda.contracts import FullSizeOutcome, FullSizeTask, FullSizeTrainer, Span
 from hydro_rasda.processes.retry_policy import RETRIES
-from hydro_rasda.results.summary import drop_lost_winner
+from hydro_rasda.results.summary import best_of, drop_lost_winner, kept_of
 from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.full_size_stage import (
     another_chance,
@@ -25,6 +25,8 @@ from hydro_rasda.run.full_size_stage import (
     record_done,
     record_epochs,
     record_failure,
+    record_refit,
+    refit_key,
     source_of,
     targets_over,
     tried_targets,
@@ -46,6 +48,7 @@ def train_finalists(run: Run, finalists: Sequence[int], devices: FullSizeTrainer
     if another_chance(run, finalists) or not targets_over(run, finalists) or drop_lost_winner(run, finalists):
         _race(run, finalists, devices)
     else:  # of more samples, say, the same ones were chosen
+        _refit(run, finalists, devices)
         end_targets(run, finalists)
     return tried_targets(run, finalists)
 
@@ -67,6 +70,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
             _train_to(stop, run, left, devices, raised)
             run.end_stage()
             if found_enough(run):
+                _refit(run, finalists, devices)
                 end_by_score(run)
                 return
             if any(_goes_on(run, n, stop) for n in left):
@@ -84,6 +88,7 @@ def _race(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
         reached = stop
         if racing > 1 or stop == stops[-1]:
             _tell(run, left, racing, stop)
+    _refit(run, finalists, devices)
     end_targets(run, finalists)
 
 
@@ -94,6 +99,34 @@ def _tell(run: Run, left: Sequence[int], racing: int, stop: int) -> None:
     _, score = run.best.get(left[0], (stop, run.score_at("target", left[0], stop)))
     leads = f"; trial {left[0]} {'wins' if ends else 'leads'} with {metric} {score:.4g}"
     run.say(f"full size at epoch {stop}: {kept}{'' if run.settings.comparison.by_place else leads}")
+
+
+def _refit(run: Run, finalists: Sequence[int], devices: FullSizeTrainer) -> None:
+    """Train the winner once more where there are folds: on all examples, to the epoch that is kept of it."""
+    settings = run.settings
+    winner, _ = best_of(run, tried_targets(run, finalists))
+    epoch, _ = kept_of(run, winner)
+    key = refit_key(winner, epoch)
+    there = run.refits.get(winner) == key and run.can_load(key)
+    if not settings.folds or not settings.race.refit or there or not epoch:
+        return
+    if run.out_of_time("target"):
+        run.say(f"`time_budget_s` is spent: trial {winner} is not trained on all examples, {_MEAN_OF_FOLDS}")
+        return
+    run.begin_stage(FULL_SIZE, epoch)
+    run.say(f"trial {winner} trains once more, on the examples of all {settings.folds} folds, to epoch {epoch}")
+    task = FullSizeTask(key, winner, Span(0, epoch), None, settings.seed, refit=True)
+    for outcome in devices.train_each([task]):
+        if outcome.error is None:
+            assert outcome.state is not None
+            record_refit(run, winner, epoch, outcome.state, outcome.seconds)
+        else:
+            why = outcome.error.strip().splitlines()[-1]
+            run.say(f"trial {winner} cannot be trained on all examples ({why}), {_MEAN_OF_FOLDS}")
+    run.end_stage()
+
+
+_MEAN_OF_FOLDS = "and `best_model` gives the mean of its folds' models"
 
 
 def _bring_back(run: Run, finalists: Sequence[int], stopped: dict[int, list[int]], stop: int) -> list[int]:

@@ -8,7 +8,8 @@ from functools import partial
 
 from hydro_rasda.run.full_size_stage import record_swept, recorded_epochs
 from hydro_rasda.run.state import FINALISTS, Run
-from hydro_rasda.training.fused import state_of
+from hydro_rasda.training.full_size import states_together
+from hydro_rasda.training.fused import states_of
 from hydro_rasda.training.fused_learner import State
 from hydro_rasda.training.kept_epoch import bettered, kept_epoch
 
@@ -39,10 +40,15 @@ def _goes_on(run: Run, number: int) -> bool:
     return math.isfinite(run.score("surrogate", number)) and kept == max(curve)
 
 
+def _model(state: State) -> State:
+    model: State = state["model"]
+    return model
+
+
 def _state(run: Run, number: int) -> State:
     load = partial(run.store.load, device=run.problem.device)
-    state = state_of(run.problem, run.trials, number, run.sources[number], load)
-    if run.settings.race.keep == "best":
+    states = states_of(run.problem, run.trials, number, run.sources[number], load)
+    for state in states if run.settings.race.keep == "best" else ():
         for epoch, score in run.curve("surrogate", number).items():
-            state["best"] = bettered(state.get("best"), epoch, score, run.settings.mode, lambda: state["model"])
-    return state
+            state["best"] = bettered(state.get("best"), epoch, score, run.settings.mode, partial(_model, state))
+    return states_together(states)

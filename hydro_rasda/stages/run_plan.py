@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from hydro_rasda.contracts import Devices
+from hydro_rasda.results.summary import models_in_words
 from hydro_rasda.run.full_size_stage import race_of
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.time_left import Piece
@@ -78,13 +79,16 @@ class RunPlan:
         # A searcher has told only of the first ones yet.
         known = len(self._run.trials) == self._count
         of = f" of {kinds} structure{'s' * (kinds != 1)}, which each train as one model" if known else ""
-        yield f"{self._count} configurations{of}{f', on {where}' if where else ''}."
+        each = f", each with {told}" if (told := models_in_words(settings, "surrogate")) else ""
+        yield f"{self._count} configurations{of}{each}{f', on {where}' if where else ''}."
         ratio = Fraction(settings.sweep.surrogate).limit_denominator(64)
         width = f"surrogates of {ratio} of the width" if ratio < 1 else "models at full width"
-        yield f"First, {width} train for {swept:.0f} epochs in all."
+        yield f"First, {width} train for {swept * settings.models('surrogate'):.0f} epochs in all."
         finalists = min(settings.race.top_k, self._count)
         best = f"the best {finalists} train" if finalists > 1 else "the best one trains"
-        yield f"Then {best} at full size, for at most {raced:.0f} epochs in all.{_expected(self._run)}"
+        raced *= settings.models("target")
+        each = f", each with {told}" if (told := models_in_words(settings, "target")) else ""
+        yield f"Then {best} at full size{each}, for at most {raced:.0f} epochs in all.{_expected(self._run)}"
         if self._finds_schedules:
             yield "They train by the schedules that the population found, smoothed, and beside them by a linear decay."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, History, Span
@@ -12,8 +12,9 @@ from hydro_rasda.data import ALONE, Shard
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.learners import SingleLearner
-from hydro_rasda.training.loop import good_enough, keep_best, out_of_patience, train_epochs
+from hydro_rasda.training.loop import diverged, good_enough, keep_best, out_of_patience, train_epochs
 from hydro_rasda.training.recorded_steps import records, with_graphs
+from hydro_rasda.training.several_models import over_models
 from hydro_rasda.training.user_loop import train_own
 from hydro_rasda.trial import Trial
 
@@ -27,6 +28,46 @@ def full_size_learner(problem: Problem, trial: Trial, shard: Shard = ALONE) -> S
     return SingleLearner(model, trial.config, problem.objective, problem.horizon or settings.max_t, shard, ema, **how)
 
 
+def states_together(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the checkpoint of a trial from the states of its models."""
+    first = dict(states[0])
+    if len(states) == 1:
+        return first
+    best = {"best": {name: first["best"][name] for name in ("epoch", "score")}} if "best" in first else {}
+    return {"models": list(states), **best}
+
+
+def states_apart(state: Mapping[str, Any], models: int) -> Sequence[Mapping[str, Any]]:
+    """Return the states of a trial's models from its checkpoint."""
+    found: Sequence[Mapping[str, Any]] = [state] if models == 1 else state["models"]
+    return found
+
+
+def _epochs(
+    learners: Sequence[SingleLearner],
+    each: Sequence[Problem],
+    span: Span,
+    trial: Trial,
+    should_stop: Callable[[], bool],
+) -> Iterator[tuple[int, EpochMetrics]]:
+    """Train a trial's models to each epoch, one after another; yields what `train_epochs` yields: means over them."""
+    stops = should_stop if len(learners) == 1 else lambda: False
+    apart = [
+        train_epochs(learner, of_model, span, trial.batch_size, [trial.number], stops)
+        for learner, of_model in zip(learners, each, strict=True)
+    ]
+    if len(apart) == 1:
+        yield from apart[0]
+        return
+    for epochs in zip(*apart):
+        found = [metrics for _, metrics in epochs]
+        values = {name: [value for metrics in found for value in metrics[name]] for name in found[0]}
+        means = over_models(values, len(found), each[0].settings)
+        yield epochs[0][0], means
+        if should_stop() or diverged(means):
+            return
+
+
 def train_full_size_trial(
     problem: Problem,
     trial: Trial,
@@ -35,7 +76,7 @@ def train_full_size_trial(
     should_stop: Callable[[], bool] = lambda: False,
     on_epoch: Callable[[int, EpochMetrics], None] = lambda epoch, metrics: None,
 ) -> FullSizeOutcome:
-    """Train one full-size model for a span of epochs.
+    """Train a trial's full-size model for a span of epochs; if it has several, epoch by epoch one after another.
 
     Args:
         state: The state of the checkpoint that training continues from.
@@ -44,24 +85,35 @@ def train_full_size_trial(
 
     def train(problem: Problem) -> FullSizeOutcome:
         history: History = []
-        learner = full_size_learner(problem, trial)
-        if state is not None:
-            learner.load(state)
-        numbers = [trial.number]
+        each = problem.each("target")
+        learners = [full_size_learner(of_model, trial) for of_model in each]
+        for learner, own in zip(learners, states_apart(state, len(each)) if state is not None else ()):
+            learner.load(own)
         # One whose process ended before that was told is over already.
-        ended = state is not None and out_of_patience(learner, problem, task.span.start)
+        ended = state is not None and out_of_patience(learners[0], problem, task.span.start)
         span = Span(task.span.start, task.span.start) if ended else task.span
-        for epoch, metrics in train_epochs(learner, problem, span, trial.batch_size, numbers, should_stop):
-            keep_best(learner, problem, epoch, metrics)
+        for epoch, metrics in _epochs(learners, each, span, trial, should_stop):
+            for learner in learners:
+                keep_best(learner, problem, epoch, metrics)
             history.append((epoch, {name: values[0] for name, values in metrics.items()}))
             on_epoch(epoch, metrics)
-            ended = out_of_patience(learner, problem, epoch)
+            ended = out_of_patience(learners[0], problem, epoch)
             if ended or good_enough(problem, metrics):
                 break
-        return FullSizeOutcome(task, learner.state(), history, None, time.perf_counter() - started, ended=ended)
+        reached = states_together([learner.state() for learner in learners])
+        return FullSizeOutcome(task, reached, history, None, time.perf_counter() - started, ended=ended)
+
+    def train_again(problem: Problem) -> FullSizeOutcome:
+        learner = full_size_learner(problem, trial)
+        for epoch, _ in train_epochs(learner, problem, task.span, trial.batch_size, [trial.number]):
+            on_epoch(epoch, {problem.settings.metric: []})
+        learner.remember(task.span.stop, 0.0, problem.settings.mode)
+        return FullSizeOutcome(task, learner.state(), [], None, time.perf_counter() - started, ended=True)
 
     try:
         problem = problem.at_full_size(task.seed, task.horizon)
+        if task.refit:
+            return with_graphs(train_again, problem.on_all_examples())
         if problem.full_size is not None:
             return train_own(problem, trial, task, state, should_stop, on_epoch)
         return with_graphs(train, problem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +20,7 @@ from fusion.backoff import back_off, is_out_of_memory
 from fusion.warn import warn
 from fusion.width.microbatch import can_be_split, split
 from hydro_rasda.contracts import EpochMetrics, Group, GroupOutcome, GroupTask, History
-from hydro_rasda.data import Batch
+from hydro_rasda.data import ALONE, Batch
 from hydro_rasda.objective import scalars
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
@@ -27,6 +28,7 @@ from hydro_rasda.run.files import DamagedCheckpoint
 from hydro_rasda.training.fused_learner import FusedLearner, State
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.recorded_steps import records
+from hydro_rasda.training.several_models import members_first, shares_of
 from hydro_rasda.trial import Trial
 
 _MICRO_BATCHES = (
@@ -77,15 +79,23 @@ class LiveGroup:
         if learner.fused.attributes_changed:
             return None
         at = {number: k for k, number in enumerate(before.members)}
-        learner.copy({at[number]: at[source] for number, source in sources.items()})
-        learner.keep([at[number] for number in group.members])
+        each = problem.each("surrogate")
+        pairs = [(at[number], at[source]) for number, source in sources.items()]
+        learner.copy({k: of for pair in pairs for k, of in zip(*(_of_models([i], len(each)) for i in pair))})
+        learner.keep(_of_models([at[number] for number in group.members], len(each)))
         modules = {
-            k: problem.surrogate(trials[number])
+            len(each) * k + i: of_model.surrogate(trials[number])
             for k, number in enumerate(group.members)
             if not _is_alike(problem, trials[number], self._trials[sources[number]])
+            for i, of_model in enumerate(each)
         }
-        learner.go_on([trials[number].config for number in group.members], modules)
+        learner.go_on([trials[number].config for number in group.members for _ in each], modules)
         return learner
+
+
+def _of_models(positions: Sequence[int], models: int) -> list[int]:
+    """Return the places of trials' models in a fused model, by the trials' places in the group."""
+    return [models * position + at for position in positions for at in range(models)]
 
 
 def _is_alike(problem: Problem, trial: Trial, source: Trial) -> bool:
@@ -190,13 +200,19 @@ def _built(problem: Problem, trials: Mapping[int, Trial], task: GroupTask, load:
     learner.micro_batches = max(learner.micro_batches, group.micro_batches)
     if group.compiled and problem.settings.graph is not False:
         learner.compile()
-    batch = next(problem.train_data.epoch(trials[members[0]].batch_size, task.span.start))
+    each = problem.each("surrogate")
+    (share,) = islice(shares_of(each, trials[members[0]].batch_size, task.span.start, ALONE), 1)
+    # Models whose batches cannot be put side by side train one after another.
+    together = None if len(each) == 1 else learner.side_by_side(share.batch)
+    batch = share.batch if len(each) == 1 else share.batch[0] if together is None else together
 
     def means(model: nn.Module, part: Batch) -> Mapping[str, Tensor]:
         return scalars(problem.objective(model, part))
 
     written = learner.fused.written if known else None
-    dry_run(learner.fused, means, split(batch, learner.micro_batches)[0], compare=not known, written=written)
+    part, own = split(batch, learner.micro_batches)[0], together is not None
+    tried = members_first(part) if own else part
+    dry_run(learner.fused, means, tried, compare=not known, written=written, own_data=own)
     return learner
 
 
@@ -211,18 +227,22 @@ def joined(outcomes: Iterable[GroupOutcome]) -> GroupOutcome:
 
 
 def _start(problem: Problem, trials: Mapping[int, Trial], members: Sequence[int]) -> FusedLearner:
-    modules = [problem.surrogate(trials[number]) for number in members]
-    return FusedLearner(modules, [trials[number].config for number in members], problem)
+    each = problem.each("surrogate")
+    modules = [of_model.surrogate(trials[number]) for number in members for of_model in each]
+    return FusedLearner(modules, [trials[number].config for number in members for _ in each], problem, len(each))
 
 
-def state_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> State:
-    """Return the state from which `SingleLearner` continues a trial whose surrogate was as wide as the model.
+def states_of(problem: Problem, trials: Mapping[int, Trial], number: int, source: str, load: Load) -> list[State]:
+    """Return the states from which `SingleLearner` continues a trial's models, if surrogates are as wide as these.
+
+    They are as many as the trial trains at full size, the first ones.
 
     Args:
         source: Key of the task that trained it last.
         load: Returns a task's checkpoint by its key.
     """
-    return _resume(problem, trials, [number], [source], load)[0].member_state(0)
+    learner, _ = _resume(problem, trials, [number], [source], load)
+    return [learner.member_state(at) for at in range(problem.settings.models("target"))]
 
 
 def _resume(
@@ -240,6 +260,7 @@ def _resume(
     going_on: dict[int, list[int]] = {}
     for number in members:
         going_on.setdefault(copies.get(number, number), []).append(number)
+    models = problem.settings.models("surrogate")
     merged: FusedLearner | None = None
     order: list[int] = []
     together = False
@@ -251,13 +272,13 @@ def _resume(
         positions = [part["members"].index(copies.get(number, number)) for number in kept]
         copied = not copies.keys().isdisjoint(kept)
         some = copied or len(kept) < len(part["members"])
-        learner.load(part["state"], positions if some else None, hyperparameters=not copied)
+        learner.load(part["state"], _of_models(positions, models) if some else None, hyperparameters=not copied)
         order += kept
-        together = together or (len(part["members"]) > 1 and "written" in part["state"])
+        together = together or (models * len(part["members"]) > 1 and "written" in part["state"])
         if merged is None:
             merged = learner
         else:
             merged.concat(learner)
     assert merged is not None
-    merged.keep([order.index(number) for number in members])
+    merged.keep(_of_models([order.index(number) for number in members], models))
     return merged, together

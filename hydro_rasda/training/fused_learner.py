@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,14 +14,16 @@ from torch import Tensor, nn
 from fusion import FusedModel, clip_grad_norm_, fuse, fused_optimizer, lr_factor
 from fusion.hyperparameters import read
 from fusion.streams import seed_generators
+from fusion.tensors import copied
 from fusion.width.microbatch import backward
 from hydro_rasda.data import ALONE, Batch, Share
-from hydro_rasda.objective import scalars
+from hydro_rasda.objective import Objective, scalars
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import recorded, records
+from hydro_rasda.training.several_models import members_first, stacked
 
 State = dict[str, Any]
 
@@ -28,14 +31,20 @@ State = dict[str, Any]
 class FusedLearner:
     """K fused models, each with its own hyperparameters.
 
+    Args:
+        models: Models of each trial, side by side. Each trains on a batch of its own where there are several.
+
     Attributes:
         micro_batches: Parts that each batch is split into, one after the other, to take less memory.
     """
 
     shard = ALONE
 
-    def __init__(self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], configs: Sequence[Mapping[str, Any]], problem: Problem, models: int = 1
+    ) -> None:
         self.fused: FusedModel = fuse(modules)
+        self._models = models
         settings = [optimizer_settings(problem.objective, *of) for of in zip(modules, configs)]
         self._configs = [own.config for own in settings]
         self.micro_batches: int = read(self._configs[0], "accumulate")
@@ -74,13 +83,30 @@ class FusedLearner:
 
     def step(self, share: Share, epoch: float, steps: float) -> Mapping[str, Tensor]:
         self._schedule(epoch, steps)
-        return self._update(share.batch) if self._graph is None else self._graph(share.batch)
+        batch = share.batch if self._models == 1 else self.side_by_side(share.batch)
+        if batch is None:
+            return self._update_on(share.batch)
+        return self._update(batch) if self._graph is None else self._graph(batch)
 
-    def _update(self, batch: Batch) -> Mapping[str, Tensor]:
+    def side_by_side(self, batches: Sequence[Batch]) -> Batch | None:
+        """Return one batch of all members, [N, K, ...], from one for each model of a trial; see `stacked`."""
+        return stacked(batches, self.fused.K // self._models)
+
+    def _update_on(self, batches: Sequence[Batch]) -> Mapping[str, Tensor]:
+        """Update on batches of other shapes for each model of a trial: members train one after another."""
+        before, given = self.fused.one_by_one, cycle(batches)
+        self.fused.one_by_one = True
+        try:
+            return self._update(None, lambda model, _: self._objective(model, copied(next(given))))
+        finally:
+            self.fused.one_by_one = before
+
+    def _update(self, batch: Batch, objective: Objective | None = None) -> Mapping[str, Tensor]:
         self.optimizer.zero_grad()
         scale = self._scale
         scaled = None if scale is None else scale.apply
-        metrics = backward(self._metrics, batch, self.micro_batches, scaled=scaled, gradients=self._gradients)
+        of_each, parts = (self._metrics, self.micro_batches) if objective is None else (partial(self._of, objective), 1)
+        metrics = backward(of_each, batch, parts, scaled=scaled, gradients=self._gradients)
         takes = None if scale is None else scale.unscale(self.fused)
         norms = [read(config, "grad_clip") for config in self._configs]
         if any(norms):
@@ -108,8 +134,35 @@ class FusedLearner:
     def evaluate(self, batch: Batch) -> Mapping[str, Tensor]:
         return evaluate_parts(partial(self.fused.map, self._objective), batch, self.micro_batches, 1)
 
+    def evaluate_apart(self, batches: Sequence[Batch | None]) -> list[Mapping[str, Tensor] | None]:
+        """Evaluate each of a trial's models on a batch of its own, if it has one left.
+
+        Returns:
+            For each, the metrics [T] of T trials.
+        """
+        found: list[Mapping[str, Tensor] | None] = []
+        given = [batch for batch in batches if batch is not None]
+        alike = self.side_by_side(given) if len(given) == len(batches) else None
+        if alike is not None:
+            own = partial(self._on_own, self._objective)
+            of_all = evaluate_parts(own, alike, self.micro_batches, 1)
+            return [{name: value[at :: self._models] for name, value in of_all.items()} for at in range(self._models)]
+        for at, batch in enumerate(batches):
+            metrics = {} if batch is None else self.evaluate(batch)
+            found.append({name: value[at :: self._models] for name, value in metrics.items()} or None)
+        return found
+
     def _metrics(self, batch: Batch) -> Mapping[str, Tensor]:
-        return scalars(self.fused.map(self._objective, batch))
+        return scalars(self._on_own(self._objective, batch) if self._models > 1 else self._of(self._objective, batch))
+
+    def _of(self, objective: Objective, batch: Batch) -> Mapping[str, Tensor]:
+        found: Mapping[str, Tensor] = self.fused.map(objective, batch)
+        return found
+
+    def _on_own(self, objective: Objective, batch: Batch) -> Mapping[str, Tensor]:
+        """Return the metrics of members on their own rows of a batch [N, K, ...]."""
+        found: Mapping[str, Tensor] = self.fused.map(objective, members_first(batch), own_data=True)
+        return found
 
     def state(self) -> State:
         """Weights, buffers and optimizer state of all members; in float16, their loss scales."""

@@ -74,8 +74,9 @@ def planned_widths(
     keys = dict[str, str]()
     functions = digest(content((problem.model_fn, problem.objective)))
     room = (usable_memory(problem.device) or math.inf) if memory is None else memory
+    models = problem.settings.models("surrogate")
     for kind, trials in kinds.items():
-        part = trials[: -(-len(trials) // cores)]
+        part = [trial for trial in trials[: -(-len(trials) // cores)] for _ in range(models)]
         batch = next(problem.train_data.epoch(part[0].batch_size, 0))
         where = f"{machine(problem.device)} of {cores}"
         own = [kind, functions, outline(batch), _updates(part), f"{len(part)} trials", problem.settings.precision]
@@ -94,9 +95,10 @@ def planned_widths(
     if peaks is not None:
         for kind, measured in found.items():
             if measured is not None:
-                of_width = {width: _peak(measured, width) for width in (1, measured["width"])}
+                most = of_trials(_widths(measured, math.inf), models).most
+                of_width = {width: _peak(measured, models * width) for width in (1, most)}
                 peaks.estimate(kind_of_group(kind, kinds[kind]), of_width)
-    widths = {kind: _widths(measured, room / cores) for kind, measured in found.items()}
+    widths = {kind: of_trials(_widths(measured, room / cores), models) for kind, measured in found.items()}
     return _with_compiled(problem, kinds, widths, keys, cores if forked else 0)
 
 
@@ -114,7 +116,7 @@ def _with_compiled(
     """The widths, with what compiling a step would change, where groups train for long enough that it may pay."""
     found, work = dict[str, Measured | None](), dict[str, Callable[[], Measured | None]]()
     for kind, of in widths.items():
-        trials = kinds[kind][: of.most]
+        trials = [trial for trial in kinds[kind][: of.most] for _ in range(problem.settings.models("surrogate"))]
         if of.most > 1 and _longest_training(problem, trials[0].batch_size) * of.seconds(of.most) >= COMPILED_FROM:
             found[kind] = cache.recall(f"{keys[kind]}/compiled")
             if not _is_sound_speedup(found[kind]):
@@ -177,6 +179,24 @@ def widths_from(throughput: Mapping[int, float], most: int) -> Widths:
     """
     pays = [width for width, rate in throughput.items() if width > 1 and rate > throughput[1]]
     return Widths(most, min(pays, default=2), throughput)
+
+
+def of_trials(widths: Widths, models: int) -> Widths:
+    """Return the widths in trials of so many models each.
+
+    >>> of_trials(Widths(10, 2, {1: 100.0, 5: 250.0, 10: 400.0}), 5)
+    Widths(most=2, least=1, throughput={1: 50.0, 2: 80.0}, share=0.0, compiled=1.0, compile_seconds=0.0)
+    >>> of_trials(Widths(1), 5).most
+    1
+    """
+    if models == 1:
+        return widths
+    if widths.most < models:
+        return Widths(1, 2, {1: widths.throughput[1] / models})
+    most = widths.most // models
+    sizes = sorted({1, most, *(2**i for i in range(most.bit_length()))})
+    throughput = {size: size / widths.seconds(size * models) for size in sizes}
+    return Widths(most, max(1, -(-widths.least // models)), throughput)
 
 
 def _is_sound_speedup(measured: Measured | None) -> bool:

@@ -19,7 +19,9 @@ from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
+from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.learners import Learner, SingleLearner
+from hydro_rasda.training.several_models import named, over_models, shares_of, validated_apart
 from hydro_rasda.whole_metrics import Collected, of_members
 
 
@@ -41,28 +43,29 @@ def train_epochs(
     normalizes by the share and keeps the mean of all ranks' statistics.
 
     Args:
-        learner: K models, or one rank of a single model.
+        learner: K models, or one rank of a single model. If a trial trains several in the sweep, they lie side by
+            side.
         batch_size: Examples per step, over all ranks.
         numbers: Of the K trials. In each epoch, a trial draws the same random numbers (dropout) as any model of that
             trial, whatever the other members are. Rank 0 draws them as one process does, the others their own.
         should_stop: Asked after each epoch; on several ranks, all are told the same.
 
     Yields:
-        The number of epochs trained, 1 and up, and the metrics of the last.
+        The number of epochs trained, 1 and up, and the metrics of the last: of each trial, means over its models.
     """
-    steps, shard = problem.train_data.steps(batch_size), learner.shard
+    steps, shard, each = problem.train_data.steps(batch_size), learner.shard, problem.each("surrogate")
     own_seed = ("rank", shard.rank) if shard.rank else ()
     for epoch in range(span.start, span.stop):
-        learner.seed([derive_seed(problem.settings.seed, "trial", number, epoch, *own_seed) for number in numbers])
+        learner.seed([derive_seed(p.settings.seed, "trial", n, epoch, *own_seed) for n in numbers for p in each])
         learner.train_mode(True)
         train = Sums()
         with matrix_products(problem.settings.precision):
-            for i, share in enumerate(problem.train_data.shares(batch_size, epoch, shard)):
+            for i, share in enumerate(shares_of(each, batch_size, epoch, shard)):
                 train.add(learner.step(share, epoch + (i / steps if steps else 0.0), steps or 1), share.examples)
         values = _validated(learner, problem, batch_size)
         if shard.world > 1:
             add_over_ranks(train)
-        values = {**_named("train", train), **values}
+        values = over_models({**named("train", train), **values}, len(each), problem.settings)
         if learner.averages and epoch + 1 in problem.settings.race_milestones:
             own = _validated(learner, problem, batch_size, averaged=False)
             values |= {unaveraged(name): own[name] for name in problem.settings.comparison.trained if name in own}
@@ -94,6 +97,9 @@ def out_of_patience(learner: SingleLearner, problem: Problem, epoch: int) -> boo
 
 def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bool = True) -> EpochMetrics:
     """Metrics of the validation examples, over all ranks: of averaged weights, or of those that training left."""
+    if problem.folds is not None:
+        assert isinstance(learner, FusedLearner)
+        return validated_apart(learner, problem.each("surrogate"), batch_size)
     shard, collected = learner.shard, Collected()
     shares = problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, shard)
 
@@ -105,16 +111,12 @@ def _validated(learner: Learner, problem: Problem, batch_size: int, averaged: bo
         sums = summed((evaluated(share), share.examples) for share in shares)
     if shard.world > 1:
         add_over_ranks(sums)
-    values = _named("val", sums)
+    values = named("val", sums)
     if problem.metrics is None:
         return values
     everywhere = collected.over_ranks(shard.world)
     whole = of_members(problem.metrics, everywhere, values["val_loss"], problem.whole_names)
     return values | {f"val_{name}": of_each for name, of_each in whole.items()}
-
-
-def _named(part: str, sums: Sums) -> EpochMetrics:
-    return {f"{part}_{name}": mean.tolist() for name, mean in sums.means().items()}
 
 
 def diverged(metrics: EpochMetrics) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 from hydro_rasda import LocalBackend, RaceConfig, RayBackend, SweepConfig, TuneResult, choice
@@ -212,3 +213,13 @@ def test_what_one_backend_finished_the_other_returns(quick: Quick, tmp_path: Pat
     past = read_past_run(tmp_path / "run")
     assert past.workload.trials == sum(record.surrogate_epochs > 0 for record in first.trials)
     assert past.epoch_seconds is not None
+
+
+def test_folds_are_trained_alike(quick: Quick) -> None:
+    sweep = SweepConfig(grace_period=2, fusion=8)
+    asked = {"val_data": StratifiedKFold(3), "space": RACE["space"], "num_samples": 6, "sweep": sweep}
+    here, there = (quick(**asked, name=type(of).__name__, backend=of) for of in (HERE, THERE))
+    scores = [[(t.status, t.metric, t.spread) for t in result.trials if t.epochs] for result in (here, there)]
+    assert scores[0] == scores[1]
+    assert here.over == there.over == "3 folds"
+    assert all(torch.equal(weights(there)[name], value) for name, value in weights(here).items())

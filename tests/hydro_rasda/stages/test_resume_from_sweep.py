@@ -20,7 +20,7 @@ from hydro_rasda.run.state import FINALISTS, Run, decision_key
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.resume_from_sweep import hand_over
 from hydro_rasda.training.full_size import train_full_size_trial
-from hydro_rasda.training.fused import state_of, train_group
+from hydro_rasda.training.fused import states_of, train_group
 from hydro_rasda.trial import Trial
 from tests.hydro_rasda.models import Config, mlp
 from tests.hydro_rasda.scripted import Scripted, curves, open_run
@@ -60,7 +60,7 @@ def test_going_on_from_a_fused_sweep_is_training_in_one(problem: Problem, model_
     task = GroupTask("a group", (Group("", tuple(trials), fused=fused),), (), Span(0, 2))
     outcome = train_group(problem, trials, task, load=pytest.fail)
     for number, trial in trials.items():
-        state = state_of(problem, trials, number, "a group", lambda key: {"parts": outcome.checkpoint})
+        (state,) = states_of(problem, trials, number, "a group", lambda key: {"parts": outcome.checkpoint})
         whole, rest = trained(problem, trial, Span(0, 4)), trained(problem, trial, Span(2, 4), state)
         history = outcome.history[number] + rest.history
         assert [epoch for epoch, _ in history] == [1, 2, 3, 4]

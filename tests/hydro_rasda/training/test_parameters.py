@@ -17,7 +17,7 @@ from hydro_rasda.objective import OptimizerSettings, supervised
 from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import Problem
 from hydro_rasda.training.full_size import full_size_learner
-from hydro_rasda.training.fused import state_of, train_group
+from hydro_rasda.training.fused import states_of, train_group
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.parameters import multipliers
 from hydro_rasda.trial import Trial
@@ -75,7 +75,7 @@ def test_the_fused_sweep_and_the_full_size_that_goes_on_from_it(problem: Problem
     assert outcome.failures == {}
     for number, trial in TRIALS.items():
         learner = full_size_learner(problem, trial)
-        learner.load(state_of(problem, TRIALS, number, "sweep", lambda key: {"parts": outcome.checkpoint}))
+        learner.load(*states_of(problem, TRIALS, number, "sweep", lambda key: {"parts": outcome.checkpoint}))
         assert [epoch for epoch, _ in train_epochs(learner, problem, Span(1, 3), 64, [number])] == [2, 3]
         if precision == "fp32":
             expected = by_the_book(problem, trial, 3)

@@ -1,0 +1,226 @@
+"""Folds of one data set, as a splitter of scikit-learn's makes them, each read as data of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusion.streams import Stream
+from hydro_rasda.checks import require
+from hydro_rasda.data.batch_splits import IndexedBatches, Rows, num_chunks
+from hydro_rasda.data.batches import Batch, Batches, Data
+from hydro_rasda.seeds import derive_seed
+
+MOST_FOLDS = 100
+"""Each fold is a training of every configuration; more folds are a mistake, such as leaving out one example each."""
+
+SHORTEST = 0.5
+"""The shortest training set must have this share of the longest one: epochs are cut to the shortest."""
+
+
+@runtime_checkable
+class Splitter(Protocol):
+    """A splitter of scikit-learn's, such as `KFold(5)`, or an object with the same two methods."""
+
+    def split(self, X: Any, y: Any = None) -> Any:
+        """Return pairs of indices: of the examples to train on, and of those to validate on."""
+        ...
+
+    def get_n_splits(self) -> int:
+        """Return the number of pairs."""
+        ...
+
+
+class Fold(NamedTuple):
+    """Indices of the examples that a fold trains on, and of those that it validates on."""
+
+    train: Tensor
+    val: Tensor
+
+
+class RowsOf(IndexedBatches):
+    """Some examples of a data set, as data of their own.
+
+    Args:
+        base: The whole data set.
+        rows: Indices of the examples there.
+        seed: Seeds the shuffles.
+        common: Examples that each fold has. A training epoch has that many, drawn anew each time; in order, they come
+            first, so that the batches of all folds are equally large up to there.
+    """
+
+    def __init__(self, base: IndexedBatches, rows: Tensor, seed: int, common: int) -> None:
+        self._base, self._rows, self._seed, self._common = base, rows, seed, common
+        self._length, self._device = len(rows), base._device
+
+    def _order(self, epoch: int) -> Tensor:
+        return super()._order(epoch)[: self._common]
+
+    def _split(self, size: int, epoch: int | None) -> Sequence[Rows]:
+        if epoch is not None:
+            return super()._split(size, epoch)
+        shared, rest = range(self._common), range(self._common, self._length)
+        return [part[i : i + size] for part in (shared, rest) for i in range(0, len(part), size)]
+
+    def _load(self, parts: Sequence[Rows], seed: int) -> Iterator[Batch]:
+        rows = [self._rows[p if isinstance(p, Tensor) else slice(p.start, p.stop, p.step)] for p in parts]
+        return self._base._load(rows, seed)
+
+    def steps(self, batch_size: int) -> int | None:
+        return num_chunks(self._common, batch_size)
+
+    def on(self, device: torch.device) -> RowsOf:
+        return RowsOf(self._base.on(device), self._rows, self._seed, self._common)
+
+    def describe(self) -> str:
+        return self._base.describe()
+
+
+@dataclass(frozen=True)
+class Folds:
+    """A data set and its folds.
+
+    Attributes:
+        base: The whole data set.
+        rows: The indices of each fold.
+        words: The splitter, as its `repr` shows it.
+    """
+
+    base: IndexedBatches
+    rows: tuple[Fold, ...]
+    words: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def data(self, at: int, seed: int) -> tuple[RowsOf, RowsOf]:
+        """Return the training and validation data of a fold, shuffled by this seed."""
+        train, val = self.rows[at]
+        common = Fold(*(min(map(len, of_each)) for of_each in zip(*self.rows, strict=True)))  # type: ignore[arg-type]
+        return RowsOf(self.base, train, seed, common[0]), RowsOf(self.base, val, seed, common[1])  # type: ignore[arg-type]
+
+    def nothing(self) -> RowsOf:
+        """Return data without examples."""
+        return RowsOf(self.base, torch.zeros(0, dtype=torch.int64), 0, 0)
+
+    def on(self, device: torch.device) -> Folds:
+        """Return the same folds of the data on another device."""
+        return replace(self, base=self.base.on(device))
+
+    def indices(self) -> tuple[Tensor, ...]:
+        """Return all indices, by which a later call recognizes the folds."""
+        return tuple(part for fold in self.rows for part in fold)
+
+
+Some = TypeVar("Some", bound=Batches)
+
+
+def reseeded(batches: Some, seed: int) -> Some:
+    """Return the same data, shuffled by another seed."""
+    other = copy.copy(batches)
+    other._seed = seed  # type: ignore[attr-defined]
+    return other
+
+
+def is_splitter(data: object) -> bool:
+    """Tell whether an argument is a splitter, or the class of one."""
+    return all(callable(getattr(data, name, None)) for name in ("split", "get_n_splits"))
+
+
+def make_folds(splitter: Any, data: Data, batches: Batches, seed: int) -> Folds:
+    """Have a splitter make its folds of the training data.
+
+    A splitter that draws random numbers without a `random_state` draws them from a stream of the run's seed.
+
+    Args:
+        data: The training data, as the user gave them.
+        batches: The same, as `make_batches` wrapped them.
+        seed: The run's seed.
+
+    Raises:
+        ValueError: If the data have no indices, or the splitter's folds cannot be trained on.
+    """
+    if isinstance(splitter, type):
+        raise ValueError(
+            f"`val_data` is the class {splitter.__name__}, but must be a splitter: `{splitter.__name__}()`"
+        )
+    if not isinstance(batches, IndexedBatches):
+        told = f"`val_data` is {splitter!r}, which splits by indices, but `train_data` is a function that makes loaders"
+        raise ValueError(f"{told}; give tensors or a map-style Dataset")
+    length = batches._length
+    with Stream(derive_seed(seed, "folds")).drawn_from():
+        pairs = _pairs(splitter, data, length)
+    require(len(pairs) >= 2, "val_data", splitter, f"a splitter that makes two folds or more; it makes {len(pairs)}")
+    rule = f"a splitter that makes at most {MOST_FOLDS} folds; it makes {len(pairs)}"
+    require(len(pairs) <= MOST_FOLDS, "val_data", splitter, rule)
+    folds = tuple(Fold(*(_indices(splitter, part, length) for part in pair)) for pair in pairs)
+    for number, fold in enumerate(folds):
+        _check(splitter, number, fold)
+    shortest, longest = (choose(len(fold.train) for fold in folds) for choose in (min, max))
+    rule = f"a splitter whose training sets are about equally large; they have {shortest} to {longest} examples"
+    require(shortest >= SHORTEST * longest, "val_data", splitter, rule)
+    return Folds(batches, folds, repr(splitter))
+
+
+def _pairs(splitter: Any, data: Any, length: int) -> list[Any]:
+    """Call the splitter with as much of the data as it needs.
+
+    Raises:
+        ValueError: If it fails.
+    """
+    inputs, targets = _inputs_and_targets(data, length)
+    try:
+        try:
+            return [tuple(pair) for pair in splitter.split(inputs, targets)]
+        except Exception:
+            if targets is not None or _tensors(data):
+                raise
+        # It needs targets, which only the examples themselves have.
+        return [tuple(pair) for pair in splitter.split(inputs, np.array([_target(data[i]) for i in range(length)]))]
+    except Exception as error:
+        told = f"`val_data` is {splitter!r}, which fails on the {length} examples of `train_data`"
+        raise ValueError(f"{told} with {type(error).__name__}: {error}") from error
+
+
+def _inputs_and_targets(data: Any, length: int) -> tuple[Any, Any]:
+    """Return arrays of the inputs and of the targets, as far as they are there without reading examples."""
+    inputs, targets = np.zeros((length, 1)), getattr(data, "targets", None)
+    if tensors := _tensors(data):
+        first, last = (torch.as_tensor(of).detach().cpu().numpy() for of in (tensors[0], tensors[-1]))
+        inputs, targets = first, last if len(tensors) > 1 else None
+    return inputs, None if targets is None else np.asarray(targets)
+
+
+def _tensors(data: Any) -> tuple[Any, ...]:
+    """Return the tensors that data consist of; none if they are a sequence of examples."""
+    parts = data if isinstance(data, (tuple, list)) else getattr(data, "tensors", ())
+    return tuple(parts) if all(isinstance(of, (Tensor, np.ndarray)) for of in parts) else ()
+
+
+def _target(example: Any) -> Any:
+    value = example[1]
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _indices(splitter: Any, part: Any, length: int) -> Tensor:
+    found = np.asarray(part)
+    whole = found.ndim == 1 and (np.issubdtype(found.dtype, np.integer) or not len(found))
+    within = whole and not len(found[(found < 0) | (found >= length)])
+    rule = f"a splitter that makes pairs of indices below {length}, the number of training examples"
+    require(within, "val_data", splitter, rule)
+    return torch.from_numpy(found.astype(np.int64))
+
+
+def _check(splitter: Any, number: int, fold: Fold) -> None:
+    sizes = f"fold {number} has {len(fold.train)} and {len(fold.val)}"
+    rule = f"a splitter that leaves 2 examples or more to train on, and 1 or more to validate on; {sizes}"
+    require(len(fold.train) >= 2 and len(fold.val) >= 1, "val_data", splitter, rule)
+    both = np.intersect1d(fold.train.numpy(), fold.val.numpy())
+    rule = f"a splitter that validates on other examples than it trains on; fold {number} has {len(both)} in both"
+    require(not len(both), "val_data", splitter, rule)

@@ -1,0 +1,119 @@
+"""The several models of a trial: one for each fold, and one for each seed. Its scores are means over them.
+
+Shapes: R models of a trial, T trials of a group. In a fused group, a trial's models lie side by side: K = T * R.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from statistics import fmean, stdev
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from fusion.width.microbatch import Sums
+from hydro_rasda.config import TuneConfig
+from hydro_rasda.contracts import EpochMetrics
+from hydro_rasda.data import ALONE, Batch, Shard, Share
+from hydro_rasda.metrics import EVAL_BATCH_FACTOR
+from hydro_rasda.problem import Problem
+from hydro_rasda.whole_metrics import Collected, of_members
+
+
+def shares_of(each: Sequence[Problem], batch_size: int, epoch: int, shard: Shard) -> Iterator[Share]:
+    """Return the training batches of an epoch; of several models, a list of one batch for each of them."""
+    found = [problem.train_data.shares(batch_size, epoch, shard) for problem in each]
+    if len(found) == 1:
+        return found[0]
+    return (Share([share.batch for share in of], of[0].examples, 1.0) for of in zip(*found, strict=True))
+
+
+def stacked(batches: Sequence[Batch], copies: int) -> Batch | None:
+    """Put the batches of R models side by side, so many times: K = copies * R.
+
+    Returns:
+        A batch of tensors [N, K, ...]: samples come first, so that it can be split. None if the batches differ in more
+        than their numbers.
+    """
+    flat = [tree_flatten(batch) for batch in batches]
+    leaves, spec = flat[0]
+    if any(other != spec for _, other in flat[1:]):
+        return None
+    found: list[Any] = []
+    for own in zip(*(leaves for leaves, _ in flat), strict=True):
+        if all(isinstance(leaf, Tensor) for leaf in own):
+            if not own[0].ndim or any(leaf.shape != own[0].shape or leaf.dtype != own[0].dtype for leaf in own):
+                return None
+            found.append(torch.stack([*own] * copies, 1))
+        elif all(leaf == own[0] for leaf in own[1:]):
+            found.append(own[0])
+        else:
+            return None
+    assert len(found) == len(leaves)
+    return tree_unflatten(found, spec)
+
+
+def members_first(batch: Batch) -> Batch:
+    """Turn tensors [N, K, ...] into views [K, N, ...]."""
+    return tree_map(lambda leaf: leaf.movedim(1, 0) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+class Apart(Protocol):
+    """A fused learner whose members evaluate batches of their own."""
+
+    def evaluating(self) -> Any:
+        """A while in which it evaluates."""
+        ...
+
+    def evaluate_apart(self, batches: Sequence[Batch | None]) -> list[Mapping[str, Tensor] | None]:
+        """Return the metrics [T] of each of R models, on a batch of its own."""
+        ...
+
+
+def validated_apart(learner: Apart, each: Sequence[Problem], batch_size: int) -> EpochMetrics:
+    """Return the metrics [K] after an epoch, of each model on its own validation examples."""
+    first, sums, collected = each[0], [Sums() for _ in each], [Collected() for _ in each]
+    metrics_of_all = first.metrics
+    data = [problem.val_data.shares(EVAL_BATCH_FACTOR * batch_size, None, ALONE) for problem in each]
+    with learner.evaluating():
+        for shares in zip_longest(*data):
+            found = learner.evaluate_apart([None if share is None else share.batch for share in shares])
+            for at, (share, metrics) in enumerate(zip(shares, found, strict=True)):
+                if metrics is not None:
+                    means = metrics if metrics_of_all is None else collected[at].take(metrics, share.examples)
+                    sums[at].add(means, share.examples)
+    values = [named("val", of) for of in sums]
+    if metrics_of_all is not None:
+        for own, outputs in zip(values, collected, strict=True):
+            whole = of_members(metrics_of_all, outputs, own["val_loss"], first.whole_names)
+            own |= {f"val_{name}": of_each for name, of_each in whole.items()}
+    trials = {name: zip(*(own[name] for own in values), strict=True) for name in values[0]}
+    return {name: [value for of_trial in of_each for value in of_trial] for name, of_each in trials.items()}
+
+
+def named(part: str, sums: Sums) -> EpochMetrics:
+    """Return means by name: those of training as "train_...", those of validation as "val_..."."""
+    return {f"{part}_{name}": mean.tolist() for name, mean in sums.means().items()}
+
+
+def over_models(values: EpochMetrics, models: int, settings: TuneConfig) -> EpochMetrics:
+    """Return each trial's means over its models, and the standard deviation of the metric over them.
+
+    >>> over_models({"val_loss": [1.0, 3.0, 5.0, 5.0]}, 2, TuneConfig())
+    {'val_loss': [2.0, 5.0], 'val_loss_std': [1.41..., 0.0]}
+    """
+    if models == 1:
+        return values
+
+    def each(of_models: Sequence[float], summary: Any) -> list[float]:
+        trials = [of_models[i : i + models] for i in range(0, len(of_models), models)]
+        return [summary(own) if all(map(math.isfinite, own)) else math.nan for own in trials]
+
+    means = {name: each(of_models, fmean) for name, of_models in values.items()}
+    if settings.metric in values:
+        means.setdefault(settings.spread, each(values[settings.metric], stdev))
+    return means
