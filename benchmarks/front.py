@@ -2,9 +2,9 @@
 
     python -m benchmarks.front [--seeds 5] [--budgets 2 4 8] [--out FOLDER]
 
-The space is conditional: depth x width of a CNN, and the optimizer with its own rates. Cost is counted in
-multiply-accumulates of training, never in seconds. A full training is that of a model of the space's mean MACs for all
-epochs. Optuna's TPE, NSGA-II and random sampler train one configuration after another to the end, as studies of several
+The space is conditional: depth x width of a CNN, and the optimizer with its own rates. Cost is counted in full
+trainings of a configuration, never in seconds. A surrogate's epoch costs its share of the MACs of its own full size.
+Optuna's TPE, NSGA-II and random sampler train one configuration after another to the end, as studies of several
 objectives cannot prune. A training that begins within the budget counts. `tune` gets samples and finalists that fit the
 budget; the table says what each method has spent. All methods keep the best epoch. It rewrites `front.{json,md}`.
 """
@@ -77,9 +77,6 @@ def macs_of(config: Mapping[str, Any], width_ratio: float = 1.0) -> float:
     return float(sum(9 * i * o * side**2 for (i, o), side in zip(pairwise(widths), sides)) + 10 * widths[-1])
 
 
-FULL = EPOCHS * fmean(macs_of({"depth": depth, "width": width}) for depth in DEPTHS for width in WIDTHS)
-"""Of a full training, for each example."""
-
 REFERENCE = (0.9, 1.01 * max(macs_of({"depth": depth, "width": width}) for depth in DEPTHS for width in WIDTHS))
 """Error and MACs: chance, and the largest model."""
 
@@ -141,7 +138,7 @@ def by_optuna(sampler: Any, data: Data, seed: int, budget: float) -> Trained:
         config = suggested(trial)
         error, macs = trained(config, data, seed), macs_of(config)
         study.tell(trial, [error, macs])
-        spent += EPOCHS * macs / FULL
+        spent += 1.0
         yield spent, error, macs
 
 
@@ -163,8 +160,8 @@ def by_tune(data: Data, seed: int, budget: int) -> Trained:
             progress=False,
             **PLANS[budget],
         )
-    narrow = sum(trial.surrogate_epochs * macs_of(trial.config, RATIO) for trial in result.trials)
-    spent = (narrow + sum(trial.epochs * macs_of(trial.config) for trial in result.trials)) / FULL
+    shares = {trial.trial: macs_of(trial.config, RATIO) / macs_of(trial.config) for trial in result.trials}
+    spent = sum(trial.epochs + trial.surrogate_epochs * shares[trial.trial] for trial in result.trials) / EPOCHS
     for trial in result.trials:
         if trial.epochs:
             yield spent, 1 - trial.metrics["val_accuracy"], trial.metrics["macs"]
