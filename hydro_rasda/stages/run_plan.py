@@ -97,7 +97,7 @@ def tell_race(run: Run, pieces: Iterable[Piece], finalists: int) -> None:
     """Tell the user of a resumed run, whose sweep is over, what is left to train."""
     if run.callbacks:
         trains = f"{finalists} finalists train" if finalists > 1 else "one finalist trains"
-        epochs = sum(piece.epochs for piece in pieces)
+        epochs = run.settings.models("target") * sum(piece.epochs for piece in pieces)
         run.say(f"The sweep is over: {trains} at full size, for at most {epochs:.0f} epochs in all.{_expected(run)}")
 
 
