@@ -149,6 +149,7 @@ def by_name(run: Run, rule: Any) -> Run:
 
 EPOCHS = {
     "halving": {1: 18, 3: 6, 9: 3},
+    "epsilon-net": {1: 18, 3: 6, 9: 3},
     "hyperband": {1: 10, 3: 9, 9: 8},
     "median": {},
     "none": {9: 27},
