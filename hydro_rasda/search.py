@@ -15,7 +15,7 @@ from fusion.streams import preserved_generators, seed_generators
 from fusion.warn import warn
 from hydro_rasda.branches import chosen, indexed, reachable, restricted
 from hydro_rasda.checks import require
-from hydro_rasda.config import SEARCHERS, TuneConfig
+from hydro_rasda.config import TuneConfig
 from hydro_rasda.domains import plain, to_ray
 from hydro_rasda.objectives import Fits, Objectives
 from hydro_rasda.run.journal import name_of
@@ -23,6 +23,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.secret_masking import hide, restore, secrets_of
 from hydro_rasda.seeds import derive_seed
 from hydro_rasda.space import Config, check_config, check_value, sample
+from hydro_rasda.sweep_config import SEARCHERS
 from hydro_rasda.trial import Trial
 
 if TYPE_CHECKING:

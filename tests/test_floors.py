@@ -18,7 +18,7 @@ FLOORS = (
         *("trial", "warning_lines"),
     },
     {"schedulers"},
-    {"config", "objectives", "seeds", "settings_record"},
+    {"config", "objectives", "seeds", "settings_record", "sweep_config"},
     {
         *(
             "batch_checks",
