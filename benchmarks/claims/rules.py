@@ -62,11 +62,12 @@ def of_schedules(folder: Path) -> list[Claim]:
         what = f"Searched `decay_start` and `floor`, live on {task}, against the best constant and cosine"
         target = f"better than constant by {_SPREADS:g} sd of seeds, no worse than cosine"
         arms = {} if result is None else schedules_live.of_task(result["rows"], task)
-        if len(arms) < len(schedules_live.ARMS):
+        if not arms.keys() >= {schedules_live.SEARCHED, "constant", "cosine"}:
             found += [waiting(what, target, source)] if (folder / REPLAY).exists() else []
             continue
         assert result is not None
-        gains = {arm: schedules_live.gain(arms, arm) for arm in ("constant", "cosine", "linear")}
+        gains = {arm: schedules_live.gain(arms, arm) for arm in schedules_live.ARMS if arm in arms}
+        del gains[schedules_live.SEARCHED]
         measured = ", ".join(f"{gain:+.1f} sd over {arm}" for arm, gain in gains.items())
         met = gains["constant"] > _SPREADS and gains["cosine"] >= 0
         found.append(Claim(what, measured, target, met, machine_of(result["environment"]), source))
