@@ -131,11 +131,11 @@ def _live(folder: Path) -> list[Claim]:
         measured = f"{count} of {runs} runs; ASHA with another seed {by_itself:.0%}"
         claims.append(claim(what, measured, f"{AHEAD:.0%} more often", count / runs >= by_itself + AHEAD))
     claims.append(claim("... tasks on which the model handed back is worse by more in the mean", *_tasks(found.lost)))
-    claims.append(claim("... by task: handed back; trained again", ", ".join(_by_task(tasks))))
+    claims.append(claim("... by task: handed back, trained again", " ".join(_by_task(tasks))))
     return claims
 
 
 def _by_task(tasks: Cells) -> Iterator[str]:
     for task, methods in tasks.items():
         one = overall({task: methods}, "tune")
-        yield f"{task} {one.not_worse} of {one.runs}; {one.again_not_worse} of {one.again}"
+        yield f"{task}: {one.not_worse} and {one.again_not_worse} of {one.runs}."

@@ -199,10 +199,10 @@ def _together(tasks: Cells) -> str:
     lines = [
         "## All tasks with the present defaults",
         "",
-        "How often a run is as good as that of Ray's ASHA with the same seed, and so with the same configurations; "
-        "beside it, how often Ray's ASHA is as good as itself with another seed: other configurations of the same "
-        "space, other weights and orders of examples. Of these, all ordered pairs of seeds that share a split of the "
-        "examples count, and each task as often as it has runs of `tune`.",
+        "The first row counts runs that are as good as that of Ray's ASHA with the same seed, and so with the same "
+        "configurations. The second compares Ray's ASHA with itself under another seed, which has other configurations, "
+        "weights and orders of examples. There, all ordered pairs of seeds count that share a split of the examples. "
+        "Each task counts as often as it has runs of `tune`.",
         "",
         "| method | reaches the validation score | test not worse by more than the seed spread "
         "| configuration trained again: test not worse |",
