@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.claims.claim import Claim
 from benchmarks.replay.calibration import races
 from benchmarks.replay.table import Table, recorded
 from benchmarks.replay.yardsticks import AGAIN, RESAMPLES, RULES, TODAY, Row, Rows, halves, mean, rows
-from benchmarks.vs_asha.report import Cells, of_today, read
+from benchmarks.vs_asha.report import of_today, read
 from benchmarks.vs_asha.statistics import BASELINE, overall
 from benchmarks.vs_asha.words import machine
 from benchmarks.vs_asha.yardsticks import by_chance
@@ -131,11 +131,8 @@ def _live(folder: Path) -> list[Claim]:
         measured = f"{count} of {runs} runs; ASHA with another seed {by_itself:.0%}"
         claims.append(claim(what, measured, f"{AHEAD:.0%} more often", count / runs >= by_itself + AHEAD))
     claims.append(claim("... tasks on which the model handed back is worse by more in the mean", *_tasks(found.lost)))
-    claims.append(claim("... by task: handed back, trained again", " ".join(_by_task(tasks))))
-    return claims
-
-
-def _by_task(tasks: Cells) -> Iterator[str]:
     for task, methods in tasks.items():
         one = overall({task: methods}, "tune")
-        yield f"{task}: {one.not_worse} and {one.again_not_worse} of {one.runs}."
+        measured = f"{one.not_worse} of {one.runs} runs; trained again {one.again_not_worse} of {one.again}"
+        claims.append(claim(f"... on {task}", measured))
+    return claims
