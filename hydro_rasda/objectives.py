@@ -37,7 +37,7 @@ def split_metrics(metric: object, mode: object) -> tuple[str, Mode, Objectives]:
     """
     if not isinstance(metric, list | tuple):
         rule = f"the name of a metric that training measures, or a list with one beside it ({', '.join(COSTS)})"
-        require(metric not in COSTS, "metric", metric, rule)
+        require(not isinstance(metric, str) or metric not in COSTS, "metric", metric, rule)
         return cast(str, metric), cast(Mode, mode), ()
     named = all(isinstance(name, str) and name for name in metric)
     require(named and len({*metric}) == len(metric) > 1, "metric", metric, "a name, or a list of two different ones")

@@ -200,7 +200,7 @@ def _together(tasks: Cells) -> str:
         "## All tasks with the present defaults",
         "",
         "The first row counts runs that are as good as that of Ray's ASHA with the same seed, and so with the same "
-        "configurations. The second compares Ray's ASHA with itself under another seed, which has other configurations, "
+        "configurations. The second compares Ray's ASHA with itself under another seed: with other configurations, "
         "weights and orders of examples. There, all ordered pairs of seeds count that share a split of the examples. "
         "Each task counts as often as it has runs of `tune`.",
         "",
