@@ -27,7 +27,7 @@ from tests.hydro_rasda.journals import SCRIPT
 
 Sorts = dict[str, RunRecord]
 
-COMMON = set(plots.__all__) - {"population"}
+COMMON = set(plots.__all__) - {"front", "population"}
 SHOWN = {
     "over": COMMON,
     "interrupted": COMMON - {"narrow_vs_full"},
