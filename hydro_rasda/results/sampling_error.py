@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fusion.streams import preserved_generators
-from hydro_rasda.console import show
 from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.problem import Problem
@@ -49,10 +48,8 @@ def undecided_line(result: TuneResult, finalists: Collection[int]) -> list[str]:
         return []
     folds = isinstance(problem.train_data, IndexedBatches)
     more = "`val_data=KFold(5)`" if folds or problem.settings.sweep.repeats > 1 else "`SweepConfig(repeats=3)`"
-    told = (
-        f"trials {result.best_trial} and {second} differ by {show(lead, 2)} in {result.metric}, less than the sampling"
-    )
-    return [f"{told} error of {examples} validation examples ({show(error, 2)}). To choose by more, use {more}"]
+    told = f"trials {result.best_trial} and {second} differ by {lead:.2g} in {result.metric}, less than the sampling"
+    return [f"{told} error of {examples} validation examples ({error:.2g}). To choose by more, use {more}"]
 
 
 def _error_of_difference(result: TuneResult, problem: Problem, second: int, name: str) -> tuple[int, float]:
