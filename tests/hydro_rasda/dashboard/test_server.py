@@ -101,7 +101,7 @@ def test_a_run_is_followed_from_before_it_begins(served: tuple[str, Path], brows
     url, folder = served
     record = write_run(tmp_path / "whole")
     open_page(browser, address(url))
-    assert "No run yet" in browser.page_source
+    wait(browser, "return document.body !== null && document.body.textContent.includes('No run yet')")
     run = Grows(folder / "night 1", tmp_path / "whole")
     run.to(0.4)
     wait(browser, "return document.querySelectorAll('#runs a').length === 1")
