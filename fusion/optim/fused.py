@@ -19,12 +19,12 @@ from fusion.hyperparameters import ONE_PASS
 from fusion.members import member_indices
 from fusion.optim import muon, native
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.rules import RULE_OF, RULES, momentum_product
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
 from fusion.optim.single import torch_optimizer
 from fusion.optim.state import OptimizerState
 from fusion.optim.unfused import go_on
+from fusion.optim.update_rules import RULE_OF, RULES, momentum_product
 from fusion.optim.vectorized import Tile
 from fusion.rows import Layout, make_dense
 from fusion.structure import check_module

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusion.optim.optimizer_config import Hyperparameters
-from fusion.optim.rules import RULE_OF, RULES, Coefficients, Now, Rule
+from fusion.optim.update_rules import RULE_OF, RULES, Coefficients, Now, Rule
 
 
 @dataclass

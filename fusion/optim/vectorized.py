@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fusion.optim import updates
-from fusion.optim.rules import Coefficients
 from fusion.optim.runs import Run
 from fusion.optim.segments import Segment, block
+from fusion.optim.update_rules import Coefficients
 
 
 class Tile:
