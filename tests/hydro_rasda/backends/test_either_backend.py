@@ -80,7 +80,7 @@ def test_the_same_call_decides_alike_and_finds_the_same_winner(quick: Quick, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "epsilon-net"])
 def test_a_rule_by_name_sweeps_on_either_backend(quick: Quick, tmp_path: Path, rule: str) -> None:
     """Begun on Ray, in the middle of its sweep it goes on here; over, it is found again there."""
     asked: dict[str, Any] = {"num_samples": 6, "max_t": 8, "race": {"max_workers": 1}, "space": RACE["space"]}
