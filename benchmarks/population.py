@@ -160,8 +160,8 @@ def markdown(result: Row) -> str:
         "",
         f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, Ray {where['ray']}, {where['date']}, load "
         f"{where['load']}. Rerun: `{where['command']}`. {where['trials']} trials train for {where['epochs']} epochs "
-        "each and are compared after each epoch: Ray Tune's at full size, those of `tune` at an eighth of the width, "
-        "to the choice of its finalists. Ray's start-up is left out. A ratio is of one pair of runs.",
+        "each, and are compared after each epoch. Ray Tune's train at full size. Those of `tune` have an eighth of the "
+        "width, and train until its finalists are chosen. Ray's start-up is left out. A ratio is of one pair of runs.",
         "",
         "| | seconds | times as fast as Ray, by pair |",
         "|---|---|---|",

@@ -44,7 +44,8 @@ def of_a_population(folder: Path) -> list[Claim]:
         asked = [(what, f"{FASTER:g}x"), (share, f"below {SHARE:.0%}")]
         return [waiting(*each, source) for each in asked if (folder / REPLAY).exists()]
     where, found = machine_of(result["environment"]), population.ratios(result, "one group")
-    spread = f"{median(found):.1f}x ({min(found):.1f} to {max(found):.1f}), {len(found)} pairs"
+    several = f" ({min(found):.1f} to {max(found):.1f}), {len(found)} pairs"
+    spread = f"{median(found):.1f}x" + (several if len(found) > 1 else ", one pair")
     default = median(population.ratios(result, "default"))
     took = population.copy_share(result)
     return [
