@@ -1,4 +1,4 @@
-"""What Ray's workers run for its population based training: plain torch, without `hydro_rasda`."""
+"""The training that Ray's workers run in population based training: plain torch, without `hydro_rasda`."""
 
 from __future__ import annotations
 

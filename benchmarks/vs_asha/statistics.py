@@ -81,7 +81,7 @@ def as_good(cell: Cell, base: Cell) -> bool:
 
 
 def is_timed(cell: Cell) -> bool:
-    """Whether its times count: nothing else was at work on the machine."""
+    """Tell whether a cell's times count: nothing else was at work on the machine."""
     return bool(cell["environment"].get("timed", True))
 
 

@@ -119,7 +119,8 @@ def adamax(
         g = g.addcmul(p, weight_decay)
     m.lerp_(g, one_minus_beta1)
     torch.maximum(u.mul_(keep), g.abs().add_(least), out=u)
-    p.addcmul_(m / u, step_size, value=-1)
+    # Both are 0 in a member that leaves out its first step.
+    p.addcmul_(m / u.clamp(min=torch.finfo(u.dtype).tiny), step_size, value=-1)
 
 
 def nadam(
@@ -137,7 +138,7 @@ def nadam(
 ) -> None:
     """NAdam (Dozat 2016): `p -= (of_gradient g + of_moment m) / (sqrt(v) + eps)`, with both moments as Adam's.
 
-    As in `adam`, the root of v's bias correction is in the coefficients and in `eps`.
+    The coefficients and `eps` hold the root of v's bias correction, as those of `adam` do.
     """
     if weight_decay is not None:
         g = g.addcmul(p, weight_decay)

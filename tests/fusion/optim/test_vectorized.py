@@ -113,6 +113,18 @@ def test_few_operators_move_every_member_as_torch_would(
             torch.testing.assert_close(fused.stacked[name][k], p, atol=atol, rtol=0)
 
 
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_a_member_that_leaves_out_its_first_step_stays_as_it_is(kind: str) -> None:
+    modules = [nn.Linear(3, 2) for _ in range(K)]
+    fused = fuse(modules)
+    opt = fused_optimizer(fused, CONFIGS[kind])
+    before = fused.stacked["weight"].detach().clone()
+    fused.map(lambda model, x: model(x).square().sum(), torch.ones(1, 3)).sum().backward()
+    opt.step(torch.tensor([True, False, True, False]))
+    same = [torch.equal(fused.stacked["weight"][k], before[k]) for k in range(K)]
+    assert same == [False, True, False, True]
+
+
 def test_no_step_waits_for_the_host() -> None:
     """On a device without data, whatever asks for a value raises; nothing crosses over from the CPU either.
 
