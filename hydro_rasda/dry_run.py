@@ -36,10 +36,11 @@ from hydro_rasda.model_costs import BESIDE_A_STEP, weight_bytes
 from hydro_rasda.objective import give_config, reads_config, scalars, steering
 from hydro_rasda.objectives import COSTS
 from hydro_rasda.precision import as_given
-from hydro_rasda.problem import NoModule, Problem, about_width_argument, width_form
+from hydro_rasda.problem import NoModule, Problem
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.seeds import next_seed
 from hydro_rasda.trial import Trial
+from hydro_rasda.width_argument import about_width_argument, width_form
 from surrogate.multipliers import width_plan
 from surrogate.widths import WidthPlan
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from hydro_rasda.seeds import derive_seed
 from hydro_rasda.surrogate_plans import Plans
 from hydro_rasda.trial import Trial
 from hydro_rasda.whole_metrics import WholeMetrics
+from hydro_rasda.width_argument import WidthForm, call_model_fn, width_form
 from surrogate import PlanMismatch, SurrogatePlan, make_surrogate, plan_shrink, plan_surrogate, shrink
 
 
@@ -266,81 +266,3 @@ def _check_there(model: nn.Module) -> None:
             raise NoModule(f"{told} is lazy: it has no shape before the first batch; {rule}")
         if tensor.is_meta:
             raise NoModule(f"{told} lies on the device 'meta', where it has no data; build it on the CPU")
-
-
-WidthForm = Literal["named", "second"]
-"""How a model function takes the width ratio: as the argument of that name, or as its second one."""
-
-
-def width_form(model_fn: Callable[..., nn.Module]) -> WidthForm | None:
-    """In which form a model function takes the width ratio; None where it takes none.
-
-    A second argument of another name counts if it has no default. It also counts if it is called as a ratio is, its
-    default is 1.0, and no other argument looks like a ratio, too.
-
-    >>> width_form(lambda config, width_ratio=1.0: None), width_form(lambda config, depth=2: None)
-    ('named', None)
-    >>> width_form(lambda config, r=1.0: None), width_form(lambda config, dropout=1.0: None)
-    ('second', None)
-    """
-    parameters = list(inspect.signature(model_fn).parameters.values())
-    if any(p.name == "width_ratio" for p in parameters):
-        return "named"
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
-    if len(required) >= 2:
-        return "second"
-    ratios = [p for p in parameters if _is_ratio(p)]
-    taken = len(ratios) == 1 and parameters[1:2] == ratios and ratios[0].kind in positional
-    return "second" if taken else None
-
-
-_RATIO_NAMES = frozenset({"mult", "multiplier", "r", "ratio", "scale"})
-
-
-def _is_ratio(p: inspect.Parameter) -> bool:
-    """Return whether an argument is called as a width ratio may be, and has its default."""
-    return type(p.default) is float and p.default == 1.0 and ("width" in p.name or p.name in _RATIO_NAMES)
-
-
-def about_width_argument(model_fn: Callable[..., nn.Module]) -> str | None:
-    """A line for users about an argument that was taken as the width ratio by its place, or might have been."""
-    form, parameters = width_form(model_fn), list(inspect.signature(model_fn).parameters.values())
-    if form == "named":
-        return None
-    if form == "second":
-        return f"the width ratio is the second argument of `model_fn`, `{parameters[1].name}`"
-    left = [p for p in parameters if type(p.default) is float and p.default == 1.0]
-    shown = ", ".join(f"`{p.name}={p.default!r}`" for p in left)
-    return f"`model_fn` keeps {shown}: to build narrower models by it, call it `width_ratio`" if left else None
-
-
-def check_width_argument(argument: str, model_fn: Any, surrogate: float) -> None:
-    """Refuse an optional width ratio of another name, which would always be 1: at full width, and where it is narrowed.
-
-    Args:
-        surrogate: The width ratio of the surrogates; at 1 none is needed.
-
-    Raises:
-        ValueError: naming the argument that is not used.
-    """
-    if surrogate == 1 or width_form(model_fn) is not None:
-        return
-    parameters = inspect.signature(model_fn).parameters.values()
-    ratios = [p for p in parameters if _is_ratio(p)]
-    if len(ratios) > 1:
-        shown = ", ".join(f"`{p.name}={p.default!r}`" for p in ratios)
-        raise ValueError(f"`{argument}` has {shown}, each of which may be the width ratio: call that one `width_ratio`")
-    for p in parameters:
-        # A default of 64, say, is the width itself, which a surrogate may well be narrowed from.
-        if "width" in p.name and isinstance(p.default, int | float) and p.default == 1:
-            raise ValueError(
-                f"`{argument}` has an argument `{p.name}={p.default!r}` that is not used: call it `width_ratio`"
-            )
-
-
-def call_model_fn(model_fn: Callable[..., Any], form: WidthForm | None, config: dict[str, Any], ratio: float) -> Any:
-    """Build the model of a model function of this form at a width ratio."""
-    if form is None:
-        return model_fn(config)
-    return model_fn(config, width_ratio=ratio) if form == "named" else model_fn(config, ratio)

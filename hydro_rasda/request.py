@@ -19,12 +19,13 @@ from hydro_rasda.data import Batches, Data, Folds, Splitter, is_splitter, make_b
 from hydro_rasda.objective import LossFn, as_objective, takes_config
 from hydro_rasda.objectives import functions_of
 from hydro_rasda.precision import in_precision
-from hydro_rasda.problem import OwnLoop, Problem, check_width_argument
+from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.portable import pickle_config_modules
 from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.space import check_space, explored
 from hydro_rasda.whole_metrics import WholeMetrics
+from hydro_rasda.width_argument import check_width_argument
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher

@@ -18,6 +18,8 @@ from hydro_rasda.checks import check_choice, check_flag, check_folder, check_nam
 from hydro_rasda.config import BACKENDS, RESUME, Mode, Precision, RaceConfig, SweepConfig, TuneConfig
 from hydro_rasda.contracts import Backend
 from hydro_rasda.data import Data, Splitter
+from hydro_rasda.help_signature import readable
+from hydro_rasda.identity_settings import determining
 from hydro_rasda.objective import LossFn
 from hydro_rasda.objectives import split_metrics
 from hydro_rasda.renames import refuses_renamed
@@ -32,9 +34,7 @@ from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
 from hydro_rasda.search import RandomSearch, Search, SearcherSearch
 from hydro_rasda.secret_masking import hide, secrets_of
-from hydro_rasda.settings_record import determining
-from hydro_rasda.signatures import readable
-from hydro_rasda.stages.costs import Costs, all_fit
+from hydro_rasda.stages.cost_limits import Costs, all_fit
 from hydro_rasda.stages.preparation import Ready, get_ready
 from hydro_rasda.stages.race import train_finalists
 from hydro_rasda.stages.resume_from_sweep import hand_over

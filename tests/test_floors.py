@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS = (
     {
-        *("checks", "console", "lazy_exports", "package_conflicts", "renames", "secret_masking", "signatures"),
+        *("checks", "console", "lazy_exports", "package_conflicts", "renames", "secret_masking", "help_signature"),
         *("trial", "warning_lines"),
     },
     {"schedulers"},
-    {"config", "objectives", "seeds", "settings_record", "sweep_config"},
+    {"config", "objectives", "seeds", "identity_settings", "sweep_config"},
     {
         *(
             "batch_checks",
@@ -36,7 +36,7 @@ FLOORS = (
             "space",
             "variants",
         ),
-        *("surrogate_plans", "whole_metrics"),
+        *("surrogate_plans", "whole_metrics", "width_argument"),
     },
     {"run"},
     {"results", "page", "plots", "loggers"},

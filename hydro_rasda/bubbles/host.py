@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fusion.width.memory import available_memory
-from hydro_rasda.bubbles.guest_process import GuestProcess
+from hydro_rasda.bubbles.guest_handle import GuestProcess
 from hydro_rasda.bubbles.pipeline_waits import watched
 from hydro_rasda.checks import check_number, require
 from hydro_rasda.run.files import refuse_open_to_others

@@ -15,7 +15,7 @@ import psutil
 
 from hydro_rasda.packing import nvml
 from hydro_rasda.packing.devices import Device
-from hydro_rasda.packing.grid import End, Grid
+from hydro_rasda.packing.job_states import End, Grid
 from hydro_rasda.packing.tasks import Estimate, Task
 from hydro_rasda.run.files import open_to_write
 from hydro_rasda.run.portable import pickle_config_modules

@@ -9,7 +9,7 @@ from typing import Literal
 
 from hydro_rasda.checks import check_flag, check_folder, check_function, check_is, check_name, require
 from hydro_rasda.packing.devices import Device, local_devices
-from hydro_rasda.packing.grid import Grid
+from hydro_rasda.packing.job_states import Grid
 from hydro_rasda.packing.mps import CONTROL, available
 from hydro_rasda.packing.packer import Packer
 from hydro_rasda.packing.progress_table import Progress

@@ -9,8 +9,8 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from hydro_rasda.packing.devices import Device
-from hydro_rasda.packing.grid import End, Grid
 from hydro_rasda.packing.job_process import Process
+from hydro_rasda.packing.job_states import End, Grid
 from hydro_rasda.packing.mps import Daemons, percentage
 from hydro_rasda.packing.profile_cache import Learnt
 from hydro_rasda.packing.records import JobRecord

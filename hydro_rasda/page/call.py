@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.identity_settings import recorded
 from hydro_rasda.schedulers.named_rules import RULES
-from hydro_rasda.settings_record import recorded
 from hydro_rasda.sweep_config import SEARCHERS
 
 _RANGE = re.compile(r"(?P<kind>float|integer) (?P<law>uniform|loguniform)\((?P<bounds>[^=]+?)(?:, q=(?P<q>.+))?\)")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from hydro_rasda.checks import check_path
 from hydro_rasda.config import RaceConfig, SweepConfig, TuneConfig
+from hydro_rasda.identity_settings import recorded
 from hydro_rasda.results.lineage import SWEEP_DECISION
 from hydro_rasda.results.records import RunRecord
 from hydro_rasda.results.summary import sum_up
@@ -20,7 +21,6 @@ from hydro_rasda.run.store import Store
 from hydro_rasda.run.transfer_stage import recalled_transfer
 from hydro_rasda.schedulers.sweep_rule import Continue, Stop, move_of
 from hydro_rasda.secret_masking import described_secrets, hide
-from hydro_rasda.settings_record import recorded
 from hydro_rasda.trial import Trial
 
 

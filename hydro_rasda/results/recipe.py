@@ -11,7 +11,7 @@ from hydro_rasda.config import GLOBAL_BATCH
 from hydro_rasda.console import show
 from hydro_rasda.objective import Supervised, Written
 from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem, width_form
+from hydro_rasda.problem import Problem
 from hydro_rasda.results.export import checkpoint_of
 from hydro_rasda.results.recipe_parts import Form
 from hydro_rasda.results.recipe_text import Recipe, written
@@ -22,6 +22,7 @@ from hydro_rasda.run.journal import Unit
 from hydro_rasda.run.portable import Gone
 from hydro_rasda.run.spec import read_asked
 from hydro_rasda.run.store import Store
+from hydro_rasda.width_argument import width_form
 
 
 def recipe_of(record: RunRecord, problem: Problem, trial: int | None = None) -> str:

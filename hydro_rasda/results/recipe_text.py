@@ -14,10 +14,10 @@ from typing import Any, Literal
 from fusion.hyperparameters import optimizer_name, read
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
-from hydro_rasda.problem import WidthForm
 from hydro_rasda.results.recipe_optimizer import MUON, literal, optimizer_lines
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
 from hydro_rasda.results.recipe_schedule import indented, rates, schedule_text
+from hydro_rasda.width_argument import WidthForm
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from hydro_rasda.data import naming_batch
 from hydro_rasda.dry_run import DryRun
 from hydro_rasda.metrics import EVAL_BATCH_FACTOR
 from hydro_rasda.precision import as_given
-from hydro_rasda.problem import Problem, about_width_argument
+from hydro_rasda.problem import Problem
 from hydro_rasda.run.fingerprint import spread_indices
 from hydro_rasda.schedulers import first_milestone
 from hydro_rasda.space import has_shares, longest_warmup, schedules, tuned
 from hydro_rasda.stages.isolated_dry_run import survived_dry_run
 from hydro_rasda.training.parameters import check_rule
 from hydro_rasda.trial import Trial
+from hydro_rasda.width_argument import about_width_argument
 from surrogate import doubtful_hyperparameters
 
 ASKED_STEPS = 64

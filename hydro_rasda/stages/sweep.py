@@ -35,7 +35,7 @@ from hydro_rasda.space import derived, explored
 from hydro_rasda.stages.chance_baseline import warn_of_chance
 from hydro_rasda.stages.choose_finalists import finalists_in_time, finalists_of_rule
 from hydro_rasda.stages.copies import cannot_grow, make_copies
-from hydro_rasda.stages.costs import Costs
+from hydro_rasda.stages.cost_limits import Costs
 from hydro_rasda.stages.dispatch import Dispatcher
 from hydro_rasda.stages.fusion_groups import find_kinds
 from hydro_rasda.stages.run_plan import SURROGATES, RunPlan

@@ -25,10 +25,10 @@ from hydro_rasda.objective import scalars
 from hydro_rasda.precision import as_given
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.files import DamagedCheckpoint
+from hydro_rasda.training.folds_and_repeats import members_first, shares_of
 from hydro_rasda.training.fused_learner import FusedLearner, State
 from hydro_rasda.training.loop import train_epochs
 from hydro_rasda.training.recorded_steps import records
-from hydro_rasda.training.several_models import members_first, shares_of
 from hydro_rasda.trial import Trial
 
 _MICRO_BATCHES = (

@@ -20,10 +20,10 @@ from hydro_rasda.data import ALONE, Batch, Share
 from hydro_rasda.objective import Objective, scalars
 from hydro_rasda.precision import loss_scale
 from hydro_rasda.problem import Problem
+from hydro_rasda.training.folds_and_repeats import members_first, stacked
 from hydro_rasda.training.learners import evaluate_parts
 from hydro_rasda.training.parameters import multipliers, optimizer_settings
 from hydro_rasda.training.recorded_steps import recorded, records
-from hydro_rasda.training.several_models import members_first, stacked
 
 State = dict[str, Any]
 

@@ -19,9 +19,9 @@ from hydro_rasda.metrics import EVAL_BATCH_FACTOR, add_over_ranks, summed
 from hydro_rasda.precision import matrix_products
 from hydro_rasda.problem import Problem
 from hydro_rasda.seeds import derive_seed
+from hydro_rasda.training.folds_and_repeats import named, over_models, shares_of, validated_apart
 from hydro_rasda.training.fused_learner import FusedLearner
 from hydro_rasda.training.learners import Learner, SingleLearner
-from hydro_rasda.training.several_models import named, over_models, shares_of, validated_apart
 from hydro_rasda.whole_metrics import Collected, of_members
 
 

@@ -14,7 +14,7 @@ from hydro_rasda import SweepConfig
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.models import Config, mlp, refuses_some, regressor, stumbles_in_some
-from tests.hydro_rasda.test_problem import LABELS, X, problem, trials
+from tests.hydro_rasda.problems import LABELS, X, problem, trials
 
 
 @pytest.mark.parametrize("target", [X[:, :1], LABELS % 2])

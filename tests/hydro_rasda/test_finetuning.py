@@ -18,7 +18,7 @@ from hydro_rasda.dry_run import dry_run
 from hydro_rasda.problem import Problem
 from tests import zoo
 from tests.hydro_rasda.models import Config, mlp
-from tests.hydro_rasda.test_problem import problem, trials
+from tests.hydro_rasda.problems import problem, trials
 
 Quick = Callable[..., TuneResult]
 TOKENS = torch.randint(11, (24, 7), generator=torch.Generator().manual_seed(0))

@@ -25,11 +25,11 @@ from hydro_rasda.integrations.lightning.objective import StepObjective, metric_n
 from hydro_rasda.integrations.lightning.optimizers import Unfollowed
 from hydro_rasda.integrations.narrow import check_parts, narrow_or_full, unaveraged
 from hydro_rasda.integrations.result import LibraryResult
-from hydro_rasda.problem import WidthForm, call_model_fn, check_width_argument, width_form
 from hydro_rasda.renames import refuse_renamed
 from hydro_rasda.secret_masking import shown
 from hydro_rasda.space import check_space, sample
 from hydro_rasda.tuner import tune
+from hydro_rasda.width_argument import WidthForm, call_model_fn, check_width_argument, width_form
 
 DECIDED = ("train_data", "val_data", "loss_fn", "objective", "metric", "max_t", "precision")
 

@@ -18,7 +18,7 @@ import pytest
 
 from fusion.backoff import SIGNS
 from hydro_rasda.packing import Device, Estimate, PackResult, Task, pack
-from hydro_rasda.packing.grid import Grid
+from hydro_rasda.packing.job_states import Grid
 from hydro_rasda.packing.packer import OUT_OF_MEMORY
 from hydro_rasda.packing.tasks import tasks_of
 from hydro_rasda.run.store import Store

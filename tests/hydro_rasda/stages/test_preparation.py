@@ -17,7 +17,7 @@ from hydro_rasda import AllTrialsFailed, TuneResult, choice, loguniform
 from hydro_rasda.dry_run import dry_run
 from hydro_rasda.objective import as_objective
 from tests.hydro_rasda.models import Config, mlp, regressor
-from tests.hydro_rasda.test_problem import LABELS, X, problem, trials
+from tests.hydro_rasda.problems import LABELS, X, problem, trials
 
 Quick = Callable[..., TuneResult]
 LR = {"lr": loguniform(1e-3, 0.3)}

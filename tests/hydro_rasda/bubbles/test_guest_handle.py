@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hydro_rasda.bubbles import bubbles
-from hydro_rasda.bubbles.guest_process import GuestProcess
+from hydro_rasda.bubbles.guest_handle import GuestProcess
 from hydro_rasda.bubbles.host import Guest
 from hydro_rasda.testing.tiny_runs import is_running
 
@@ -50,7 +50,7 @@ def test_a_guest_runs_in_bubbles_alone(tmp_path: Path) -> None:
 
 def test_a_stopped_guest_ends_with_its_host(tmp_path: Path) -> None:
     host = (
-        "import sys, time; from pathlib import Path; from hydro_rasda.bubbles.guest_process import GuestProcess\n"
+        "import sys, time; from pathlib import Path; from hydro_rasda.bubbles.guest_handle import GuestProcess\n"
         "guest = GuestProcess(Path(sys.argv[1]), 'cpu', True); guest.tie(600); print(guest.pid, flush=True)\n"
         "time.sleep(600)"
     )

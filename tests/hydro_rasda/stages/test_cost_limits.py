@@ -11,7 +11,7 @@ from hydro_rasda import SweepConfig
 from hydro_rasda.problem import Problem
 from hydro_rasda.run.state import Run
 from hydro_rasda.run.store import Store
-from hydro_rasda.stages.costs import Costs, all_fit
+from hydro_rasda.stages.cost_limits import Costs, all_fit
 
 BUILT: list[int] = []
 

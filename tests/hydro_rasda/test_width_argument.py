@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from hydro_rasda import tune
+from hydro_rasda.dry_run import dry_run
+from hydro_rasda.stages.preparation import get_ready
+from hydro_rasda.width_argument import check_width_argument, width_form
+from tests.hydro_rasda.models import Config, fixed_mlp, mlp
+from tests.hydro_rasda.problems import LABELS, X, problem, trials
+
+
+def second_argument(config: Config, ratio: float) -> nn.Module:
+    return mlp(config, ratio)
+
+
+def keyword_only(config: Config, *, depth: int = 2, width_ratio: float = 1.0) -> nn.Module:
+    return mlp(config, width_ratio)
+
+
+@pytest.mark.parametrize("model_fn", [mlp, second_argument, keyword_only])
+def test_forms_of_a_model_function_with_a_width(model_fn: Any) -> None:
+    assert width_form(model_fn) is not None
+    checked = dry_run(problem(model_fn), trials())
+    assert checked.parameters["0.weight"] == "(32, 64) torch.float32"
+    assert problem(model_fn).surrogate(trials()[0]).get_parameter("0.weight").shape == (16, 64)
+
+
+def by_r(config: Config, r: float = 1.0) -> nn.Module:
+    return mlp(config, r)
+
+
+def of_scale(config: Config, scale: float = 1.0, dropout: float = 1.0) -> nn.Module:
+    return mlp(config, scale)
+
+
+def ignores_it(config: Config, scale: float = 1.0) -> nn.Module:
+    return mlp(config, 1.0)
+
+
+def never_a_ratio(config: Config, dropout: float = 1.0) -> nn.Module:
+    return mlp(config, 1.0)
+
+
+@pytest.mark.parametrize(("model_fn", "name"), [(by_r, "r"), (of_scale, "scale")])
+def test_a_second_argument_that_is_called_as_a_ratio_is_taken_and_the_run_says_so(model_fn: Any, name: str) -> None:
+    assert width_form(model_fn) == "second"
+    own = problem(model_fn)
+    assert own.surrogate(trials()[0]).get_parameter("0.weight").shape == (16, 64)
+    (line,) = get_ready(own, {"lr": 0.1, "schedule": "linear"}, trials()).messages
+    taken = f"the width ratio is the second argument of `model_fn`, `{name}`"
+    assert line == f"surrogates have 0.5 of the width: 5 of 6 parameters are narrower; {taken}"
+
+
+def test_an_argument_that_may_be_no_ratio_keeps_its_value_and_the_run_says_so() -> None:
+    assert width_form(never_a_ratio) is None
+    (line,) = get_ready(problem(never_a_ratio), {"lr": 0.1, "schedule": "linear"}, trials()).messages
+    assert line.endswith("; `model_fn` keeps `dropout=1.0`: to build narrower models by it, call it `width_ratio`")
+
+
+def test_a_ratio_that_changes_nothing_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"ignores width_ratio: .*the second argument of `model_fn`, `scale`\)"):
+        dry_run(problem(ignores_it), trials())
+
+
+@pytest.mark.parametrize("default", [1, 1.0])
+def test_an_optional_width_of_another_name_and_place_is_refused(default: float, tmp_path: Path) -> None:
+    def model_fn(config: Config, depth: int = 2, width: float = default) -> nn.Module:
+        return mlp(config, width)
+
+    def other(config: Config, width: int = 64, ratio: float = 1.0) -> nn.Module:
+        return mlp(config, 1.0)
+
+    with pytest.raises(
+        ValueError, match=rf"`model_fn` has an argument `width={default}` that is not used: call it `wid"
+    ):
+        tune(model_fn, {"lr": 0.1}, train_data=(X, LABELS), val_data=(X, LABELS), storage_path=tmp_path)
+    assert not list(tmp_path.iterdir())
+    for allowed, surrogate in ((model_fn, 1), (mlp, 0.5), (second_argument, 0.5), (other, 0.5)):
+        check_width_argument("model_fn", allowed, surrogate)
+
+
+def test_two_arguments_that_may_be_the_ratio_are_refused() -> None:
+    def model_fn(config: Config, scale: float = 1.0, width: float = 1.0) -> nn.Module:
+        return mlp(config, width)
+
+    with pytest.raises(ValueError, match=r"`model_fn` has `scale=1.0`, `width=1.0`, each of which may be the width"):
+        check_width_argument("model_fn", model_fn, 0.5)
+
+
+def test_a_model_function_without_a_width() -> None:
+    assert width_form(fixed_mlp) is None
+    checked = dry_run(problem(fixed_mlp), trials())
+    assert [tuple(t.shape) for t in checked.example_input] == [(4, 64)]
