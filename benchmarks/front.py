@@ -5,8 +5,9 @@
 The space is conditional: depth x width of a CNN, and the optimizer with its own rates. Cost is counted in full
 trainings of a configuration, never in seconds. A surrogate's epoch costs its share of the MACs of its own full size.
 Optuna's TPE, NSGA-II and random sampler train one configuration after another to the end, as studies of several
-objectives cannot prune. A training that begins within the budget counts. `tune` gets samples and finalists that fit the
-budget; the table says what each method has spent. All methods keep the best epoch. It rewrites `front.{json,md}`.
+objectives cannot prune. A training that begins within the budget counts. `tune` gets samples and finalists that fit
+the budget; the table says what each method has spent. All methods keep the best epoch. Seeds whose rows are there are
+not run again. It rewrites `front.{json,md}`.
 """
 
 from __future__ import annotations
@@ -176,6 +177,12 @@ def rows_of(name: str, found: Callable[[int], Trained], seed: int, budgets: Sequ
         yield {"method": name, "seed": seed, "budget": budget, "volume": volume, "cost": max(at for at, *_ in models)}
 
 
+def means(rows: Sequence[Row], name: str, budget: int) -> tuple[float, float]:
+    """Return a method's hypervolume and cost at a budget, means over seeds."""
+    of = [row for row in rows if (row["method"], row["budget"]) == (name, budget)]
+    return fmean(row["volume"] for row in of), fmean(row["cost"] for row in of)
+
+
 def markdown(result: Row) -> str:
     """Means over seeds: a line for each method, a column for each budget."""
     where, rows = result["environment"], result["rows"]
@@ -192,8 +199,7 @@ def markdown(result: Row) -> str:
         "|---" * (1 + len(budgets)) + "|",
     ]
     for name in dict.fromkeys(row["method"] for row in rows):
-        of = [[row for row in rows if (row["method"], row["budget"]) == (name, budget)] for budget in budgets]
-        cells = [f"{fmean(r['volume'] for r in each):.3f} (cost {fmean(r['cost'] for r in each):.1f})" for each in of]
+        cells = ["{:.3f} (cost {:.1f})".format(*means(rows, name, budget)) for budget in budgets]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -209,9 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
-    data, rows, samplers = load(asked.data, asked.examples), list[Row](), optuna.samplers
+    data, samplers, path = load(asked.data, asked.examples), optuna.samplers, asked.out / FILE
     kinds = {"TPE": samplers.TPESampler, "NSGA-II": samplers.NSGAIISampler, "random": samplers.RandomSampler}
-    for seed in range(asked.seeds):
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    for seed in sorted({*range(asked.seeds)} - {row["seed"] for row in rows}):
         rows += rows_of("tune", partial(by_tune, data, seed), seed, asked.budgets)
         for name, kind in kinds.items():
             # One long study has the shorter ones as its beginnings.
@@ -223,12 +230,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             rows += rows_of(f"Optuna, {name}", within, seed, asked.budgets)
         print(json.dumps(rows[-4 * len(asked.budgets) :]), flush=True)
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    where = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": torch.__version__, "date": day}
-    where |= {"command": "python -m benchmarks.front", "examples": f"{asked.examples:,}"}
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / FILE).write_text(json.dumps({"environment": where, "rows": rows}, indent=1) + "\n")
-    (asked.out / FILE).with_suffix(".md").write_text(markdown({"environment": where, "rows": rows}))
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        where = {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": torch.__version__, "date": day}
+        where |= {"command": "python -m benchmarks.front", "examples": f"{asked.examples:,}"}
+        result = {"environment": where, "rows": rows}
+        asked.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        path.with_suffix(".md").write_text(markdown(result))
 
 
 if __name__ == "__main__":

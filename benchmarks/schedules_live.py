@@ -1,6 +1,6 @@
 """Schedules as hyperparameters, live: a searched decay against the best constant, cosine and linear schedules.
 
-    python -m benchmarks.schedules_live [--tasks shakespeare residual cifar10] [--trials 16] [--data FOLDER]
+    python -m benchmarks.schedules_live [--tasks shakespeare residual cifar10] [--seeds 0 1 2] [--data FOLDER]
 
 Each arm is a default `tune` of the same seed, so the same learning rates, with its own schedule in the space. The
 winner of each then trains fully with three fresh seeds, by plain torch; its last epoch's test score counts. It measures
@@ -11,6 +11,7 @@ and leaves out the arms that are there.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -36,19 +37,19 @@ FILE = "schedules_live.json"
 FRESH = (101, 102, 103)
 SEARCHED = "searched"
 ARMS: Mapping[str, Mapping[str, Any]] = {
-    SEARCHED: {"schedule": "linear", "decay_start": uniform(0.0, 0.9), "floor": uniform(0.0, 0.5)},
+    SEARCHED: {"schedule": "linear", "decay_start": uniform(0.0, 0.9), "floor": uniform(0.0, 0.2)},
     "constant": {"schedule": "constant"},
     "cosine": {"schedule": "cosine"},
     "linear": {"schedule": "linear"},
 }
-SIZES = {"shakespeare": 300, "residual": 597, "cifar10": 1000}
+SIZES = {"shakespeare": 1000, "residual": 597, "cifar10": 2000}
 """Examples to train on, by task."""
 MAX_T = 9
 
 Row = dict[str, Any]
 
 
-def measure(task: Task, arm: str, trials: int) -> Row:
+def measure(task: Task, arm: str, seed: int) -> Row:
     """Search one arm, and train its winner with fresh seeds."""
     with tempfile.TemporaryDirectory(prefix="schedules-") as folder:
         found = tune(
@@ -59,35 +60,44 @@ def measure(task: Task, arm: str, trials: int) -> Row:
             objective=objective(task.kind),
             metric="val_score",
             mode=task.mode,
-            num_samples=trials,
+            num_samples=task.num_samples,
             max_t=task.max_t,
             storage_path=folder,
             name="run",
+            seed=seed,
             progress=False,
         )
         cost = found.cost.full_trainings(found.cost.seconds, task.max_t)
     tests = []
-    for seed in FRESH:
-        own = seeds(task, 0, seed)
+    for fresh in FRESH:
+        own = seeds(task, 0, fresh)
         *_, last = train(task, found.best_config, own, build(task, found.best_config, own))
         tests.append(last["test"])
-    return {"task": task.name, "arm": arm, "config": found.best_config, "tests": tests, "full_trainings": cost}
+    row = {"task": task.name, "arm": arm, "seed": seed, "trials": task.num_samples, "config": found.best_config}
+    return row | {"tests": tests, "full_trainings": cost}
 
 
-def of_task(rows: Sequence[Row], task: str) -> dict[str, list[float]]:
-    """Return a task's test scores by arm, the higher the better."""
-    sign = -1 if task == "shakespeare" else 1
-    return {row["arm"]: [sign * test for test in row["tests"]] for row in rows if row["task"] == task}
+def of_task(rows: Sequence[Row], task: str) -> dict[str, list[list[float]]]:
+    """Return a task's test scores by arm, a list for each search, the higher the better."""
+    sign, arms = -1 if task == "shakespeare" else 1, dict[str, list[list[float]]]()
+    for row in rows:
+        if row["task"] == task:
+            arms.setdefault(row["arm"], []).append([sign * test for test in row["tests"]])
+    return arms
 
 
-def spread(arms: Mapping[str, Sequence[float]]) -> float:
-    """Return the standard deviation between seeds, the same for all arms of a task."""
-    return math.sqrt(fmean(stdev(tests) ** 2 for tests in arms.values()))
+def spread(arms: Mapping[str, Sequence[Sequence[float]]]) -> float:
+    """Return the standard deviation between seeds of a winner, the same for all searches of a task."""
+    return math.sqrt(fmean(stdev(tests) ** 2 for searches in arms.values() for tests in searches))
 
 
-def gain(arms: Mapping[str, Sequence[float]], over: str) -> float:
-    """Return how much better the searched schedule is than another, in standard deviations between seeds."""
-    return (fmean(arms[SEARCHED]) - fmean(arms[over])) / spread(arms)
+def gain(arms: Mapping[str, Sequence[Sequence[float]]], over: str) -> float:
+    """Return how much better the searched schedule is than another, in standard deviations between seeds.
+
+    Only search seeds that both have count.
+    """
+    pairs = [*zip(arms[SEARCHED], arms[over])]
+    return fmean(fmean(own) - fmean(other) for own, other in pairs) / spread(arms)
 
 
 def markdown(result: Row) -> str:
@@ -98,22 +108,26 @@ def markdown(result: Row) -> str:
         "",
         f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, {where['date']}. "
         f"Rerun: `{where['command']}`. "
-        f"Each arm is a default `tune` of {where['trials']} trials and {MAX_T} epochs, with seed 0. Its winner trains "
-        "with three fresh seeds; the test score after the last epoch counts: the loss in nats on shakespeare, the "
-        "accuracy elsewhere. The task's data are a part: "
-        + ", ".join(f"{size} examples of {name}" for name, size in SIZES.items())
-        + ".",
+        f"Each arm is a default `tune` of the task's own trials and {MAX_T} epochs. Its winner trains with three fresh "
+        "seeds; the test score after the last epoch counts: the loss in nats on shakespeare, the accuracy elsewhere. "
+        "Examples to train on: " + ", ".join(f"{size:,} of {name}" for name, size in SIZES.items()) + ".",
         "",
-        "| task | schedule | test scores | mean | searched is better by | winner |",
-        "|---|---|---|---|---|---|",
+        "| task | schedule | searches | mean test score | searched is better by |",
+        "|---|---|---|---|---|",
     ]
+    for task in SIZES:
+        arms = of_task(result["rows"], task)
+        for arm, searches in arms.items():
+            better = "" if arm == SEARCHED or SEARCHED not in arms else f"{gain(arms, arm):+.1f} sd"
+            mean = abs(fmean(map(fmean, searches)))
+            lines.append(f"| {task} | {arm} | {len(searches)} | {mean:.4g} | {better} |")
+    lines += ["", "| task | schedule | seed | test scores | trainings | winner |", "|---|---|---|---|---|---|"]
     for row in result["rows"]:
-        arms = of_task(result["rows"], row["task"])
-        better = "" if SEARCHED not in arms or row["arm"] == SEARCHED else f"{gain(arms, row['arm']):.1f} sd"
         tests = ", ".join(f"{test:.4g}" for test in row["tests"])
         config = {k: v for k, v in row["config"].items() if k not in ("optimizer", "schedule")}
         words = " ".join(f"{k}={v:.3g}" for k, v in config.items())
-        lines.append(f"| {row['task']} | {row['arm']} | {tests} | {fmean(row['tests']):.4g} | {better} | {words} |")
+        cost = f"{row['full_trainings']:.1f}"
+        lines.append(f"| {row['task']} | {row['arm']} | {row['seed']} | {tests} | {cost} | {words} |")
     return "\n".join(lines) + "\n"
 
 
@@ -121,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the arms that are missing, and write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=[*SIZES], choices=[*SIZES])
-    parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
@@ -132,17 +146,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "trials": asked.trials,
         "command": "python -m benchmarks.schedules_live",
     }
-    for name in asked.tasks:
+    for name, seed in itertools.product(asked.tasks, asked.seeds):
         whole = load_task(name, asked.data)
-        train_on = tuple(part[: SIZES[name]] for part in whole.train)
-        task = replace(whole, train=train_on, max_t=MAX_T)
+        task = replace(whole, train=tuple(part[: SIZES[name]] for part in whole.train), max_t=MAX_T)
         for arm in ARMS:
-            if any((row["task"], row["arm"]) == (name, arm) for row in result["rows"]):
+            if any((row["task"], row["arm"], row["seed"]) == (name, arm, seed) for row in result["rows"]):
                 continue
-            result["rows"].append(measure(task, arm, asked.trials))
+            result["rows"].append(measure(task, arm, seed))
             print(result["rows"][-1], flush=True)
             path.write_text(json.dumps(result, indent=1) + "\n")
             path.with_suffix(".md").write_text(markdown(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from benchmarks import folds, scale
+from benchmarks import folds, peers, scale
 from benchmarks.claims.claim import Claim, machine_of, read_file, waiting
 from benchmarks.replay import policies
 from benchmarks.replay.live import agreement_with_live
@@ -75,6 +75,18 @@ def against_asha(folder: Path) -> list[Claim]:
         found += [
             waiting(_vs_asha_name(task), f"{TARGETS[task].speedup:g}x", source, "no GPU") for task in not_run(cells)
         ]
+    return found
+
+
+def against_peers(folder: Path) -> list[Claim]:
+    """The test score of what each search hands back in the wall time that `tune` takes, and in four times it."""
+    result, found = read_file(folder / peers.FILE), []
+    for task, name, rows, tests in peers.compared([] if result is None else result["rows"]):
+        won = [peers.wins(rows, of_budget) for of_budget in tests]
+        what = f"`tune` against {name}, each given the time of `tune`: {TASK_NAMES[task]}"
+        measured = f"as good or better in {won[0]} of {len(rows)} runs; given four times it, in {won[1]}"
+        where = machine_of(result["environment"])
+        found.append(Claim(what, measured, "more than half", 2 * won[0] > len(rows), where, "peers.md"))
     return found
 
 

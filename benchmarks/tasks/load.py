@@ -32,6 +32,9 @@ TASKS: dict[str, Callable[[Path, bool], Task]] = {
     "wide_table": tabular.wide_table,
     "few_rows": tabular.few_rows,
     "spoken_digits": small_images.spoken_digits,
+    "wide_transformer": text.wide_transformer,
+    "wide_lstm": text.wide_lstm,
+    "wide_residual": small_images.wide_residual,
 }
 
 ON_GPU = ("cifar10_resnet18", "shakespeare_gpt")
@@ -48,6 +51,9 @@ NEEDS = {
     "gated_recurrent": _SHAKESPEARE,
     "two_layers": _SHAKESPEARE,
     "spoken_digits": small_images.SPOKEN_DIGITS,
+    "wide_transformer": _SHAKESPEARE,
+    "wide_lstm": _SHAKESPEARE,
+    "wide_residual": _CIFAR10,
 }
 """The file that a task reads from the folder of data sets, where it reads one."""
 

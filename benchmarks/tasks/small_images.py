@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.tasks.images import shuffled_digits
+from benchmarks.tasks.images import Residual, shuffled_digits
 from benchmarks.tasks.task import Batch, Config, Task, held
 from benchmarks.transfer_tasks import cifar_images, existing
 
@@ -76,6 +76,24 @@ def depthwise(data: Path, reduced: bool) -> Task:
         _small_cifar(data, 2000),
         lr=(1e-4, 3e-2),
         choices={"schedule": ["constant", "cosine", "linear"]},
+    )
+
+
+def wide_residual(data: Path, reduced: bool) -> Task:
+    """CIFAR-10 at 16x16 pixels, a residual CNN 128-256-512 with GroupNorm; 2,000 images to train on, by the loss."""
+
+    def model_fn(config: Config, ratio: float) -> nn.Module:
+        first, second, third = (int(width * ratio) for width in (128, 256, 512))
+        return nn.Sequential(
+            *(nn.Conv2d(3, first, 3, stride=2, padding=1), Residual(first)),
+            *(nn.Conv2d(first, second, 3, stride=2, padding=1), Residual(second)),
+            *(nn.Conv2d(second, third, 3, padding=1), Residual(third)),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(third, 10)),
+        )
+
+    schedules = {"schedule": ["constant", "cosine", "linear"]}
+    return _images(
+        "wide_residual", model_fn, _small_cifar(data, 2000), optimizer="sgd", lr=(1e-3, 1.0), choices=schedules
     )
 
 

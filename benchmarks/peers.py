@@ -1,0 +1,210 @@
+"""The searches that a user would pick instead, each given the wall time that `tune` takes, and four times it.
+
+    python -m benchmarks.peers [--tasks digits cifar10] [--seeds 0 1 2 3 4] [--data FOLDER] [--out FOLDER]
+
+Of a seed, `tune` runs first, as `benchmarks.vs_asha` runs it. Then the others run one after another: Ray Tune's ASHA,
+Optuna's TPE with its Hyperband pruner, and Optuna's random search, both in two processes. A search that is out of time
+hands back the best epoch so far by the validation score: for the others this is generous, as it takes a checkpoint of
+each epoch. The test score of what is handed back counts. Rows that are there are not run again. It rewrites
+`peers.{json,md}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.tasks.load import TASKS, load_task
+from benchmarks.tasks.task import Task
+from benchmarks.transfer_tasks import DEFAULT_DATA
+from benchmarks.vs_asha.methods import hydro_rasda
+from benchmarks.vs_asha.ray import ray_asha
+from benchmarks.vs_asha.report import TASK_NAMES
+from benchmarks.vs_asha.search import REDUCTION_FACTOR, seeds
+from benchmarks.vs_asha.training import build, scores, train
+from hydro_rasda.results.study import distribution
+from hydro_rasda.space import describe, tuned
+
+FILE = "peers.json"
+BUDGETS = (1, 4)
+"""Times of the wall time that `tune` takes."""
+PROCESSES = 2
+
+Row = dict[str, Any]
+
+
+class Scored(NamedTuple):
+    """An epoch of a full-size model: seconds since the search began, and its scores."""
+
+    seconds: float
+    score: float
+    test: float
+
+
+def handed_back(epochs: Sequence[Scored], seconds: float, mode: str) -> float | None:
+    """Return the test score of the epoch with the best validation score until then; None if there is none."""
+    sign = 1 if mode == "max" else -1
+    there = [epoch for epoch in epochs if epoch.seconds <= seconds and math.isfinite(epoch.score)]
+    return max(there, key=lambda epoch: sign * epoch.score).test if there else None
+
+
+def of_ray(task: Task, seed: int, seconds: float) -> list[Scored]:
+    """Run Ray Tune's ASHA on `tune`'s configurations, to its end."""
+    return [Scored(event.seconds, event.score, event.test) for event in ray_asha(task, seed).events]
+
+
+def by_optuna(pruned: bool, task: Task, seed: int, seconds: float) -> list[Scored]:
+    """Run a study in two processes, each with one thread, that share a journal file."""
+    context, began = multiprocessing.get_context("fork"), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        given = [(task, seed, pruned, rank, Path(folder), began, seconds) for rank in range(PROCESSES)]
+        children = [context.Process(target=_study, args=each) for each in given]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+            if child.exitcode:
+                raise RuntimeError(f"a process of the study ended with exit status {child.exitcode}")
+        lines = [line for path in Path(folder).glob("*.jsonl") for line in path.read_text().splitlines()]
+        return [Scored(*json.loads(line)) for line in lines]
+
+
+def _study(task: Task, seed: int, pruned: bool, rank: int, folder: Path, began: float, seconds: float) -> None:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    torch.set_num_threads(1)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    of_rank = 1000 * seed + rank
+    random, tpe = optuna.samplers.RandomSampler, optuna.samplers.TPESampler
+    hyperband = optuna.pruners.HyperbandPruner(max_resource=task.max_t, reduction_factor=REDUCTION_FACTOR)
+    study = optuna.create_study(
+        study_name="peers",
+        direction="maximize" if task.mode == "max" else "minimize",
+        storage=JournalStorage(JournalFileBackend(str(folder / "journal"))),
+        sampler=tpe(seed=of_rank, constant_liar=True) if pruned else random(seed=of_rank),
+        pruner=hyperband if pruned else optuna.pruners.NopPruner(),
+        load_if_exists=True,
+    )
+    space, words = task.space(), describe(task.space())
+    drawn = {name: distribution(words[name], ()) for name in tuned(space)}
+    with open(folder / f"{rank}.jsonl", "w", buffering=1) as out:
+        while time.perf_counter() - began < seconds:
+            trial = study.ask(drawn)
+            config, own, score = {**space, **trial.params}, seeds(task, trial.number, seed), math.nan
+            state = optuna.trial.TrialState.COMPLETE
+            for epoch, measured in enumerate(train(task, config, own, build(task, config, own)), start=1):
+                score = measured["score"]
+                out.write(json.dumps([time.perf_counter() - began, score, measured["test"]]) + "\n")
+                trial.report(score, epoch)
+                if trial.should_prune() or time.perf_counter() - began > seconds:
+                    state = optuna.trial.TrialState.PRUNED
+                    break
+            failed = not math.isfinite(score)
+            study.tell(trial, None if failed else score, optuna.trial.TrialState.FAIL if failed else state)
+
+
+PEERS: dict[str, Callable[[Task, int, float], list[Scored]]] = {
+    "Ray Tune, ASHA": of_ray,
+    "Optuna, TPE with Hyperband": lambda task, seed, seconds: by_optuna(True, task, seed, seconds),
+    "Optuna, random search": lambda task, seed, seconds: by_optuna(False, task, seed, seconds),
+}
+
+
+def measure(task: Task, seed: int) -> Row:
+    """Run all searches with one seed."""
+    own = hydro_rasda(task, seed)
+    test = scores(task, own.model, 64)["test"]
+    row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, "`tune`": test}
+    for name, search in PEERS.items():
+        epochs = search(task, seed, BUDGETS[-1] * own.wall)
+        row[name] = [handed_back(epochs, budget * own.wall, task.mode) for budget in BUDGETS]
+        print(f"{task.name} {seed}: `tune` {own.wall:.1f} s, {test:.4g}; {name} {row[name]}", flush=True)
+    return row
+
+
+def compared(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row], list[list[float | None]]]]:
+    """Yield task, peer, the task's rows, and the peer's test scores at each budget."""
+    for task in dict.fromkeys(row["task"] for row in rows):
+        of_task = [row for row in rows if row["task"] == task]
+        for name in PEERS:
+            yield task, name, of_task, [[row[name][i] for row in of_task] for i in range(len(BUDGETS))]
+
+
+def wins(rows: Sequence[Row], tests: Sequence[float | None]) -> int:
+    """Count the seeds with which `tune` hands back a test score that is as good or better."""
+    as_good = 0
+    for row, test in zip(rows, tests):
+        sign = 1 if row["mode"] == "max" else -1
+        as_good += test is None or sign * (row["`tune`"] - test) >= 0
+    return as_good
+
+
+def markdown(result: Row) -> str:
+    """A line for each task and peer."""
+    where = result["environment"]
+    lines = [
+        "# Searches that a user would pick instead",
+        "",
+        f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, {where['date']}. Rerun: "
+        "`python -m benchmarks.peers`. Medians over seeds of the test score of the model handed back after the wall "
+        "time that `tune` takes, and after four times it. In brackets: the seeds with which `tune` is as good or "
+        "better.",
+        "",
+        "| task | seeds | `tune`: seconds | `tune`: test | search | same time | four times it |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for task, name, rows, tests in compared(result["rows"]):
+        own = f"{median(row['seconds'] for row in rows):.3g} | {median(row['`tune`'] for row in rows):.4g}"
+        shown = []
+        for of_budget in tests:
+            known = [test for test in of_budget if test is not None]
+            middle = f"{median(known):.4g}" if known else "no model"
+            shown.append(f"{middle} ({wins(rows, of_budget)} of {len(rows)})")
+        lines.append(f"| {TASK_NAMES[task]} | {len(rows)} | {own} | {name} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the rows that are missing, and write all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["digits", "cifar10"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    path = given.out / FILE
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    there = {(row["task"], row["seed"]) for row in rows}
+    for name in given.tasks:
+        for seed in given.seeds:
+            if (name, seed) in there:
+                continue
+            rows.append(measure(load_task(name, given.data).of_seed(seed), seed))
+            environment = {
+                "cpu": cpu_model(),
+                "cores": os.cpu_count(),
+                "torch": torch.__version__,
+                "date": time.strftime("%Y-%m-%d"),
+            }
+            result = {"environment": environment, "rows": rows}
+            given.out.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(result, indent=1) + "\n")
+            path.with_suffix(".md").write_text(markdown(result))
+
+
+if __name__ == "__main__":
+    main()
