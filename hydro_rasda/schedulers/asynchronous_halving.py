@@ -9,6 +9,7 @@ decision, and the decisions are those of synchronous halving.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -22,7 +23,8 @@ class Bracket(SweepRule):
     """The rungs of successive halving: the rule that `tune` sweeps by unless it is given another.
 
     Args:
-        halving: Decides a rung; its `keep_at_least` is how many finalists are wanted.
+        halving: Decides a rung; its `keep_at_least` is how many finalists are wanted. The sweep's mode counts, not its
+            own: places among several metrics are better the lower they are, whatever the mode of a metric.
         holds: Tells by a trial's number whether the trial is in this bracket; None for a bracket of all trials.
         to_the_end: If true, the best trials train to the last milestone, however few are left. Otherwise the last rung
             is the one that leaves at most `keep_at_least`.
@@ -56,7 +58,7 @@ class Bracket(SweepRule):
         """Let the best trials of a rung continue, and stop the others; trials kept at the last rung stay there."""
         if self._to_the_end and stop == stops[-1]:
             return {}
-        kept = self._halving.promote(self._scores_at(stop, sweep))
+        kept = self._promoted(stop, sweep)
         waiting, going_on = self._waiting_at(stop, sweep), set(kept)
         moves: dict[int, Move] = {number: Stop() for number in waiting if number not in going_on}
         if not self._is_last(stop, kept, stops):
@@ -68,7 +70,7 @@ class Bracket(SweepRule):
         """From the lowest rung on which there are any, those that are among the best of all that could still come."""
         for stop, above in pairwise(stops):
             waiting = self._waiting_at(stop, sweep)
-            promoted = self._halving.promote(self._scores_at(stop, sweep), complete=False) if waiting else ()
+            promoted = self._promoted(stop, sweep, complete=False) if waiting else ()
             if found := [number for number in promoted if number in waiting]:
                 return {number: Continue(above) for number in found}
         return {}
@@ -77,7 +79,7 @@ class Bracket(SweepRule):
         """The best of the rung that leaves no more than are wanted."""
         stops = self._milestones(sweep)
         for stop in stops:
-            kept = self._halving.promote(self._scores_at(stop, sweep))
+            kept = self._promoted(stop, sweep)
             if self._is_last(stop, kept, stops):
                 break
         return kept[: self._halving.keep_at_least]
@@ -97,8 +99,9 @@ class Bracket(SweepRule):
     def _training_to(self, stop: int, sweep: SweepState) -> Mapping[int, Standing]:
         return self._own(sweep.training_to(stop))
 
-    def _scores_at(self, stop: int, sweep: SweepState) -> Mapping[int, float]:
-        return self._own(sweep.scores.get(stop, {}))
+    def _promoted(self, stop: int, sweep: SweepState, complete: bool = True) -> tuple[int, ...]:
+        halving = replace(self._halving, mode=sweep.mode)
+        return halving.promote(self._own(sweep.scores.get(stop, {})), complete=complete)
 
     def _own(self, by_number: Mapping[int, T]) -> Mapping[int, T]:
         if self._holds is None:

@@ -41,23 +41,26 @@ def without_paths(result: TuneResult) -> list[Any]:
     return [dataclasses.astuple(trial) for trial in result.trials]
 
 
-def test_the_front_holds_every_model_that_no_other_beats(quick: Quick) -> None:
+@pytest.mark.parametrize("rule", ["halving", "hyperband", "epsilon-net", "median"])
+@pytest.mark.parametrize(("metric", "mode"), [("val_loss", "min"), ("val_accuracy", "max")])
+def test_the_front_holds_every_model_that_no_other_beats(quick: Quick, metric: str, mode: str, rule: str) -> None:
     events: list[Event] = []
-    result = quick(model_fn=sized, **BOTH, callbacks=[events.append])
-    full = [trial for trial in result.trials if trial.epochs]
-    points = {t.trial: (t.metrics["val_loss"], t.metrics["macs"]) for t in full}
+    asked = BOTH | {"metric": [metric, "macs"], "mode": [mode, "min"], "sweep": {"rule": rule}}
+    result = quick(model_fn=sized, **asked, callbacks=[events.append])
+    full, sign = [trial for trial in result.trials if trial.epochs], 1 if mode == "min" else -1
+    points = {t.trial: (sign * t.metrics[metric], t.metrics["macs"]) for t in full}
     best = [n for n, point in points.items() if not any(dominates(other, point) for other in points.values())]
     assert sorted(trial.trial for trial in result.pareto) == sorted(best)
-    assert [t.metrics["val_loss"] for t in result.pareto] == sorted(t.metrics["val_loss"] for t in result.pareto)
+    assert [points[t.trial] for t in result.pareto] == sorted(points[t.trial] for t in result.pareto)
     assert all(trial.costs == {"macs": 74.0 * trial.config["width"]} for trial in result.trials)
     for trial in result.pareto:
         model = result.best_model(trial=trial.trial)
         assert sum(p.numel() for p in model.parameters()) == 75 * trial.config["width"] + 10
-        assert trial.metrics["val_loss"] == trial.metric
+        assert trial.metrics[metric] == trial.metric
     # A rung's order is that of places: its first is one that no other beats.
     first = next(e for e in events if isinstance(e, RungDecided))
     swept = [e for e in events if isinstance(e, EpochEnded) and (e.stage, e.epoch) == ("surrogate", first.epoch)]
-    scores = {e.trial: e.metrics["val_loss"] for e in swept}
+    scores = {e.trial: sign * e.metrics[metric] for e in swept}
     rung = {n: (scores[n], result.trials[n].costs["macs"]) for n in first.candidates}
     assert not any(dominates(other, rung[first.kept[0]]) for other in rung.values())
 
