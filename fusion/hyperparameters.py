@@ -24,7 +24,7 @@ from fusion.value_rules import (
 ONE_PASS = ("sgd", "adam", "adamw")
 """Optimizers for which torch has kernels that pass over memory once."""
 
-VECTORIZED = (*ONE_PASS, "adamax", "muon", "nadam", "radam", "rmsprop")
+VECTORIZED = (*ONE_PASS, "adafactor", "adamax", "lion", "muon", "nadam", "radam", "rmsprop")
 """Optimizers whose members are updated together."""
 
 OPTIMIZERS = (*VECTORIZED, "adadelta", "adagrad", "asgd")
@@ -131,8 +131,11 @@ KEYS: Mapping[str, Key] = {
         str, lambda value: value in ADJUSTMENTS, f"one of {', '.join(ADJUSTMENTS)}", muon="match_rms_adamw"
     ),
     "independent_weight_decay": _of_optimizer(bool, is_flag, "True or False", adamw=False),
-    "beta1": _of_optimizer(float, is_fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.9)),
-    "beta2": _of_optimizer(float, is_fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.999)),
+    "beta1": _of_optimizer(float, is_fraction, "in [0, 1)", **dict.fromkeys((*_ADAMS, "lion"), 0.9)),
+    "beta2": _of_optimizer(float, is_fraction, "in [0, 1)", **dict.fromkeys(_ADAMS, 0.999), lion=0.99),
+    "beta2_decay": _of_optimizer(
+        float, number(lambda value: is_finite(-value)), "a finite number <= 0", adafactor=-0.8
+    ),
     "alpha": _of_optimizer(float, is_fraction, "in [0, 1)", asgd=0.75, rmsprop=0.99),
     "rho": _of_optimizer(float, is_fraction, "in [0, 1)", adadelta=0.9),
     "eps": _of_optimizer(
@@ -180,7 +183,9 @@ KEYS: Mapping[str, Key] = {
     "warmup_epochs": Key(float, is_finite, _EPOCHS, "schedule", 0.0),
     "rescale_warmup_epochs": Key(float, is_finite, _EPOCHS, "full-size stage on Ray, where workers are added", 1.0),
 }
-"""All keys; the defaults of optimizers and of the step schedule are torch's, except that of `adjust_lr_fn`.
+"""All keys; the defaults of optimizers and of the step schedule are torch's, but for `adjust_lr_fn` and for Lion.
+
+Lion has those of its paper (Chen et al. 2023, arXiv:2302.06675, Algorithm 2).
 
 With `match_rms_adamw`, Muon's updates are as large as AdamW's, so that one `lr` serves both (Liu et al. 2025,
 arXiv:2502.16982).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,8 +44,26 @@ GLOBAL_BATCH = "global_batch_size"
 LR_RULES: tuple[str, ...] = ("auto", "paper", "linear", "sqrt", "none")
 FULL_TRAININGS = 3.0
 """The budget of the full-size stage by default; each further seed of the finalists needs as much."""
-UNSPLIT_BATCHES = "1 with race.strategy 'fsdp', more workers in its place"
-"""The rule for `accumulate` there: ranks whose shares have unequally many parts would wait for each other for ever."""
+UNSPLIT: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    # Ranks whose shares have unequally many parts would wait for each other for ever.
+    "accumulate": (lambda parts: parts == 1, "1 with race.strategy 'fsdp', more workers in its place"),
+    "optimizer": (
+        lambda name: name != "adafactor",
+        "another one with race.strategy 'fsdp': torch's Adafactor cannot update parameters that ranks split",
+    ),
+}
+"""Keys that are restricted there: which values hold, and the rule."""
+
+
+def check_unsplit(name: str, key: str, value: object, shown: object = None) -> None:
+    """Refuse a plain value of a key with `race.strategy="fsdp"`.
+
+    Raises:
+        ValueError: if it is refused; it names the argument `name`, and the value or what is shown for it.
+    """
+    if key in UNSPLIT:
+        holds, rule = UNSPLIT[key]
+        require(holds(value), name, value if shown is None else shown, rule)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -16,7 +16,7 @@ from fusion.hyperparameters import ALIASES, KEYS, check, is_group, is_read, read
 from fusion.streams import preserved_generators, seed_generators
 from hydro_rasda.branches import check_branches, is_branching, leaves, reachable
 from hydro_rasda.checks import in_order, require
-from hydro_rasda.config import MOST_TRIALS, UNSPLIT_BATCHES
+from hydro_rasda.config import MOST_TRIALS, UNSPLIT, check_unsplit
 from hydro_rasda.domains import check_quantum, is_a, is_grid, law_of, plain
 from hydro_rasda.schedulers import Range
 from hydro_rasda.variants import variants
@@ -85,12 +85,11 @@ def check_space(space: object, num_samples: int = 1, strategy: str = "ddp") -> N
     for name, values in reachable(space).items():
         key = KEYS["lr"] if is_group(name) else KEYS.get(name)
         if key is not None and (is_group(name) or _can_be_read(name, space)):
-            unsplit = name == "accumulate" and strategy == "fsdp"
             for value in values:
                 extremes = _extremes(value)
                 require(all(map(key.holds, extremes)), f"space[{name!r}]", _Shown(value), key.rule)
-                whole = not unsplit or all(extreme == 1 for extreme in extremes)
-                require(whole, f"space[{name!r}]", _Shown(value), UNSPLIT_BATCHES)
+                for extreme in extremes if strategy == "fsdp" else ():
+                    check_unsplit(f"space[{name!r}]", name, key.kind(extreme), _Shown(value))
 
 
 def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
@@ -109,8 +108,8 @@ def check_config(config: Mapping[str, Any], strategy: str = "ddp") -> None:
     try:
         check(config)
         if strategy == "fsdp":
-            parts = read(config, "accumulate")
-            require(parts == 1, "accumulate", parts, UNSPLIT_BATCHES)
+            for key in UNSPLIT:
+                check_unsplit(key, key, read(config, key))
     except ValueError as error:
         raise ValueError(f"`space` gives a configuration in which {error}") from None
 

@@ -26,6 +26,15 @@ def _adam(infshape: InfShape) -> float:
     return 1.0 / float(infshape.width_mult()) if infshape.ninf() == 2 else 1.0
 
 
+def _adafactor(infshape: InfShape) -> float:
+    """Divide by the root of what Adam's is divided by.
+
+    Adafactor takes the learning rate times the root mean square of the weights, which a hidden layer begins with in
+    proportion to one over the root of its fan-in.
+    """
+    return math.sqrt(_adam(infshape))
+
+
 def _muon(infshape: InfShape, *, original: bool) -> float:
     """Keep a matrix's update as large as on the target in spectral norm, for its shape (Yang et al. 2023, eq. 4).
 
@@ -42,11 +51,12 @@ def _muon(infshape: InfShape, *, original: bool) -> float:
     return wanted * math.sqrt(max(target_rows, target_columns) / max(rows, columns))
 
 
-_ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "nadam", "radam", "rmsprop")
+_ADAPTIVE = ("adam", "adamw", "adadelta", "adagrad", "adamax", "lion", "nadam", "radam", "rmsprop")
 
 _RULES: dict[str, Callable[[InfShape], float]] = {
     **dict.fromkeys(("sgd", "asgd"), _sgd),
     **dict.fromkeys(_ADAPTIVE, _adam),
+    "adafactor": _adafactor,
     "muon": partial(_muon, original=False),
     "muon.original": partial(_muon, original=True),
 }
@@ -58,23 +68,26 @@ def lr_multipliers(surrogate: nn.Module, optimizer: str) -> dict[str, float]:
     The numbers are those of `mup.MuSGD`, `mup.MuAdam` and `mup.MuAdamW`. With m the width multiplier
     (surrogate over target, below 1):
 
-    | parameter                  | SGD, ASGD            | adaptive |
-    |----------------------------|----------------------|----------|
-    | hidden (two widths)        | m_fan_out / m_fan_in | 1 / m    |
-    | input, output, bias, norm  | m                    | 1        |
-    | no width                   | 1                    | 1        |
+    | parameter                  | SGD, ASGD            | adaptive | Adafactor   |
+    |----------------------------|----------------------|----------|-------------|
+    | hidden (two widths)        | m_fan_out / m_fan_in | 1 / m    | 1 / sqrt(m) |
+    | input, output, bias, norm  | m                    | 1        | 1           |
+    | no width                   | 1                    | 1        | 1           |
 
     The fan-in of an `nn.Bilinear` is the product of its two inputs' sizes, as it reads all of their products.
 
-    Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad and RMSprop.
+    Adaptive optimizers divide a gradient by its own size: Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, RMSprop and Lion.
     Adadelta is adaptive while `eps` is far below the squared gradients, which its default of 1e-6 often is not.
+
+    Adafactor's steps are also in proportion to the size of the weights, so its column needs hidden layers that do not
+    begin at zero. Its learning rate is at most one over the root of the steps so far, whatever the multiplier.
 
     Muon's hold for the 2-D parameters that it updates: with `adjust_lr_fn="match_rms_adamw"` ("muon") 1 / sqrt(m) of a
     hidden one, with "original" ("muon.original") 1. All other parameters are updated by AdamW, by whose table they go.
 
     Args:
         surrogate: A module from `make_surrogate` or `shrink`, or a deep copy of one.
-        optimizer: Name of a class of `torch.optim` in that table, in small letters; "muon" or "muon.original".
+        optimizer: Name of an optimizer in that table, in small letters; "muon" or "muon.original".
 
     Returns:
         Parameter name -> multiplier, for every name of `surrogate.named_parameters()`; all 1.0 at width ratio 1.

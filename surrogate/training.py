@@ -29,8 +29,8 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
     Args:
         surrogate: From `make_surrogate` or `shrink`; at width ratio 1 all multipliers are 1.
         config: `lr` (required), `optimizer` (a name that `lr_multipliers` knows; default "adamw") and, where that has
-            them, `weight_decay`, `momentum`, `dampening`, `nesterov`, `alpha`, `rho`, `beta1`, `beta2`, `eps`. Other
-            settings have torch's defaults.
+            them, `weight_decay`, `momentum`, `dampening`, `nesterov`, `alpha`, `rho`, `beta1`, `beta2`, `beta2_decay`,
+            `eps`. Other settings have torch's defaults.
 
     Raises:
         ValueError: if `lr` is missing, `optimizer` is another word, or there is an `independent_weight_decay`, which
@@ -40,9 +40,9 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
         raise ValueError(f"`config` has no 'lr', only {sorted(config)}; a configuration must state its learning rate")
     _refuse(config, "independent_weight_decay")
     kind = config.get("optimizer", "adamw")
-    rule = "one that updates every parameter: muon takes matrices alone"
-    require(not str(kind).startswith("muon"), "config['optimizer']", kind, rule)
     rates = lr_multipliers(surrogate, kind)
+    rule = "one of torch's that updates every parameter: muon takes matrices alone, and torch has no lion"
+    require(kind in _OPTIMIZERS and kind != "muon", "config['optimizer']", kind, rule)
     decays = weight_decay_multipliers(surrogate, kind)
     names, parameters = zip(*surrogate.named_parameters())
     optimizer = _OPTIMIZERS[kind]([{"params": [p]} for p in parameters], **_given(kind, config))
@@ -57,8 +57,10 @@ def make_optimizer(surrogate: nn.Module, config: Mapping[str, Any]) -> torch.opt
 def _given(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a configuration as torch's optimizer takes them; torch has the defaults."""
     settings = inspect.signature(_OPTIMIZERS[kind]).parameters
-    keys = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "alpha", "rho", "eps")
+    keys = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "alpha", "rho", "beta2_decay")
     given = {key: config[key] for key in keys if key in config and key in settings}
+    if "eps" in settings and "eps" in config and kind != "adafactor":  # which has two
+        given["eps"] = config["eps"]
     if "betas" in settings and ("beta1" in config or "beta2" in config):
         beta1, beta2 = settings["betas"].default
         given["betas"] = (config.get("beta1", beta1), config.get("beta2", beta2))

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from fusion.bounded_cache import kept
 from fusion.hyperparameters import ONE_PASS
 from fusion.members import member_indices
-from fusion.optim import muon, native
+from fusion.optim import adafactor, muon, native
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import Run
 from fusion.optim.segments import numbered, segments
@@ -36,8 +36,8 @@ class FusedOptimizer(OptimizerState):
     Neighbouring members with the same rule are updated together, all parameters of one type at once. If the members of
     one optimizer stand side by side, K members of any depth take as few operators as one member of one layer. For that,
     parameters and gradients become views of [K, N] in `step`, unless torch's own kernels for CPUs are faster. Muon's
-    matrices are updated together with all others of their shape. Members with adadelta, adagrad, asgd or a function's
-    optimizer are updated by torch's own, one after another.
+    matrices are updated together with all others of their shape, Adafactor's parameters one by one. Members with
+    adadelta, adagrad, asgd or a function's optimizer are updated by torch's own, one after another.
 
     Args:
         fused: The model; the optimizer finds its parameters by name, so that it survives `fused.keep`.
@@ -84,11 +84,11 @@ class FusedOptimizer(OptimizerState):
         self._count(present, takes)
         with self._left_alone(stacked, takes):
             self._step_apart(stacked, present, takes)
-            self._step_matrices(stacked, present, takes)
+            self._step_whole(stacked, present, takes)
             have_kernels = all(run.members[0].kind in (*ONE_PASS, "muon") for run in self._runs)
             if have_kernels and native.can_update(self.fused, [stacked[name] for name in self.names]):
                 self._step_members(stacked, present, takes)
-            elif self._runs:
+            elif any(self._in_rows(run, present) for run in self._runs):
                 self._step_rows(stacked, present, takes)
 
     def unfuse(self, k: int, module: nn.Module) -> torch.optim.Optimizer:
@@ -111,7 +111,8 @@ class FusedOptimizer(OptimizerState):
             return optimizer
         for name, step in zip(self.names, steps):
             if step:
-                moments = {key: rows.parts[name][k].clone() for key, rows in self._moments.items()}
+                kept_of = ((key, rows.parts.get(name)) for key, rows in self._moments.items())
+                moments = {key: moment[k].clone() for key, moment in kept_of if moment is not None}
                 optimizer.state[parameters[name]] = _torch_state(hp.rule(name in self._matrices), hp, step, moments)
         # Torch's own checks also put each tensor on the device that this kind of optimizer needs.
         optimizer.load_state_dict(optimizer.state_dict())
@@ -175,25 +176,29 @@ class FusedOptimizer(OptimizerState):
         for name in present:
             increment_version(stacked[name])
 
-    def _step_matrices(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
-        """Update the matrices of Muon."""
-        names = [name for name in present if name in self._matrices]
-        if not names:
-            return
-        device = self.lr_factor_K.device
-        lr_KP, decay_KP = self._lr_KP.to(device) * self.lr_factor_K[:, None], self._decay_KP.to(device)
+    def _step_whole(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
+        """Update the parameters of which elements depend on each other."""
         for run in self._runs:
-            if run.is_muon:
-                own = slice(run.start, run.stop)
-                stored = [[t[own] for t in self._tensors(run, name, stacked)[:3]] for name in names]
-                rates, decays = ([t[own, self._index[n]] for n in names] for t in (lr_KP, decay_KP))
-                muon.update(stored, run, rates, decays, None if takes is None else takes[own])
+            names = [name for name in present if self._is_whole(run, name)]
+            if not names:
+                continue
+            own, device = slice(run.start, run.stop), self.lr_factor_K.device
+            stored = [[t[own] for t in self._tensors(run, name, stacked)] for name in names]
+            lr_RP = self._lr_KP[own].to(device) * self.lr_factor_K[own, None]
+            tables = (lr_RP, self._decay_KP[own].to(device), self.steps_KP[own])
+            rates, decays, steps = ([table[:, self._index[name]] for name in names] for table in tables)
+            taking = None if takes is None else takes[own]
+            if run.kind == "muon":
+                muon.update([tensors[:3] for tensors in stored], run, rates, decays, taking)
+            else:
+                adafactor.update(stored, run, rates, decays, steps, taking)
 
     def _tensors(self, run: Run, name: str, stacked: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """Return a parameter with its gradient and the moments that the run's rule takes, [K, ...] each."""
         parameter = stacked[name]
         assert parameter.grad is not None
-        return [parameter, parameter.grad, *(self._moment(key).parts[name] for key in run.moments)]
+        kept_of = (self._moment(key).parts.get(name) for key in run.moments)
+        return [parameter, parameter.grad, *(moment for moment in kept_of if moment is not None)]
 
     def _step_rows(self, stacked: Mapping[str, nn.Parameter], present: Sequence[str], takes: Tensor | None) -> None:
         flat = self.fused.flat(self.names)
@@ -218,7 +223,7 @@ class FusedOptimizer(OptimizerState):
         steps = {name: self._history[self._index[name]] for name in present}
         both_PK = torch.stack([self._lr_KP, self._decay_KP]).permute(2, 0, 1)
         multipliers = dict(zip(self.names, numbered(map(str, both_PK.tolist()))))
-        for _, runs in groupby(self._runs, key=lambda run: run.is_muon):
+        for _, runs in groupby(self._runs, key=lambda run: run.kind in _WHOLE and run.kind):
             alike = list(runs)
             own = {name: steps[name] for name in self._in_rows(alike[0], present)}
             for segment in segments(layout, own, multipliers, self.K, device):
@@ -227,9 +232,17 @@ class FusedOptimizer(OptimizerState):
                     lr_RP, decay_RP = (t[run.start : run.stop, columns] for t in (self._lr_KP, self._decay_KP))
                     yield Tile(run, segment, lr_RP, decay_RP, device)
 
+    def _is_whole(self, run: Run, name: str) -> bool:
+        """Return whether the elements of a parameter depend on each other in the run's rule."""
+        return run.kind == "adafactor" or (run.kind == "muon" and name in self._matrices)
+
     def _in_rows(self, run: Run, present: Sequence[str]) -> Sequence[str]:
         """Return the parameters that a run's rule updates element by element."""
-        return [name for name in present if name not in self._matrices] if run.is_muon else present
+        return [name for name in present if not self._is_whole(run, name)] if run.kind in _WHOLE else present
+
+
+_WHOLE = ("adafactor", "muon")
+"""Optimizers of which some parameters are updated as a whole."""
 
 
 def _torch_state(rule: str, hp: Hyperparameters, step: float, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -22,13 +22,14 @@ from fusion.hyperparameters import (
     own_arguments,
     read,
 )
+from fusion.optim.lion import Lion
 
 __all__ = ["OPTIMIZERS", "Hyperparameters"]
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """One member's optimizer. `fusion.hyperparameters` has ranges and defaults, which are those of `torch.optim`.
+    """One member's optimizer. `fusion.hyperparameters` has ranges and defaults; most are those of `torch.optim`.
 
     Attributes:
         kind: Name of the optimizer. For one that `make` makes, the name of its class or base class here, or "own".
@@ -36,10 +37,12 @@ class Hyperparameters:
         momentum: Momentum of SGD, Muon and RMSprop.
         dampening: Dampening of SGD: the gradient enters the momentum times `1 - dampening`.
         nesterov: Nesterov momentum of SGD and Muon; that of SGD needs momentum > 0 and dampening 0.
-        weight_decay: Taken off the weights by adamw and muon (decoupled), added to the gradient by the others.
-            None stands for the optimizer's default.
-        beta1: Decay rate of the first moment of Adam and its kin, and of the AdamW beside Muon.
-        beta2: Decay rate of the second moment, likewise.
+        weight_decay: Taken off the weights by adamw, adafactor, lion and muon (decoupled), added to the gradient by the
+            others. None stands for the optimizer's default.
+        beta1: Decay rate of the first moment of Adam and its kin, and of the AdamW beside Muon. With Lion, the share of
+            the momentum in the direction of a step.
+        beta2: Decay rate of the second moment, likewise; with Lion, of the momentum.
+        beta2_decay: Exponent of the step in the share of a new gradient in Adafactor's second moment.
         alpha: Decay rate of RMSprop's second moment.
         eps: Added to the root of the second moment.
         independent_weight_decay: AdamW takes `weight_decay` times the schedule's factor off the weights, instead of
@@ -59,6 +62,7 @@ class Hyperparameters:
     weight_decay: float | None = None
     beta1: float = KEYS["beta1"].defaults["adamw"]
     beta2: float = KEYS["beta2"].defaults["adamw"]
+    beta2_decay: float = KEYS["beta2_decay"].defaults["adafactor"]
     alpha: float = KEYS["alpha"].defaults["rmsprop"]
     eps: float = KEYS["eps"].defaults["adamw"]
     independent_weight_decay: bool = KEYS["independent_weight_decay"].defaults["adamw"]
@@ -87,7 +91,7 @@ class Hyperparameters:
     @property
     def decouples(self) -> bool:
         """Return whether the weight decay is taken off the weights, instead of being added to the gradient."""
-        return self.kind in ("adamw", "muon")
+        return self.kind in ("adafactor", "adamw", "lion", "muon")
 
     def rule(self, matrix: bool) -> str:
         """Return the name of the rule that updates a parameter; multipliers are looked up by it.
@@ -107,8 +111,8 @@ class Hyperparameters:
         return self.weight_decay or 0.0
 
     def as_torch(self, groups: list[dict[str, Any]], **more: Any) -> torch.optim.Optimizer:
-        """Make torch's optimizer of a member that is vectorized; Muon has one of its own."""
-        names = {"momentum", "dampening", "nesterov", "alpha", "eps"}
+        """Make torch's optimizer of a member that is vectorized; Muon is made by `MuonWithAdamW`."""
+        names = {"momentum", "dampening", "nesterov", "alpha", "beta2_decay", "eps"}
         read_ = {name: getattr(self, name) for name in names if self.kind in KEYS[name].defaults}
         if self.kind in KEYS["beta1"].defaults:
             read_["betas"] = (self.beta1, self.beta2)
@@ -158,7 +162,7 @@ class Hyperparameters:
         return cls(kind, lr, options=tuple(given.items()))
 
 
-_TORCH = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)}
+_TORCH = {cls.__name__.lower(): cls for cls in (*vars(torch.optim).values(), Lion) if isinstance(cls, type)}
 
 
 def _steps_alone(optimizer: torch.optim.Optimizer) -> bool:

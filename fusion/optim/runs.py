@@ -35,14 +35,14 @@ class Run:
         return self.start + len(self.members)
 
     @property
-    def is_muon(self) -> bool:
-        """Return whether Muon updates matrices, and AdamW the rest."""
-        return self.members[0].kind == "muon"
+    def kind(self) -> str:
+        """Return the name of the members' optimizer, or of that of the first where one rule has two."""
+        return self.members[0].kind
 
     @property
     def rule(self) -> Rule:
         """Return the rule of the rows; for Muon it is that of all but matrices."""
-        return RULES[RULE_OF[self.members[0].kind]]
+        return RULES[RULE_OF[self.kind]]
 
     @property
     def moments(self) -> tuple[str, ...]:

@@ -122,6 +122,7 @@ def torch_optimizer(
             of.setdefault((lr.get(name, 1.0), decay.get(name, 1.0)), []).append(parameter)
     if not groups and not by_muon:
         raise ValueError("`module` has no parameter that needs gradients")
+    check_real({hp.kind}, named)
     if hp.kind == "muon":
         both = ((True, by_muon), (False, groups))
         own = [{**_group(hp, *factors, ps), MARK: mark} for mark, of in both for factors, ps in of.items()]
@@ -139,6 +140,17 @@ def torch_optimizer(
         # `lambd` is ASGD's own decay, beside the weight decay: the learning rate multiplies both.
         group.update({name: group[name] * factor for name in ("weight_decay", "lambd") if group.get(name)})
     return made
+
+
+def check_real(kinds: Collection[str], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse complex parameters for Adafactor, as torch does.
+
+    Raises:
+        ValueError: if they are refused.
+    """
+    found = [name for name, p in parameters.items() if p.is_complex() and p.requires_grad]
+    rule = f"another one for a model with complex parameters, such as {found[:1]}"
+    require("adafactor" not in kinds or not found, "optimizer", "adafactor", rule)
 
 
 def check_multipliers(name: str, multipliers: object, known: Collection[str]) -> None:

@@ -17,11 +17,12 @@ from fusion.checks import check_each, check_flag, check_mapping, refusal, requir
 from fusion.hyperparameters import RULES
 from fusion.members import copy_rows, member_indices, member_pairs, member_rows, member_vector
 from fusion.model import FusedModel, check_fused
+from fusion.optim.adafactor import STATE
 from fusion.optim.muon import hidden_matrices
 from fusion.optim.optimizer_config import Hyperparameters
 from fusion.optim.runs import runs_of
 from fusion.optim.segments import numbered
-from fusion.optim.single import Multipliers, check_multipliers
+from fusion.optim.single import Multipliers, check_multipliers, check_real
 from fusion.optim.unfused import Apart
 from fusion.optim.vectorized import Tile
 from fusion.rows import Rows, layout_of
@@ -49,6 +50,7 @@ class OptimizerState:
         self.names = [name for name, p in fused.stacked.items() if p.requires_grad]
         if not self.names:
             raise ValueError("`fused` has no stacked parameter that needs gradients")
+        check_real({hp.kind for hp in self.members}, fused.stacked)
         self._index = {name: i for i, name in enumerate(self.names)}
         self._moments: dict[str, Rows] = {}
         self._apart: dict[int, Apart] = {}
@@ -182,7 +184,8 @@ class OptimizerState:
             "members": [{**vars(hp), "make": hp.make is not None} for hp in self.members],
             "names": list(self.names),
             "state": {
-                name: {key: rows.parts[name].clone() for key, rows in self._moments.items()} for name in self.names
+                name: {key: rows.parts[name].clone() for key, rows in self._moments.items() if name in rows.parts}
+                for name in self.names
             },
             "apart": [self._apart[k].state_dict() if k in self._apart else None for k in range(self.K)],
             "steps": self.steps_KP.clone(),
@@ -297,13 +300,17 @@ class OptimizerState:
 
     def _moment(self, key: str) -> Rows:
         if key not in self._moments:
-            stacked = {name: self.fused.stacked[name] for name in self.names}
-            device = stacked[self.names[0]].device
-            self._moments[key] = Rows.zeros(layout_of(stacked), self.K, device)
+            like = {
+                name: STATE[key](p) if key in STATE else p
+                for name, p in ((name, self.fused.stacked[name]) for name in self.names)
+            }
+            shaped = {name: tensor for name, tensor in like.items() if tensor is not None}
+            device = self.fused.stacked[self.names[0]].device
+            self._moments[key] = Rows.zeros(layout_of(shaped), self.K, device)
         return self._moments[key]
 
     def _moments_of(self, name: str) -> list[Tensor]:
-        return [rows.parts[name] for rows in self._moments.values()]
+        return [rows.parts[name] for rows in self._moments.values() if name in rows.parts]
 
 
 def matrices_of(fused: FusedModel, members: Sequence[Hyperparameters]) -> frozenset[str]:

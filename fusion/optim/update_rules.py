@@ -48,7 +48,7 @@ class Rule:
         constants: Returns the coefficients that never change, [R, 1] or [R, G] each, None if unused. It takes the
             members, their vectors, and their coupled weight decays (None if no member has one).
         coefficients: Returns the others, in the same shapes.
-        update: The rule; see `updates`.
+        update: The rule; see `updates`. None if it does not work element by element.
     """
 
     kinds: tuple[str, ...]
@@ -56,7 +56,7 @@ class Rule:
     moments: Mapping[str, str]
     constants: Callable[[Sequence[Hyperparameters], Vectors, Tensor | None], Coefficients]
     coefficients: Callable[[Sequence[Hyperparameters], Vectors, Now], Coefficients]
-    update: Callable[..., None]
+    update: Callable[..., None] | None
 
 
 def _sgd_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
@@ -126,6 +126,15 @@ def _radam_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now
     }
 
 
+def _lion_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
+    return {"one_minus_beta1": 1 - v["beta1"], "one_minus_beta2": 1 - v["beta2"]}
+
+
+def _lion_coefficients(members: Sequence[Hyperparameters], v: Vectors, now: Now) -> Coefficients:
+    decays = any(hp.decay for hp in members)
+    return {"lr": now.lr_RG, "shrink": 1 - now.lr_RG * now.decay_RG if decays else None}
+
+
 def _rmsprop_constants(members: Sequence[Hyperparameters], v: Vectors, decay_RG: Tensor | None) -> Coefficients:
     return {
         "one_minus_alpha": 1 - v["alpha"],
@@ -157,6 +166,14 @@ RULES = {
     "muon": Rule(
         ("muon",), (*_BETAS, "momentum", "nesterov"), _ADAM, _adam_constants, _adam_coefficients, updates.adam
     ),
+    "adafactor": Rule(
+        ("adafactor",),
+        ("beta2_decay",),
+        {"row": "row_var", "column": "col_var", "variance": "variance"},
+        lambda members, vectors, decay_RG: {},
+        lambda members, vectors, now: {},
+        None,
+    ),
     "adamax": Rule(
         ("adamax",),
         _BETAS,
@@ -164,6 +181,9 @@ RULES = {
         _adamax_constants,
         _adamax_coefficients,
         updates.adamax,
+    ),
+    "lion": Rule(
+        ("lion",), ("beta1", "beta2"), {"first": "exp_avg"}, _lion_constants, _lion_coefficients, updates.lion
     ),
     "nadam": Rule(("nadam",), _BETAS, _ADAM, _adam_constants, _nadam_coefficients, updates.nadam),
     "radam": Rule(("radam",), _BETAS, _ADAM, _adam_constants, _radam_coefficients, updates.radam),
@@ -176,7 +196,7 @@ RULES = {
         updates.rmsprop,
     ),
 }
-"""All rules by name. Muon's matrices have a rule of their own, `fusion.optim.muon`."""
+"""All rules by name; those of Muon's matrices and of Adafactor are in modules of their own."""
 
 RULE_OF = {kind: name for name, rule in RULES.items() for kind in rule.kinds}
 

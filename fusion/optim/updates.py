@@ -123,6 +123,26 @@ def adamax(
     p.addcmul_(m / u.clamp(min=torch.finfo(u.dtype).tiny), step_size, value=-1)
 
 
+def lion(
+    p: Tensor,
+    g: Tensor,
+    m: Tensor,
+    *,
+    lr: Tensor,
+    one_minus_beta1: Tensor,
+    one_minus_beta2: Tensor,
+    shrink: Tensor | None,
+) -> None:
+    """Lion (Chen et al. 2023, Algorithm 2): `p -= lr sign(beta1 m + (1 - beta1) g)`, then m as Adam's by beta2.
+
+    `shrink` multiplies the weights first, 1 - lr * weight_decay.
+    """
+    if shrink is not None:
+        p.mul_(shrink)
+    p.addcmul_(m.lerp(g, one_minus_beta1).sign_(), lr, value=-1)
+    m.lerp_(g, one_minus_beta2)
+
+
 def nadam(
     p: Tensor,
     g: Tensor,

@@ -89,6 +89,7 @@ class Tile:
     def _apply(self, stored: Sequence[Tensor], coefficients: Coefficients) -> None:
         """Apply the rule to some members, [B, n] each, in the precision of its coefficients."""
         tensors = [t if t.dtype == self._math else t.to(self._math) for t in stored]
+        assert self.run.rule.update is not None
         self.run.rule.update(*tensors, **coefficients)
         if stored[0].dtype != self._math:
             for target, value in zip([stored[0], *stored[2:]], [tensors[0], *tensors[2:]], strict=True):

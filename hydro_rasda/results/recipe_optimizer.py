@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from fusion.hyperparameters import KEYS, OWN, VECTORIZED, is_group, is_read, optimizer_name, own_arguments, read
 from fusion.optim import Hyperparameters
+from fusion.optim.lion import Lion
 from hydro_rasda.results.recipe_schedule import indented, moves
 from hydro_rasda.secret_masking import HIDDEN
 
@@ -57,7 +60,7 @@ def optimizer_lines(config: Mapping[str, Any], arguments: Mapping[str, str]) -> 
         called, told = arguments["optimizer"], [f"{name}=config[{name!r}]" for name in own_arguments(config)]
     else:
         called, told = (
-            f"torch.optim.{_CLASSES[kind].__name__}",
+            "Lion" if kind == "lion" else f"torch.optim.{_CLASSES[kind].__name__}",
             [f"{name}={value!r}" for name, value in options.items()],
         )
     if kind in ("adam", "adamw"):
@@ -76,7 +79,7 @@ def _muon_lines(config: Mapping[str, Any]) -> list[str]:
     return ["optimizer = MuonWithAdamW(model, **{", *settings, "})", *_base_rates(config)]
 
 
-MUON = '''
+_MUON = '''
 class MuonWithAdamW:
     """torch's Muon for hidden matrices, its AdamW for the other parameters, as one optimizer."""
 
@@ -121,6 +124,13 @@ def hidden_matrices(model):
     asked = {n: p.use_muon for n, p in model.named_parameters() if hasattr(p, "use_muon")}
     return {n for n in found | set(asked) if asked.get(n, n not in apart | last)}
 '''
+
+
+def optimizer_class(config: Mapping[str, Any]) -> str:
+    """Return the text of the class of an optimizer that torch does not have, or has for matrices alone."""
+    if optimizer_name(config) == "lion":
+        return re.sub("  # type: ignore.*", "", inspect.getsource(Lion))
+    return _MUON if optimizer_name(config) == "muon" else ""
 
 
 _CLASSES = {name.lower(): value for name, value in vars(torch.optim).items() if isinstance(value, type)}

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fusion.hyperparameters import optimizer_name, read
+from fusion.hyperparameters import read
 from hydro_rasda.config import TuneConfig
 from hydro_rasda.console import one_line
-from hydro_rasda.results.recipe_optimizer import MUON, literal, optimizer_lines
+from hydro_rasda.results.recipe_optimizer import literal, optimizer_class, optimizer_lines
 from hydro_rasda.results.recipe_parts import APART, BATCHES, BEFORE, DATA, PARTS, ROWS, SEEDS, Form
 from hydro_rasda.results.recipe_schedule import indented, rates, schedule_text
 from hydro_rasda.width_argument import WidthForm
@@ -62,7 +62,7 @@ def written(recipe: Recipe) -> str:
         _constants(recipe, arguments),
         _train(recipe, arguments),
         *schedule_text(recipe.config),
-        *([MUON] if optimizer_name(recipe.config) == "muon" else []),
+        *([text] if (text := optimizer_class(recipe.config)) else []),
         *(PARTS if read(recipe.config, "accumulate") > 1 else []),
         DATA[recipe.data],
         *(ROWS if recipe.data != "loaders" else []),

@@ -19,8 +19,7 @@ from fusion.optim import optimizer
 from fusion.optim.single import as_written, let_skip, made_recordable, step_if
 from fusion.streams import seed_generators
 from fusion.width.microbatch import backward, evaluate
-from hydro_rasda.checks import require
-from hydro_rasda.config import UNSPLIT_BATCHES, Mode
+from hydro_rasda.config import UNSPLIT, Mode, check_unsplit
 from hydro_rasda.data import ALONE, Batch, Shard, Share, batch_length
 from hydro_rasda.objective import OUTPUTS, TARGETS, Objective, scalars
 from hydro_rasda.training.batch_statistics import average_statistics
@@ -108,8 +107,8 @@ class SingleLearner:
         self._joint: DistributedDataParallel | _Joint | None = None
         if self.sharded:
             # Again, as an objective's own `optimizer_settings` may say so, too.
-            parts = read(settings.config, "accumulate")
-            require(parts == 1, "accumulate", parts, UNSPLIT_BATCHES)
+            for key in UNSPLIT:
+                check_unsplit(key, key, read(settings.config, key))
             self._joint = _Joint(model, objective)
             split(self._joint, shard.world, next(model.parameters()).device)
         elif shard.world > 1:

@@ -26,9 +26,11 @@ _AUTO = {
     "RAdam": "sqrt",
     "ASGD": "linear",
     "Adadelta": "sqrt",
+    "Adafactor": "sqrt",
     "Adamax": "sqrt",
     "Adagrad": "sqrt",
     "RMSprop": "sqrt",
+    "Lion": "sqrt",
     **dict.fromkeys(("Muon", "MuonWithAdamW"), "sqrt"),
 }
 

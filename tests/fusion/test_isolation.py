@@ -17,6 +17,8 @@ OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
     "adam": [{"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}] * 4,
     "adamw": [{"optimizer": "adamw", "lr": 0.01}] * 4,
     "muon": [{"optimizer": "muon", "lr": 0.01, "nesterov": k % 2 == 0} for k in range(4)],
+    "lion": [{"optimizer": "lion", "lr": 0.01}] * 4,
+    "adafactor": [{"optimizer": "adafactor", "lr": 0.1}] * 4,
     "mixed": [
         {"optimizer": "adam", "lr": 0.01},
         {"optimizer": "adamw", "lr": 0.01},

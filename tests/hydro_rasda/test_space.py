@@ -175,8 +175,8 @@ def test_description_is_the_same_in_every_process() -> None:
 @pytest.mark.parametrize(
     ("key", "good", "bad"),
     [
-        ("optimizer", "sgd", "lion"),
-        ("optimizer", choice(["sgd", "adam", "adamw"]), choice(["sgd", "lion"])),
+        ("optimizer", "sgd", "lamb"),
+        ("optimizer", choice(["sgd", "adam", "adamw"]), choice(["sgd", "lamb"])),
         ("optimizer", grid_search(["sgd"]), grid_search(["SGD"])),
         ("lr", loguniform(1e-4, 1), uniform(0, 1)),
         ("lr", np.float64(0.1), 0.0),
@@ -201,6 +201,7 @@ def test_description_is_the_same_in_every_process() -> None:
         ("independent_weight_decay", np.bool_(True), choice([0, 1])),
         ("beta1", 0.0, 1.0),
         ("beta2", uniform(0.9, 1.0), uniform(0.9, 1.1)),
+        ("beta2_decay", uniform(-1, 0.0), uniform(-1, 0.1)),
         ("alpha", 0.99, 1.0),
         ("rho", uniform(0.8, 1.0), uniform(0.8, 1.1)),
         ("eps", 1e-8, 0.0),

@@ -178,6 +178,7 @@ def test_a_deep_model_passes(optimizer: str) -> None:
 OTHERS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("adagrad", "adamax", "asgd", "nadam", "rmsprop")},
     "adadelta": {"lr": 1.0, "eps": 1e-12},
+    "adafactor": {"lr": 0.05},
     "radam": {"steps": 15},  # of which the first five are not adaptive
 }
 

@@ -55,6 +55,8 @@ MIXED: list[dict[str, Any]] = [
     {"optimizer": "muon", "lr": 0.02, "weight_decay": 0.2, "lr.adamw": 0.01, "lr.second": 0.03},
     {"optimizer": "muon", "lr": 0.05, "adjust_lr_fn": "original", "momentum": 0.8, "beta2": 0.9},
     {"optimizer": "muon", "lr": 0.02, "nesterov": False, "weight_decay": 0.0},
+    {"optimizer": "lion", "lr": 0.01, "beta2": 0.9, "weight_decay": 0.3, "lr.second": 0.02},
+    {"optimizer": "adafactor", "lr": 0.05, "weight_decay": 0.1, "lr.first": 0.02},
     {"optimizer": noisy, "lr": 0.01, "alpha": 0.9},
     {"optimizer": Counting, "lr": 0.02},
 ]
@@ -157,7 +159,7 @@ class Sparse(nn.Module):
 DENSE = [
     {name: value for name, value in config.items() if "." not in name}
     for config in MIXED
-    if config.get("optimizer") != "muon"  # which needs a hidden real matrix
+    if config.get("optimizer") not in ("adafactor", "muon")  # which take no complex parameters, and real matrices alone
 ]
 PLAIN = [{"optimizer": "sgd", "lr": 0.3, "momentum": 0.9}, {"optimizer": "sgd", "lr": 0.1}]
 
@@ -347,8 +349,8 @@ def test_half_precision_parameters_are_updated_in_single_precision(name: str) ->
 
 def test_errors_name_argument_value_and_rule() -> None:
     fused = fuse(nets(2))
-    with pytest.raises(ValueError, match=r"`configs\[1\]`: `optimizer` is 'lion', but must be one of sgd, adam, adamw"):
-        fused_optimizer(fused, [{"lr": 0.1}, {"lr": 0.1, "optimizer": "lion"}])
+    with pytest.raises(ValueError, match=r"`configs\[1\]`: `optimizer` is 'lamb', but must be one of sgd, adam, adamw"):
+        fused_optimizer(fused, [{"lr": 0.1}, {"lr": 0.1, "optimizer": "lamb"}])
     with pytest.raises(ValueError, match=r"`configs\[0\]`: `lr`, the learning rate, is left out"):
         fused_optimizer(fused, [{}, {"lr": 0.1}])
     with pytest.raises(ValueError, match="`len\\(configs\\)` is 1, but must be 2"):

@@ -43,7 +43,7 @@ def test_numbers_of_other_types() -> None:
     ("config", "match"),
     [
         ({}, "`lr`, the learning rate, is left out, but must be given"),
-        ({"lr": 0.1, "optimizer": "lion"}, "`optimizer` is 'lion', but must be one of sgd, adam, adamw"),
+        ({"lr": 0.1, "optimizer": "lamb"}, "`optimizer` is 'lamb', but must be one of sgd, adam, adamw"),
         ({"lr": -0.1}, "`lr` is -0.1, but must be a finite number > 0"),
         ({"lr": float("nan")}, "`lr` is nan, but must be a finite number > 0"),
         ({"lr": 0.1, "beta2": 1.0}, r"`beta2` is 1.0, but must be in \[0, 1\)"),

@@ -33,8 +33,8 @@ def test_the_other_optimizers_of_torch_and_functions_that_make_one() -> None:
     decays = {"asgd": {"weight": 2.0}}
     asgd = optimizer(module, {"optimizer": "asgd", "lr": 0.1, "weight_decay": 0.5}, weight_decay_multipliers=decays)
     assert [(g["weight_decay"], g["lambd"]) for g in asgd.param_groups] == [(1.0, 2e-4), (0.5, 1e-4)]
-    factor = optimizer(module, {"optimizer": torch.optim.Adafactor, "lr": 0.1, "d": 2.0, "width": 3})
-    assert factor.param_groups[0].items() >= {"lr": 0.1, "d": 2.0}.items()
+    own = {"optimizer": lambda params, lr, d=1.0: torch.optim.Adafactor(params, lr, d=d), "d": 2.0, "width": 3}
+    assert optimizer(module, {**own, "lr": 0.1}).param_groups[0].items() >= {"lr": 0.1, "d": 2.0}.items()
 
 
 def one_group(params: Any, lr: float) -> torch.optim.Optimizer:

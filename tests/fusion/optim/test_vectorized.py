@@ -26,6 +26,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "rmsprop": [{"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.3 * k, "alpha": 0.9 + 0.02 * k} for k in range(K)],
     "adamax": [{"optimizer": "adamax", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
     "radam": [{"optimizer": "radam", "lr": 0.01, "beta2": 0.6 + 0.1 * k, "weight_decay": 0.1 * k} for k in range(K)],
+    "lion": [{"optimizer": "lion", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
     "nadam": [{"optimizer": "nadam", "lr": 0.01, "beta1": 0.3 * k, "weight_decay": 0.1 * k} for k in range(K)],
 }
 MOST = {"radam": 80, "nadam": 80}

@@ -110,6 +110,8 @@ SPACES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"race": RaceConfig(ema=0)},
     ),
     "muon": (mlp, {**ADAMW, "optimizer": "muon", "lr.adamw": 0.003, "schedule": "cosine", "beta2": 0.95}, {}),
+    "lion": (mlp, {**ADAMW, "optimizer": "lion", "lr": choice([1e-3, 3e-4]), "beta2": 0.95, "weight_decay": 0.1}, {}),
+    "adafactor": (mlp, {**ADAMW, "optimizer": "adafactor", "lr": choice([0.05, 0.02]), "beta2_decay": -0.7}, {}),
     "independent decay": (mlp, {**ADAMW, "independent_weight_decay": True, "weight_decay": 1e-4}, {}),
     "shares of the training": (
         mlp,

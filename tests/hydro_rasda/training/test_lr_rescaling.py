@@ -8,6 +8,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fusion import lr_factor as schedule_factor
 from fusion.optim import Hyperparameters
+from fusion.optim.lion import Lion
 from fusion.optim.muon import MuonWithAdamW
 from hydro_rasda import RaceConfig
 from hydro_rasda.training.lr_rescaling import RescaledLR, lr_factor
@@ -39,6 +40,11 @@ def test_linear_where_that_was_measured_and_root_for_other_adaptive_ones() -> No
     assert lr_factor(4, "auto", SGD(parameter(), lr=0.1)) == 4
     assert lr_factor(4, "auto", Adam(parameter())) == lr_factor(4, "auto", AdamW(parameter())) == 4
     assert lr_factor(2, "auto", torch.optim.RMSprop(parameter())) == math.sqrt(2)
+    assert (
+        lr_factor(4, "auto", Lion([{"params": parameter()}]))
+        == lr_factor(4, "paper", Lion([{"params": parameter()}]))
+        == 2
+    )
     muon = MuonWithAdamW([{"params": matrix(), "lr": 0.1, "use_muon": True}], MUON)
     assert lr_factor(2, "auto", muon) == math.sqrt(2)
     assert lr_factor(2, "paper", torch.optim.Muon(matrix())) == math.sqrt(2)

@@ -92,9 +92,19 @@ def test_its_factors_multiply_mups(problem: Problem) -> None:
     assert own["lr_multipliers"]["sgd"]["0.weight"] == plain["lr_multipliers"]["sgd"]["0.weight"]
 
 
-def _under_muon(monkeypatch: pytest.MonkeyPatch, model_fn: ModelFn, adjust: str, *, muls: bool) -> CoordinateCheck:
-    """A coordinate check of a model that Muon and AdamW train, with muP's multipliers or without."""
-    config = {"optimizer": "muon", "lr": 0.02, "lr.adamw": 0.005, "adjust_lr_fn": adjust, "weight_decay": 0.0}
+CHECKED: dict[str, dict[str, Any]] = {
+    **{
+        adjust: {"optimizer": "muon", "lr": 0.02, "lr.adamw": 0.005, "adjust_lr_fn": adjust, "weight_decay": 0.0}
+        for adjust in ("original", "match_rms_adamw")
+    },
+    "lion": {"optimizer": "lion", "lr": 0.003},
+    "adafactor": {"optimizer": "adafactor", "lr": 0.05},
+}
+
+
+def _coordinates(monkeypatch: pytest.MonkeyPatch, model_fn: ModelFn, name: str, *, muls: bool) -> CoordinateCheck:
+    """Check coordinates of a model that trains at full size's optimizer, with muP's multipliers or without."""
+    config = CHECKED[name]
 
     def make(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
         return optimizer(model, config, **(multipliers(OptimizerSettings(config), model, 1 / 2) if muls else {}))
@@ -104,15 +114,16 @@ def _under_muon(monkeypatch: pytest.MonkeyPatch, model_fn: ModelFn, adjust: str,
     return coordinate_check(model_fn, config, WIDTHS, batches, next_token, seeds=2)
 
 
-@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("name", CHECKED)
 @pytest.mark.parametrize("model_fn", [deep, transformer, tied])
-def test_muons_multipliers_keep_coordinates(model_fn: ModelFn, adjust: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _under_muon(monkeypatch, model_fn, adjust, muls=True)
+def test_multipliers_keep_coordinates(model_fn: ModelFn, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _coordinates(monkeypatch, model_fn, name, muls=True)
     assert found.passed, found.table()
 
 
-def test_without_them_hidden_layers_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _under_muon(monkeypatch, deep, "match_rms_adamw", muls=False)
+@pytest.mark.parametrize("name", ["match_rms_adamw", "lion", "adafactor"])
+def test_without_them_hidden_layers_grow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _coordinates(monkeypatch, deep, name, muls=False)
     assert {"2", "4"} <= {*found.growing}, found.table()
 
 

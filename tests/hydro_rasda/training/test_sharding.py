@@ -29,9 +29,10 @@ from tests.hydro_rasda.backends.ray.test_ddp import (
 )
 from tests.hydro_rasda.ranks import on_ranks
 
-NAMES = ("sgd", "adamw", "clipped")
+NAMES = ("sgd", "adamw", "clipped", "lion")
 MUON = {"optimizer": "muon", "lr": 0.02, "batch_size": 8}
-CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON}
+LION = {"optimizer": "lion", "lr": 0.02, "batch_size": 8}
+CASES = {**CONFIGS, "accumulated": {**CONFIGS["adamw"], "accumulate": 2}, "muon": MUON, "lion": LION}
 
 
 class Layers(nn.Module):

@@ -1,0 +1,75 @@
+"""Adafactor (Shazeer & Stern 2018, Algorithms 4 and 5) as `torch.optim.Adafactor` has it, for many members at once.
+
+Shape suffixes: R members of a run. A parameter is [R, ..., m, n]; its second moment is kept as means over rows and over
+columns, [R, ..., m, 1] and [R, ..., 1, n]. That of a parameter of one dimension in a member is kept whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fusion.optim.runs import Run
+
+_EPS2, _D = 1e-3, 1.0
+"""Defaults of torch.optim.Adafactor: the least root mean square that a rate is for, and the limit of an update's."""
+
+STATE: Mapping[str, Callable[[Tensor], Tensor | None]] = {
+    "row": lambda p: p[..., :1] if p.dim() > 2 else None,
+    "column": lambda p: p[..., :1, :] if p.dim() > 2 else None,
+    "variance": lambda p: None if p.dim() > 2 else p,
+}
+"""Each state's name here -> a tensor of its shape for a stacked parameter, None if the parameter has none of that."""
+
+
+def update(
+    stored: Sequence[Sequence[Tensor]],
+    run: Run,
+    rates: Sequence[Tensor],
+    decays: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    takes_R: Tensor | None = None,
+) -> None:
+    """Update parameters of R members, in place.
+
+    Args:
+        stored: For each parameter, its values, its gradients and its states, [R, ...] each.
+        run: The R members.
+        rates: For each parameter, the learning rates [R], multipliers and the schedule's factor included.
+        decays: Likewise, the weight decays.
+        steps: Likewise, the steps so far, the coming one included.
+        takes_R: The members that take the step; all if None. Of the others nothing changes.
+    """
+    power_R = run.vectors["beta2_decay"][:, 0]
+    for (values, gradient, *state), lr_R, decay_R, steps_R in zip(stored, rates, decays, steps, strict=True):
+        # In half precision, 1 - lr * weight_decay would be 1.
+        precise = torch.promote_types(values.dtype, torch.float32)
+        eps1 = torch.finfo(values.dtype).eps
+        p, g, *before = (t.to(precise) for t in (values, gradient, *state))
+        share = _wide(steps_R**power_R, p)
+        if len(before) == 2:
+            row, column = (
+                kept.lerp(g.square().mean(dim, keepdim=True), share) for kept, dim in zip(before, (-1, -2), strict=True)
+            )
+            after = [row, column]
+            second = row @ column / row.mean(-2, keepdim=True).clamp(min=eps1)
+        else:
+            after = [before[0].lerp(g.square(), share)]
+            (second,) = after
+        direction = g * second.clamp(min=eps1 * eps1).rsqrt()
+        rate_R = torch.minimum(lr_R, steps_R.rsqrt()) * _root_mean_square(p).clamp(min=_EPS2)
+        rate_R = rate_R / (_root_mean_square(direction) / _D).clamp(min=1)
+        moved = torch.addcmul(p * _wide(1 - lr_R * decay_R, p), direction, _wide(-rate_R, p))
+        for target, value in zip((values, *state), (moved, *after), strict=True):
+            target.copy_(value if takes_R is None else torch.where(_wide(takes_R, value) > 0, value, target))
+
+
+def _root_mean_square(t: Tensor) -> Tensor:
+    """Return the root of each member's mean square, [R]."""
+    return t.square().flatten(1).mean(1).sqrt() if t.dim() > 1 else t.abs()
+
+
+def _wide(values_R: Tensor, like: Tensor) -> Tensor:
+    return values_R.to(like).view(-1, *[1] * (like.dim() - 1))
