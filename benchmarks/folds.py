@@ -20,13 +20,10 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -35,11 +32,11 @@ import torch
 import torch._dynamo  # Which torch would import with the first optimizer: no part of a search.
 from torch import nn
 
-from benchmarks.rasda_report import RESULTS, cpu_model
+from benchmarks.rasda_report import RESULTS
 from benchmarks.tasks.load import load_task
 from benchmarks.tasks.task import Batch, Config, Task, held, objective
 from benchmarks.transfer_tasks import DEFAULT_DATA
-from benchmarks.vs_asha.cell import busy
+from benchmarks.vs_asha.cell import environment_of
 from benchmarks.vs_asha.search import configurations, seeds
 from benchmarks.vs_asha.statistics import BASELINE, seed_spread
 from benchmarks.vs_asha.training import build, scores, train
@@ -124,16 +121,7 @@ METHODS: Mapping[str, Callable[[Task, int], Found]] = {
 def measure(name: str, method: str, seed: int) -> Cell:
     """Run a search; the time is from the call to the trained model in hand."""
     task = load_task(name, Path(DEFAULT_DATA)).of_seed(seed)
-    environment = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load at start": round(os.getloadavg()[0], 2),
-        "busy before": busy(),
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("torch", "numpy", "scikit-learn")},
-    }
+    environment = environment_of("torch", "numpy", "scikit-learn")
     began = time.perf_counter()
     winner, config, model = METHODS[method](task, seed)
     wall = time.perf_counter() - began

@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from hydro_rasda import RayBackend, SweepConfig, choice, loguniform, tune, uniform
+from hydro_rasda import SweepConfig, choice, loguniform, tune, uniform
 from hydro_rasda.schedulers.named_rules import RULES
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -50,6 +50,11 @@ def main() -> None:
     parser.add_argument("--address", help="of a running Ray cluster; without it, --backend ray starts one here")
     arguments = parser.parse_args()
 
+    backend = arguments.backend
+    if arguments.address is not None:
+        from hydro_rasda import RayBackend  # it imports Ray, for which a local search need not wait
+
+        backend = RayBackend(arguments.address)
     train_data, val_data, test_data = load_data()
     result = tune(
         model_fn,
@@ -61,7 +66,7 @@ def main() -> None:
         sweep=SweepConfig(rule=arguments.rule),
         seed=arguments.seed,
         name=arguments.name,
-        backend=arguments.backend if arguments.address is None else RayBackend(arguments.address),
+        backend=backend,
     )
     test = result.evaluate(test_data)
     validation = result.evaluate(val_data)

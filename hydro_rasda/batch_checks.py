@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
@@ -39,6 +40,17 @@ def misfit(told: str, cause: BaseException) -> Misfit:
     refusal = ValueError(told)
     refusal.__cause__ = cause
     return Misfit(refusal)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch compute on one thread of a CPU."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def parts_of(trial: Trial, batch: Batch, argument: str) -> list[Batch]:

@@ -25,6 +25,7 @@ from hydro_rasda.batch_checks import (
     check_finite,
     measure_whole,
     misfit,
+    one_thread,
     parts_of,
     run_batch,
     survey_batches,
@@ -192,13 +193,10 @@ def _check_names(problem: Problem, found: Collection[str]) -> None:
 
 def _repeated(problem: Problem, target: nn.Module, batch: Batch) -> float:
     """Seconds of a training step's forward and backward pass, run once more; on a CPU, on one thread."""
-    threads, began = torch.get_num_threads(), time.perf_counter()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
+        began = time.perf_counter()
         run_batch(problem, target.train(), batch, "train_data")["loss"].item()
-    finally:
-        torch.set_num_threads(threads)
-    return time.perf_counter() - began
+        return time.perf_counter() - began
 
 
 def _warn_of_other_sizes(trial: Trial, length: int, is_last: Callable[[], bool]) -> None:

@@ -49,16 +49,9 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
         timed: False if other work shares the machine, so that the page says nothing of this cell's times.
     """
     environment = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        **environment_of("torch", "ray", "numpy"),
         **({"gpu": torch.cuda.get_device_name()} if task.device == "cuda" else {}),
-        "load at start": round(os.getloadavg()[0], 2),
-        "busy before": busy(),
         "timed": timed,
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "ray", "numpy")},
     }
     outcome = METHODS[method](task, seed)
     task = task.on_device()
@@ -86,6 +79,20 @@ def measure(task: Task, method: str, seed: int, *, timed: bool = True) -> dict[s
         "settings": _settings(task) | {"keep": outcome.keep, "averaged": outcome.keep == "best"},
         "environment": environment,
         "events": [_compact(event) for event in outcome.events],
+    }
+
+
+def environment_of(*packages: str) -> dict[str, Any]:
+    """Where and when a cell runs, how busy the machine is, and the versions of packages."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load at start": round(os.getloadavg()[0], 2),
+        "busy before": busy(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
     }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fusion.streams import preserved_generators
+from hydro_rasda.batch_checks import one_thread
 from hydro_rasda.data import batch_length
 from hydro_rasda.data.batch_splits import IndexedBatches
 from hydro_rasda.problem import Problem
@@ -58,7 +59,10 @@ def _error_of_difference(result: TuneResult, problem: Problem, second: int, name
     length = data._length if isinstance(data, IndexedBatches) else 0
     if not 2 * PARTS <= length <= MOST:
         return length, math.nan
-    of_each = [_in_parts(problem, result.best_model(n), -(-length // PARTS), name) for n in (result.best_trial, second)]
+    two, size = (result.best_trial, second), -(-length // PARTS)
+    # A part has few examples: several threads would wait for each other for longer than they compute.
+    with one_thread():
+        of_each = [_in_parts(problem, result.best_model(number), size, name) for number in two]
     differences = [one - other for one, other in zip(*of_each, strict=True)]
     return length, stdev(differences) / math.sqrt(len(differences))
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from fusion.width import keep_freed_memory
 from fusion.width.memory import usable_memory
+from hydro_rasda.batch_checks import one_thread
 from hydro_rasda.contracts import EpochMetrics, FullSizeOutcome, FullSizeTask, GroupOutcome, GroupTask, Widths
 from hydro_rasda.problem import Problem
 from hydro_rasda.processes.child_count import usable_children
@@ -106,20 +106,14 @@ class Device:
     def plan(self, kinds: Mapping[str, Sequence[Trial]]) -> dict[str, Widths]:
         """Choose the width of each core's groups of a kind; see `planned_widths`."""
         self.forget_group()
-        threads, peaks = torch.get_num_threads(), self._peaks["surrogate"]
-        if self.cores > 1:
-            torch.set_num_threads(1)
-        try:
-            found = planned_widths(
-                self._problem, kinds, self.cores, self.children > 0, self.free, peaks, self._is_tight()
-            )
-        finally:
-            torch.set_num_threads(threads)
-        peaks.keep(self.free / self.cores)
+        peaks, free = self._peaks["surrogate"], self.free
+        with one_thread() if self.cores > 1 else nullcontext():
+            found = planned_widths(self._problem, kinds, self.cores, self.children > 0, free, peaks, self._is_tight())
+        peaks.keep(free / self.cores)
         # In steps, so that what hardly matters is the same each time.
         steps = 100 * self.cores
         taken = {kind: peaks.expected(kind_of_group(kind, kinds[kind]), widths.most) for kind, widths in found.items()}
-        shares = {kind: math.floor(size / max(1.0, self.free) * steps) / steps for kind, size in taken.items()}
+        shares = {kind: math.floor(size / max(1.0, free) * steps) / steps for kind, size in taken.items()}
         return {kind: replace(widths, share=shares[kind]) for kind, widths in found.items()}
 
     def forget_group(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult
+from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, TuneResult, grid_search
 from hydro_rasda.backends.process_pool import PROBLEM, read_shared, write_shared
 from hydro_rasda.objective import supervised
 from tests.hydro_rasda.models import Config, mlp
@@ -69,9 +69,7 @@ def killing(folder: Path, times: int) -> Callable[..., nn.Module]:
 def test_what_kills_its_process_costs_others_nothing(
     quick: Quick, tmp_path: Path, times: int, failed: list[int]
 ) -> None:
-    import ray
-
-    deadly = {"deadly": ray.tune.grid_search([False, True]), "lr": 0.1, "batch_size": 64}
+    deadly = {"deadly": grid_search([False, True]), "lr": 0.1, "batch_size": 64}
     model_fn = killing(tmp_path / "deaths", times)
     result = quick(model_fn=model_fn, space=deadly, num_samples=1, max_t=1, race=RaceConfig(top_k=1), backend=TWO)
     assert [record.trial for record in result.trials if record.status == "failed"] == failed
