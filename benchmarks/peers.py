@@ -2,11 +2,11 @@
 
     python -m benchmarks.peers [--tasks digits cifar10] [--seeds 0 1 2 3 4] [--data FOLDER] [--out FOLDER]
 
-Of a seed, `tune` runs first, as `benchmarks.vs_asha` runs it. Then the others run one after another: Ray Tune's ASHA,
-Optuna's TPE with its Hyperband pruner, and Optuna's random search, both in two processes. A search that is out of time
-hands back the best epoch so far by the validation score: for the others this is generous, as it takes a checkpoint of
-each epoch. The test score of what is handed back counts. Rows that are there are not run again. It rewrites
-`peers.{json,md}`.
+Of a seed, `tune` runs first, as `benchmarks.vs_asha` runs it; then with `time_budget_s` at a half and a quarter of the
+time that it took. Then the others run one after another: Ray Tune's ASHA, Optuna's TPE with its Hyperband pruner, and
+Optuna's random search, both in two processes. A search that is out of time hands back the best epoch so far by the
+validation score. For the others this is generous, as it takes a checkpoint of each epoch. The test score of what is
+handed back counts. Rows that are there are not run again. It rewrites `peers.{json,md}`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from hydro_rasda.space import describe, tuned
 FILE = "peers.json"
 BUDGETS = (1, 4)
 """Times of the wall time that `tune` takes."""
+SHARES = (0.5, 0.25)
+"""Shares of that time that `tune` gets as `time_budget_s`."""
 PROCESSES = 2
 
 Row = dict[str, Any]
@@ -104,8 +106,8 @@ def _study(task: Task, seed: int, pruned: bool, rank: int, folder: Path, began: 
     with open(folder / f"{rank}.jsonl", "w", buffering=1) as out:
         while time.perf_counter() - began < seconds:
             trial = study.ask(drawn)
-            config, own, score = {**space, **trial.params}, seeds(task, trial.number, seed), math.nan
-            state = optuna.trial.TrialState.COMPLETE
+            config, own = {**space, **trial.params}, seeds(task, trial.number, seed)
+            state, score = optuna.trial.TrialState.COMPLETE, math.nan
             for epoch, measured in enumerate(train(task, config, own, build(task, config, own)), start=1):
                 score = measured["score"]
                 out.write(json.dumps([time.perf_counter() - began, score, measured["test"]]) + "\n")
@@ -113,8 +115,9 @@ def _study(task: Task, seed: int, pruned: bool, rank: int, folder: Path, began: 
                 if trial.should_prune() or time.perf_counter() - began > seconds:
                     state = optuna.trial.TrialState.PRUNED
                     break
-            failed = not math.isfinite(score)
-            study.tell(trial, None if failed else score, optuna.trial.TrialState.FAIL if failed else state)
+            if state is optuna.trial.TrialState.COMPLETE and not math.isfinite(score):
+                state = optuna.trial.TrialState.FAIL
+            study.tell(trial, score if state is optuna.trial.TrialState.COMPLETE else None, state)
 
 
 PEERS: dict[str, Callable[[Task, int, float], list[Scored]]] = {
@@ -128,7 +131,10 @@ def measure(task: Task, seed: int) -> Row:
     """Run all searches with one seed."""
     own = hydro_rasda(task, seed)
     test = scores(task, own.model, 64)["test"]
-    row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, "`tune`": test}
+    row: Row = {"task": task.name, "seed": seed, "mode": task.mode, "seconds": own.wall, "`tune`": test, "in less": []}
+    for share in SHARES:
+        less = hydro_rasda(task, seed, time_budget_s=share * own.wall)
+        row["in less"].append({"seconds": less.wall, "test": scores(task, less.model, 64)["test"]})
     for name, search in PEERS.items():
         epochs = search(task, seed, BUDGETS[-1] * own.wall)
         row[name] = [handed_back(epochs, budget * own.wall, task.mode) for budget in BUDGETS]
@@ -175,6 +181,20 @@ def markdown(result: Row) -> str:
             middle = f"{median(known):.4g}" if known else "no model"
             shown.append(f"{middle} ({wins(rows, of_budget)} of {len(rows)})")
         lines.append(f"| {TASK_NAMES[task]} | {len(rows)} | {own} | {name} | {' | '.join(shown)} |")
+    lines += [
+        "",
+        "`time_budget_s` at a share of the time that the whole call takes, medians over seeds:",
+        "",
+        "| task | share | seconds over the budget | test | test of the whole call |",
+        "|---|---|---|---|---|",
+    ]
+    for task in dict.fromkeys(row["task"] for row in result["rows"]):
+        of_task = [row for row in result["rows"] if row["task"] == task]
+        whole = median(row["`tune`"] for row in of_task)
+        for i, share in enumerate(SHARES):
+            over = median(row["in less"][i]["seconds"] - share * row["seconds"] for row in of_task)
+            test = median(row["in less"][i]["test"] for row in of_task)
+            lines.append(f"| {TASK_NAMES[task]} | {share:.0%} | {over:+.2g} | {test:.4g} | {whole:.4g} |")
     return "\n".join(lines) + "\n"
 
 
