@@ -30,10 +30,11 @@ import torch
 from benchmarks.population_member import ray_member
 from benchmarks.rasda_report import RESULTS, cpu_model
 from benchmarks.tasks.load import load_task
-from benchmarks.tasks.task import Task, held, objective
+from benchmarks.tasks.task import Task, held
+from benchmarks.tasks.tuned import tuned
 from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.search import seeds
-from hydro_rasda import SweepConfig, loguniform, tune, uniform
+from hydro_rasda import SweepConfig, loguniform, uniform
 from hydro_rasda.contracts import Event
 from hydro_rasda.processes.child_count import ONE_PROCESS
 from hydro_rasda.run.events import FinalistsChosen
@@ -69,21 +70,13 @@ def ours(task: Task, trials: int, seed: int, one_process: bool) -> Row:
         os.environ |= {"HYDRO_RASDA_CACHE": folder, ONE_PROCESS: "1" if one_process else ""}
         began = time.perf_counter()
         with suppress(KeyboardInterrupt):
-            tune(
-                task.model_fn,
+            tuned(
+                task,
+                folder,
                 {**FIXED, "lr": loguniform(1e-3, 1.0), "momentum": uniform(0.5, 0.99)},
-                train_data=task.train,
-                val_data=task.held,
-                objective=objective(task.kind),
-                metric="val_score",
-                mode=task.mode,
                 num_samples=trials,
-                max_t=task.max_t,
                 sweep=SweepConfig(rule=PopulationBasedTraining(EXPLORED, task.max_t), fusion=trials),
-                storage_path=folder,
-                name="run",
                 seed=seed,
-                progress=False,
                 callbacks=[over],
             )
     return {"seconds": ended[0] - began, **(spent if one_process else {})}

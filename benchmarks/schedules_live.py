@@ -27,11 +27,12 @@ import torch
 
 from benchmarks.rasda_report import RESULTS, cpu_model
 from benchmarks.tasks.load import load_task
-from benchmarks.tasks.task import Task, objective
+from benchmarks.tasks.task import Task
+from benchmarks.tasks.tuned import tuned
 from benchmarks.transfer_tasks import DEFAULT_DATA
 from benchmarks.vs_asha.search import seeds
 from benchmarks.vs_asha.training import build, train
-from hydro_rasda import tune, uniform
+from hydro_rasda import uniform
 
 FILE = "schedules_live.json"
 FRESH = (101, 102, 103)
@@ -52,21 +53,7 @@ Row = dict[str, Any]
 def measure(task: Task, arm: str, seed: int) -> Row:
     """Search one arm, and train its winner with fresh seeds."""
     with tempfile.TemporaryDirectory(prefix="schedules-") as folder:
-        found = tune(
-            task.model_fn,
-            {**task.space(), **ARMS[arm]},
-            train_data=task.train,
-            val_data=task.held,
-            objective=objective(task.kind),
-            metric="val_score",
-            mode=task.mode,
-            num_samples=task.num_samples,
-            max_t=task.max_t,
-            storage_path=folder,
-            name="run",
-            seed=seed,
-            progress=False,
-        )
+        found = tuned(task, folder, {**task.space(), **ARMS[arm]}, seed=seed)
         cost = found.cost.full_trainings(found.cost.seconds, task.max_t)
     tests = []
     for fresh in FRESH:

@@ -22,6 +22,8 @@ from hydro_rasda.precision import in_precision
 from hydro_rasda.problem import OwnLoop, Problem
 from hydro_rasda.run.identity import Identity
 from hydro_rasda.run.portable import pickle_config_modules
+from hydro_rasda.schedulers.named_rules import POPULATIONS
+from hydro_rasda.schedulers.population_bandits import check_scikit_learn
 from hydro_rasda.search import check_first, check_searcher, named_searcher, prepare
 from hydro_rasda.space import check_space, explored
 from hydro_rasda.whole_metrics import WholeMetrics
@@ -64,8 +66,10 @@ class Request:
         if self.metrics is not None:
             check_function("metrics", self.metrics, 2, rule="None, or a function (no class) of (outputs, targets)")
         check_space(self.space, self.settings.num_samples, race.strategy)
-        if sweep.rule == "pbt":
+        if sweep.rule in POPULATIONS:
             explored(self.space)
+        if sweep.rule == "pb2":
+            check_scikit_learn()
         if isinstance(sweep.searcher, str):
             self.searcher()
         elif sweep.searcher is not None:

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from benchmarks.tasks.task import Task, objective
+from benchmarks.tasks.task import Task
+from benchmarks.tasks.tuned import tuned
 from benchmarks.vs_asha.ray import ray_asha
 from benchmarks.vs_asha.search import (
     GRACE_PERIOD,
@@ -27,7 +28,7 @@ from benchmarks.vs_asha.search import (
     seeds,
 )
 from benchmarks.vs_asha.training import build, train
-from hydro_rasda import LocalBackend, RaceConfig, SweepConfig, tune
+from hydro_rasda import LocalBackend, RaceConfig, SweepConfig
 from hydro_rasda.schedulers import AsyncSuccessiveHalving, Decision
 
 TOP_K = 4
@@ -66,25 +67,15 @@ def hydro_rasda(
     with tempfile.TemporaryDirectory(prefix="vs-asha-tune-") as folder:
         os.environ["HYDRO_RASDA_CACHE"] = folder
         began = time.perf_counter()
-        result = tune(
-            task.model_fn,
-            task.space(),
-            train_data=task.train,
-            val_data=task.held,
-            objective=objective(task.kind),
-            metric="val_score",
-            mode=task.mode,
-            num_samples=task.num_samples,
-            max_t=task.max_t,
+        result = tuned(
+            task,
+            folder,
             sweep=SweepConfig(
                 surrogate=surrogate, grace_period=GRACE_PERIOD, reduction_factor=REDUCTION_FACTOR, fusion=fusion
             ),
             race=RaceConfig(top_k=TOP_K, ema=ema),
-            storage_path=folder,
-            name="run",
             seed=seed,
             backend=LocalBackend(task.device),
-            progress=False,
             **settings,
         )
         model = result.best_model()

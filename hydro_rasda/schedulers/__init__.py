@@ -28,10 +28,12 @@ from hydro_rasda.schedulers.packing_policy import (
 )
 from hydro_rasda.schedulers.placement import Held, Placement, Queue, Waiting, place, worker_slots
 from hydro_rasda.schedulers.population import PopulationBasedTraining, Range
+from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
 from hydro_rasda.schedulers.race import ExpectedEnd, Race, chances, expected_gain
 from hydro_rasda.schedulers.ranking import Mode, rank
 from hydro_rasda.schedulers.rasda import RASDA, Verdict
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
+from hydro_rasda.schedulers.sweep_state import Interval, Standing, SweepState
 
 __all__ = [
     "RASDA",
@@ -47,6 +49,7 @@ __all__ = [
     "Held",
     "Hyperband",
     "Interference",
+    "Interval",
     "Job",
     "MedianStopping",
     "MilestoneBarrier",
@@ -56,6 +59,7 @@ __all__ = [
     "Placed",
     "Placement",
     "Policy",
+    "PopulationBasedBandits",
     "PopulationBasedTraining",
     "Queue",
     "Race",

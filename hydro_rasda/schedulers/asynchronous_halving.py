@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import TypeVar
 
 from hydro_rasda.schedulers.halving import SuccessiveHalving
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
+from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 
 T = TypeVar("T")
 

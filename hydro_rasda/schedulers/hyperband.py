@@ -13,7 +13,8 @@ from functools import partial
 
 from hydro_rasda.schedulers.asynchronous_halving import Bracket
 from hydro_rasda.schedulers.halving import SuccessiveHalving
-from hydro_rasda.schedulers.sweep_rule import Move, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Move, SweepRule
+from hydro_rasda.schedulers.sweep_state import SweepState
 
 
 class Hyperband(SweepRule):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from hydro_rasda.checks import check_int, require
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, Standing, Stop, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
+from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 
 
 @dataclass(frozen=True)

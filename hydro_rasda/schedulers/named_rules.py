@@ -12,11 +12,14 @@ from hydro_rasda.schedulers.hyperband import Hyperband
 from hydro_rasda.schedulers.median_stopping import MedianStopping
 from hydro_rasda.schedulers.no_stopping import NoStopping
 from hydro_rasda.schedulers.population import Explored, PopulationBasedTraining
+from hydro_rasda.schedulers.population_bandits import PopulationBasedBandits
 from hydro_rasda.schedulers.ranking import Mode
 from hydro_rasda.schedulers.sweep_rule import SweepRule
 
-RuleName = Literal["halving", "hyperband", "median", "none", "pbt", "epsilon-net"]
+RuleName = Literal["halving", "hyperband", "median", "none", "pbt", "pb2", "epsilon-net"]
 RULES: tuple[str, ...] = get_args(RuleName)
+POPULATIONS: tuple[str, ...] = ("pbt", "pb2")
+"""Rules of populations, which change hyperparameters."""
 HALVING: RuleName = "halving"
 """The default. A `run.json` of an earlier version has no name for it, so that none has."""
 
@@ -37,18 +40,20 @@ def named_rule(
         reduction_factor: Of successive halving, also within Hyperband.
         mode: Of the scores.
         top_k: Finalists that are wanted.
-        explored: Hyperparameters that population based training changes.
+        explored: Hyperparameters that a rule of `POPULATIONS` changes.
 
     Raises:
-        ValueError: If `name` is "pbt" and nothing is explored.
+        ValueError: If nothing is explored, for one of `POPULATIONS`.
+        ImportError: If `name` is "pb2" and scikit-learn is missing.
 
     >>> named_rule("median", (2, 6, 18), 3, "min", 4)
     MedianStopping(last=18, grace_period=2, min_trials=3)
     """
     if name == "median":
         return MedianStopping(stops[-1], stops[0])
-    if name == "pbt":
-        return PopulationBasedTraining(explored, stops[-1], stops[0])
+    if name in POPULATIONS:
+        kind = PopulationBasedTraining if name == "pbt" else PopulationBasedBandits
+        return kind(explored, stops[-1], stops[0])
     if name == "none":
         return NoStopping(stops[-1])
     if name == "hyperband":

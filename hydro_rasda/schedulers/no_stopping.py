@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hydro_rasda.checks import check_int
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, SweepRule
+from hydro_rasda.schedulers.sweep_state import SweepState
 
 
 @dataclass(frozen=True)

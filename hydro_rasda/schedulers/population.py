@@ -15,7 +15,8 @@ from typing import Any
 
 from hydro_rasda.checks import check_int, is_number, require
 from hydro_rasda.schedulers.ranking import Mode, rank
-from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule, SweepState
+from hydro_rasda.schedulers.sweep_rule import Continue, Move, Stop, SweepRule
+from hydro_rasda.schedulers.sweep_state import SweepState
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class Range:
         if self.log:
             return self.nearest(self.low * (self.high / self.low) ** share)
         return self.nearest(self.low + (self.high - self.low) * share)
+
+    def share(self, value: float) -> float:
+        """Return the share of all draws that lie below a value."""
+        if self.low == self.high:
+            return 0.0
+        value = self.nearest(value)
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
     def nearest(self, value: float) -> float:
         """Return the value within the range that is nearest to another."""
@@ -97,12 +107,11 @@ class PopulationBasedTraining(SweepRule):
         to = min(at + self.interval, self.last)
         there = sweep.waiting_at(at)
         lower, upper = self.quantiles({number: trial.score for number, trial in there.items()}, sweep.mode)
-        moves: dict[int, Move] = {number: Continue(to) for number in there}
-        for number in lower:
-            draws = _draws(sweep.seed, at, number)
-            source = _chosen(upper, next(draws)) if upper else None
-            changes = {} if source is None else self.explore(sweep.trials[source].config, draws)
-            moves[number] = Stop() if source is None else Continue(to, source, changes)
+        moves: dict[int, Move] = {number: Continue(to) for number in there} | {number: Stop() for number in lower}
+        draws = {number: _draws(sweep.seed, at, number) for number in lower if upper}
+        sources = {number: _chosen(upper, next(numbers)) for number, numbers in draws.items()}
+        for number, changes in self.explore_copies(sweep, sources, draws).items():
+            moves[number] = Continue(to, sources[number], changes)
         return moves
 
     def quantiles(self, scores: Mapping[int, float], mode: Mode) -> tuple[list[int], list[int]]:
@@ -117,6 +126,18 @@ class PopulationBasedTraining(SweepRule):
         size = min(math.ceil(len(sound) * self.quantile), len(sound) // 2)
         upper = sound[: size or (1 if self.quantile else 0)]
         return sound[len(sound) - size :] + ranked[len(sound) :], upper
+
+    def explore_copies(
+        self, sweep: SweepState, sources: Mapping[int, int], draws: Mapping[int, Iterator[float]]
+    ) -> dict[int, dict[str, float]]:
+        """Return the changed values of each copy's configuration, by the copy's number.
+
+        Args:
+            sweep: The state at the end of an interval.
+            sources: By copy, the trial that it copies.
+            draws: By copy, numbers in [0, 1), uniformly.
+        """
+        return {number: self.explore(sweep.trials[source].config, draws[number]) for number, source in sources.items()}
 
     def explore(self, config: Mapping[str, Any], draws: Iterator[float]) -> dict[str, float]:
         """Return changed values of a configuration.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
-from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydro_rasda.checks import is_int, is_number, require
-from hydro_rasda.schedulers.ranking import Mode
+from hydro_rasda.schedulers.sweep_state import Standing, SweepState
 
 
 @dataclass(frozen=True)
@@ -40,155 +38,6 @@ class Stop:
 
 
 Move = Continue | Stop
-
-
-@dataclass
-class Standing:
-    """The state of one trial of a sweep.
-
-    Attributes:
-        number: 0, 1, ... in the order of sampling.
-        config: Its hyperparameters.
-        epoch: The milestone that it came to last; 0 before the first.
-        goal: The milestone that it is on its way to; None where it waits, or was dropped.
-        dropped: True if the rule has stopped it.
-        curve: The metric after each epoch up to `epoch`; NaN where the trial had diverged or failed.
-    """
-
-    number: int
-    config: Mapping[str, Any]
-    epoch: int = 0
-    goal: int | None = None
-    dropped: bool = False
-    curve: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def score(self) -> float:
-        """The metric at the milestone where the trial stands; NaN before the first, or where it diverged or failed."""
-        return self.curve.get(self.epoch, math.nan)
-
-    def mark(self) -> int:
-        """A number that tells this standing from others."""
-        return _mark(self.number, self.epoch, self.goal, self.dropped)
-
-
-def _mark(*values: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
-
-
-class SweepState:
-    """The state of a sweep. Rules read it; only the sweep itself changes it.
-
-    Attributes:
-        mode: "min" if a lower score is better, "max" if a higher one is. With several metrics, a score is the place
-            among all trials that came to a milestone, from 0; the mode is "min".
-        max_t: Epochs of a full training.
-        top_k: How many finalists are wanted.
-        seed: The run's: a rule that needs random numbers derives them from it, and from what it is asked.
-        waiting: Those that came to a milestone, or are new, and wait for a decision; in order of arrival.
-        training: Those that are on their way to a milestone.
-        scores: By milestone, the score there of each trial that came to it; NaN where it diverged or failed.
-        left: Configurations that can be had now; 0 once there are no more.
-        idle: True if a device has nothing to do until the rule lets a trial continue.
-    """
-
-    def __init__(self, mode: Mode, max_t: int, top_k: int, seed: int = 0) -> None:
-        self.mode, self.max_t, self.top_k, self.seed = mode, max_t, top_k, seed
-        self.trials: dict[int, Standing] = {}
-        self.waiting: dict[int, Standing] = {}
-        self.training: dict[int, Standing] = {}
-        self.scores: dict[int, dict[int, float]] = {}
-        self.left = 0
-        self.idle = False
-        self._at: dict[int, dict[int, Standing]] = {}
-        self._to: dict[int, dict[int, Standing]] = {}
-        self._ranked: dict[int, list[tuple[float, int]]] = {}
-        self._diverged: set[int] = set()
-        self._marks = 0
-
-    def waiting_at(self, epoch: int) -> Mapping[int, Standing]:
-        """Those that wait at a milestone; at 0, those that are new."""
-        return self._at.get(epoch, {})
-
-    def training_to(self, epoch: int) -> Mapping[int, Standing]:
-        """Those that are on their way to a milestone."""
-        return self._to.get(epoch, {})
-
-    def best(self, count: int) -> list[int]:
-        """Return the best so far: those with most epochs first, of them the best; none that diverged or failed."""
-        found: dict[int, None] = {}
-        for stop in sorted(self._ranked, reverse=True):
-            for _, number in self._ranked[stop]:
-                if len(found) == count:
-                    return list(found)
-                if number not in self._diverged:
-                    found[number] = None
-        return list(found)
-
-    @property
-    def digest(self) -> str:
-        """Equal where all that a decision can depend on is equal, in one run or in two processes of it."""
-        return f"{self._marks ^ _mark(self.left):016x}"
-
-    def admit(self, number: int, config: Mapping[str, Any]) -> None:
-        """A new trial, which waits for its first milestone."""
-        self._put(Standing(number, config))
-
-    def go_on(self, number: int, to: int, config: Mapping[str, Any] | None = None, is_copy: bool = False) -> None:
-        """Have a trial train to a milestone, from now on perhaps with another configuration.
-
-        A copy has not diverged, whatever it did before.
-        """
-        standing = self._taken(number)
-        if is_copy:
-            self._diverged.discard(number)
-        standing.goal, standing.dropped, standing.config = to, False, config or standing.config
-        self._put(standing)
-
-    def drop(self, number: int) -> None:
-        """Have a trial train no further."""
-        standing = self._taken(number)
-        standing.dropped = True
-        self._put(standing)
-
-    def come(self, number: int, scores: Mapping[int, float]) -> None:
-        """A trial came to the milestone that it was on its way to, with these scores by epoch."""
-        standing = self._taken(number)
-        assert standing.goal is not None
-        standing.epoch, standing.goal = standing.goal, None
-        standing.curve |= scores
-        score = self.scores.setdefault(stop := standing.epoch, {})[number] = standing.score
-        if math.isfinite(score):
-            insort(self._ranked.setdefault(stop, []), (score if self.mode == "min" else -score, number))
-        else:
-            self._diverged.add(number)
-        self._put(standing)
-
-    def place(self, stop: int, places: Mapping[int, float]) -> None:
-        """Replace the scores of all trials that came to a milestone by their places."""
-        self.scores[stop] |= places
-        self._ranked[stop] = sorted((place, number) for number, place in places.items() if math.isfinite(place))
-        for number, place in places.items():
-            self.trials[number].curve[stop] = place
-
-    def _taken(self, number: int) -> Standing:
-        standing = self.trials[number]
-        self._marks ^= standing.mark()
-        for places in (self.waiting, self.training, self._at.get(standing.epoch), self._to.get(standing.goal or 0)):
-            if places is not None:
-                places.pop(number, None)
-        return standing
-
-    def _put(self, standing: Standing) -> None:
-        number = standing.number
-        self.trials[number] = standing
-        self._marks ^= standing.mark()
-        if standing.goal is not None:
-            self.training[number] = standing
-            self._to.setdefault(standing.goal, {})[number] = standing
-        elif not standing.dropped:
-            self.waiting[number] = standing
-            self._at.setdefault(standing.epoch, {})[number] = standing
 
 
 class SweepRule(ABC):

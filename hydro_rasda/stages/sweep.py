@@ -23,6 +23,7 @@ from hydro_rasda.run.events import RungDecided
 from hydro_rasda.run.journal import JOURNAL, DamagedJournal, Unit
 from hydro_rasda.run.state import Run, failure_line, metric_lines
 from hydro_rasda.schedulers import Continue, Move, Stop, SweepRule, SweepState, named_rule, rank
+from hydro_rasda.schedulers.named_rules import POPULATIONS
 from hydro_rasda.schedulers.sweep_rule import (
     checked_admission,
     checked_epochs,
@@ -67,7 +68,7 @@ def sweep(run: Run, search: Search, devices: Devices, rule: SweepRule | None = N
 def _named(run: Run) -> SweepRule:
     settings, asked = run.settings, run.settings.sweep
     assert isinstance(asked.rule, str)
-    changed = explored(run.space) if asked.rule == "pbt" else {}
+    changed = explored(run.space) if asked.rule in POPULATIONS else {}
     return named_rule(
         asked.rule, settings.sweep_milestones, asked.reduction_factor, settings.mode, settings.race.top_k, changed
     )
@@ -226,7 +227,7 @@ class _Sweep:
         make_copies(run, state, self._search, self._dispatcher, copies, recalled)
         run.forget(dropped)
         for number, move in going_on.items():
-            state.go_on(number, move.to, run.trials[number].config, is_copy=move.copy_of is not None)
+            state.go_on(number, move.to, run.trials[number].config, move.copy_of)
             if not self._has_arrived(number):
                 self._dispatcher.add(number, move.to)
         for stop in stood:

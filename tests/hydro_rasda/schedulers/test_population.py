@@ -129,7 +129,7 @@ def test_who_diverged_becomes_a_copy_and_where_all_did_nobody_goes_on() -> None:
     lost = population({0: math.nan, 1: math.inf}, 3)
     assert rule().decide(lost) == {0: Stop(), 1: Stop()}
     assert rule(quantile=0.0).decide(population({0: math.nan, 1: 0.1}, 3)) == {0: Stop(), 1: Continue(4)}
-    sweep.go_on(0, 4, {"lr": 0.1}, is_copy=True)
+    sweep.go_on(0, 4, {"lr": 0.1}, copy_of=1)
     sweep.come(0, {4: 0.05})
     assert sweep.best(1) == [0]
 
